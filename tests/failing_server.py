@@ -1,12 +1,11 @@
 """Not a test: a run in which a server rank fails as it is to learn, or with FAIL=worker
 the last worker in round 2.
 
-Arguments are those of hpcfed. The time of the failure goes to stderr.
+Arguments are those of hpcfed.
 """
 
 import os
 import sys
-import time
 from typing import NoReturn
 
 from hpcfed import cli
@@ -19,7 +18,6 @@ handle, round = rank.ServerRank.handle, pfedgpa.round
 
 
 def fail() -> NoReturn:
-    print(f"failed at {time.time()}", file=sys.stderr, flush=True)
     raise FloatingPointError("planted failure")
 
 

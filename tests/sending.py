@@ -1,34 +1,25 @@
-"""Not a test: a worker sends 64 MiB and a small message to a server rank that sleeps,
-and both tell how it went.
+"""Not a test: a worker sends 64 MiB and a small message to a server rank that does not
+look until the worker has gone on, and both tell how it went.
 """
-
-import time
 
 import torch
 
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.link import Link
 
-NAP = 1.5
 world = worlds.enter(device="cpu", server_ranks=1)
 link = Link(world)
-world.barrier_all_roles()
-begin = time.perf_counter()
 if world.role == "worker":
     rows = torch.arange(2**24, dtype=torch.float32).view(64, -1)
-    prepared = time.perf_counter()
     link.send(1, "large", rows)
     rows.zero_()  # what was sent must not change with it
     link.send(1, "empty", rows[:0])
     link.send(1, "none")
-    sent = time.perf_counter()
+    world.barrier_all_roles()
     link.flush()
-    print(
-        f"sent in {sent - prepared:.3f} s, gone after {time.perf_counter() - begin:.3f} s",
-        flush=True,
-    )
+    print("all gone", flush=True)
 else:
-    time.sleep(NAP)
+    world.barrier_all_roles()
     received = [link.receive(0) for _ in range(3)]
     assert [header for header, _ in received] == ["large", "empty", "none"]
     large, empty, none = (rows for _, rows in received)

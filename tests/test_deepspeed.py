@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcfed.runtime import process_group
 from tests import conftest, server_ranks
 from tests.server_ranks import WAYS
 
@@ -206,3 +207,14 @@ def test_what_has_been_learnt_leaves_no_engine_behind(
         assert [int(server[f"{model}/engines left"]) for server in servers] == [0, 0], (
             model
         )
+
+
+def test_a_deepspeed_that_was_only_imported_ends_no_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other libraries import it, too. It knows only groups that it has begun with."""
+    comm = pytest.importorskip("deepspeed.comm.comm")
+    monkeypatch.setattr(comm, "cdb", None)
+    process_group.join_alone("gloo")
+    process_group.leave()
+    assert not process_group.dist.is_initialized()

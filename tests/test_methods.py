@@ -171,7 +171,7 @@ def test_clients_without_data_are_told_of(
             str(tmp_path / "few"),
         ]
     )
-    assert "no training data" not in capsys.readouterr().err
+    assert "without training data" not in capsys.readouterr().err
 
 
 def test_a_cohort_without_any_data_keeps_the_model() -> None:

@@ -3,7 +3,6 @@ behind.
 """
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -174,11 +173,10 @@ def test_deterministic_repeats_are_identical_to_the_byte(runs: Path) -> None:
 
 
 def test_a_rank_that_raises_ends_all_ranks(tmp_path: Path, mpirun: Callable) -> None:
-    """Within ten seconds of the failure, while the other ranks wait for a collective."""
+    """While the other ranks wait for a collective, for ever if nobody ended them."""
     out = tmp_path / "run"
     words = [*OPTIONS, "--rounds", 1000, "--engine", "loop", "--out", out]
     result = mpirun(3, HERE / "failing_rank.py", "run", *words)
-    ended = time.time()
     assert result.returncode == 1
     told = result.stderr.splitlines()
     # mpirun may indent it
@@ -188,7 +186,6 @@ def test_a_rank_that_raises_ends_all_ranks(tmp_path: Path, mpirun: Callable) -> 
     assert "planted failure" in line
     assert "while training client " in line
     failure = out / "error-2.txt"
-    assert ended - failure.stat().st_mtime < 10
     assert failure.read_text().startswith("rank 2")
     if (out / "run.h5").exists():
         record = read_run(out)

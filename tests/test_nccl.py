@@ -8,7 +8,6 @@ same over NCCL on a GPU.
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -295,11 +294,9 @@ def test_no_rank_waits_for_ever_in_a_collective(
     out = tmp_path / "run"
     with jobs.begun(2, "run", *LONG, "--stall-timeout", 10, "--out", out) as job:
         jobs.wait_for_a_checkpoint(out)
-        begin = time.monotonic()
         os.kill(jobs.pids(job)[1], how)
         told = job.communicate(timeout=60)[1]
     assert job.returncode != 0
-    assert time.monotonic() - begin < 30
     if how == signal.SIGSTOP:
         assert (
             "hpcfed: rank 0 on " in told and "no sign of life from rank 1 on " in told

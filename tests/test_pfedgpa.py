@@ -4,7 +4,6 @@ what a run writes down.
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -730,39 +729,84 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     }
 
 
+ADAM = 1e-2
+"""By which share the server's losses may differ where ranks share its batches.
+
+Its networks are of float32, where another order of sums changes a gradient of n terms by
+√n ε: 2e-5 for 20 rows of 4,810 columns. Adam divides a gradient by its size, so that a
+weight whose gradient is such an error makes a whole step in either direction. This is
+the same share of weights, 2e-5, whose root, 4e-3, is the share by which a step's length is
+off.
+"""
+EXACT_FINALS = {"FedAvg", "FedAvg-FT", "upload", "mean of uploads"}
+"""What no network of the server has made: clients train in float64."""
+IMAGES = 2
+"""Test images of a client on which a row of the server's may answer otherwise.
+
+Rows that differ by some thousandths change the answers to images whose two best classes
+are as close: of a client's 18 to 96 images, hardly ever one.
+"""
+
+
 def assert_same_run(folder: Path, expected: Path) -> None:
-    """Equal accuracies, and losses up to roundings."""
+    """Check that two runs are equal up to roundings; what has never been in the server's
+    networks, exactly.
+    """
     one, two = read_run(folder), read_run(expected)
     assert one.status == two.status == "complete"
-    np.testing.assert_allclose(one.client_accuracy, two.client_accuracy, atol=1e-6)
+    # The server has learnt after the last round.
+    np.testing.assert_array_equal(one.client_accuracy[:-1], two.client_accuracy[:-1])
+    np.testing.assert_allclose(
+        one.rounds["train_loss"], two.rounds["train_loss"], rtol=1e-12
+    )
+    setup = assembled(**ROLES, seed=one.config["seed"])
+    tested, new = setup.clients.test_samples, setup.newcomers
+    assert new is not None
+    within_images(one.client_accuracy[-1], two.client_accuracy[-1], tested)
     assert one.finals.keys() == two.finals.keys() == set(pfedgpa.FINALS)
-    for name in one.finals.keys() - {
-        "direct-FT"
-    }:  # training from a row out of noise makes roundings grow
-        np.testing.assert_allclose(
-            one.finals[name], two.finals[name], atol=1e-6, err_msg=name
-        )
-    assert one.figures.keys() == two.figures.keys() == set(pfedgpa.FIGURES)
-    for name in one.figures:
-        np.testing.assert_allclose(
-            one.figures[name], two.figures[name], rtol=1e-3, err_msg=name
-        )
+    # Training from rows out of noise makes roundings grow.
+    for name in one.finals.keys() - {"direct-FT"}:
+        if name in EXACT_FINALS:
+            np.testing.assert_array_equal(one.finals[name], two.finals[name])
+        else:
+            within_images(one.finals[name], two.finals[name], tested)
+    assert_same_figures(one.figures, two.figures, tested)
     assert one.newcomers.keys() == two.newcomers.keys() == STARTS
-    for name in one.newcomers:
-        np.testing.assert_allclose(
-            one.newcomers[name], two.newcomers[name], atol=1e-6, err_msg=name
-        )
+    for name, accuracy in one.newcomers.items():
+        within_images(accuracy, two.newcomers[name], new.clients.test_samples)
     first, expected_first = (
         losses(run, "autoencoder")[0, 0] for run in (folder, expected)
     )
     assert first == pytest.approx(expected_first, rel=1e-5), (
         "of the same weights, samples and noise"
     )
-    for name, tolerance in {"autoencoder": 1e-4, "denoiser": 1e-3}.items():
+    for name in ("autoencoder", "denoiser"):
         np.testing.assert_allclose(
-            losses(folder, name), losses(expected, name), rtol=tolerance, err_msg=name
+            losses(folder, name), losses(expected, name), rtol=ADAM, err_msg=name
         )
     assert one.learnings[0].rows == two.learnings[0].rows == 9
+
+
+def assert_same_figures(
+    one: dict[str, np.ndarray], two: dict[str, np.ndarray], tested: np.ndarray
+) -> None:
+    assert one.keys() == two.keys() == set(pfedgpa.FIGURES)
+    for name in one:
+        if name == "agreement with own upload":
+            within_images(one[name], two[name], tested)
+        elif name == "nearest upload is own":
+            # Two uploads may be as near as each other.
+            assert np.count_nonzero(one[name] != two[name]) <= 1
+        else:
+            # A sample out of noise takes the denoiser's error in each of 50 steps.
+            rtol = 50**0.5 * ADAM if name.startswith("direct") else ADAM
+            np.testing.assert_allclose(one[name], two[name], rtol=rtol, err_msg=name)
+
+
+def within_images(one: np.ndarray, two: np.ndarray, tested: np.ndarray) -> None:
+    """Check that shares of clients' test images differ by no more than some images."""
+    np.testing.assert_array_equal(np.isnan(one), np.isnan(two))
+    assert np.nanmax(np.abs(one - two) * tested) < IMAGES + 0.5
 
 
 def losses(folder: Path, network: str) -> np.ndarray:
@@ -785,7 +829,8 @@ def assert_seconds_fit(folder: Path) -> None:
     record = read_run(folder)
     for learning in record.learnings:
         counted = record.phases[learning.round, 0, PHASES.index("server")]
-        assert 0.8 * counted < sum(learning.seconds.values()) <= counted + 1e-6
+        # At least half: a busy system may let the process wait between two phases.
+        assert 0.5 * counted < sum(learning.seconds.values()) <= counted + 1e-6
         assert min(learning.seconds.values()) >= 0
 
 
@@ -880,17 +925,12 @@ def test_accumulated_passes_count_in_batch_norm_as_ranks_do() -> None:
 
 
 def test_uploads_leave_while_the_worker_goes_on(mpirun: Callable) -> None:
-    """64 MiB, which no MPI keeps in a buffer of its own, to a rank that sleeps for 1.5
-    s before it looks.
+    """64 MiB, which no MPI keeps in a buffer of its own, to a rank that looks only after
+    the worker has gone on. If sending waited, both would wait until the time is over.
     """
-    result = mpirun(2, HERE / "sending.py")
+    result = mpirun(2, HERE / "sending.py", timeout=90)
     assert result.returncode == 0, result.stderr
-    assert "received as sent" in result.stdout
-    line = next(
-        line for line in result.stdout.splitlines() if line.startswith("sent in")
-    )
-    sent, gone = (float(word) for word in line.split() if word[0].isdigit())
-    assert sent < 0.75 and gone > 1.4
+    assert "received as sent" in result.stdout and "all gone" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -900,20 +940,15 @@ def test_a_failing_rank_ends_all(
     culprit: str, ranks: int, rank: int, tmp_path: Path, mpirun: Callable
 ) -> None:
     """A server rank while a worker waits for it, and a worker while another worker and
-    the server wait.
+    the server wait: for ever, if nobody ended them.
     """
     words = flags(**TINY, server_ranks=1, out=tmp_path / "run")
     result = mpirun(ranks, HERE / "failing_server.py", "run", *words, FAIL=culprit)
-    ended = time.time()
     assert result.returncode == 1, result.stderr
     assert (
         f"hpcfed: rank {rank} on" in result.stderr
         and "FloatingPointError: planted failure" in result.stderr
     )
-    when = re.search(
-        r"failed at ([0-9.]+)", result.stderr
-    )  # mpirun may put it behind what another rank has said
-    assert when is not None and ended - float(when[1]) < 10
     record = read_run(tmp_path / "run")
     assert record.status == "failed" and "planted failure" in record.error
 

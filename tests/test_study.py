@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from errno import ENOSPC
 from math import isnan
@@ -311,9 +310,7 @@ def test_a_trial_that_takes_too_long_is_ended(trial: Trial) -> None:
         "-c",
         "import time; print('started', flush=True); time.sleep(60)",
     ]
-    began = time.monotonic()
     outcome = attempt.attempt(trial, sleeping, limit=1.0)
-    assert time.monotonic() - began < 15
     assert outcome.status == "failed" and "limit of 1 s" in outcome.error
     assert outcome_of(trial) == outcome
     assert trial.log.read_text() == "started\n"

@@ -107,9 +107,12 @@ def leave() -> None:
     if not dist.is_initialized():
         return
     # DeepSpeed holds groups of its own, and lets go of them only when it is asked to
-    # end them itself.
-    ending: Any = sys.modules.get("deepspeed.comm", dist)
-    ending.destroy_process_group()
+    # end them itself. Imported but never started, it cannot end any.
+    started: Any = sys.modules.get("deepspeed.comm")
+    if started is not None and started.is_initialized():
+        started.destroy_process_group()
+    else:
+        dist.destroy_process_group()
 
 
 def leave_before_exit() -> None:
