@@ -1,9 +1,10 @@
-"""Not a test: runs whose last MPI rank trains SLOW times as long as its work takes.
+"""Not a test: runs whose last MPI rank is slow.
 
 Arguments are those of hpcfed, for one run after the other, parted by plus signs. With
-STEADY=1 every rank's training is drawn out to 1.5 ms per load, so that little depends
-on how busy the machine is. With ROWS=1 every client's row after the last round of a run
-goes to OUT-rows-<rank>.npz.
+SLOW=4 rounds are timed by a made-up clock, by which a load takes one second, and four on
+the last rank: nothing depends on how busy the machine is. With SLEEP=2 the last rank
+really sleeps for two seconds whenever it has trained. With ROWS=1 every client's row
+after the last round of a run goes to OUT-rows-<rank>.npz.
 """
 
 import os
@@ -19,30 +20,35 @@ from hpcfed import cli
 from hpcfed.clients import engine
 from hpcfed.clients.placement import LONGEST, client_loads, rank_loads
 from hpcfed.experiment import loop
+from hpcfed.record import timing
 
-SECONDS_PER_LOAD = 1.5e-3
-slow = (
-    float(os.environ.get("SLOW", "1"))
-    if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1
-    else 1.0
-)
+
+class MadeUpClock:
+    """A millisecond passes with every look, else only what is said to pass."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 1e-3
+        return self.now
+
+
+clock = MadeUpClock()
+is_last = MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1
 train, evaluate = engine.Engine.train, loop.evaluate
 
 
 def slow_train(self, job):  # type: ignore[no-untyped-def]
-    begin = time.perf_counter()
     result = train(self, job)
-    wanted = slow * (time.perf_counter() - begin)
-    if os.environ.get("STEADY"):
-        loads = client_loads(
-            np.array(job.shard.sizes)[job.clients],
-            epochs=job.recipe.epochs,
-            batch_size=job.recipe.batch_size,
-        )
-        nobody = np.zeros(len(loads), np.int64)
-        work = rank_loads(loads, nobody, 1, longest=LONGEST[self.mode])[0]
-        wanted = slow * SECONDS_PER_LOAD * work
-    time.sleep(max(0.0, begin + wanted - time.perf_counter()))
+    loads = client_loads(
+        np.array(job.shard.sizes)[job.clients],
+        epochs=job.recipe.epochs,
+        batch_size=job.recipe.batch_size,
+    )
+    alone = np.zeros(len(loads), np.int64)
+    work = rank_loads(loads, alone, 1, longest=LONGEST[self.mode])[0]
+    clock.now += work * (float(os.environ.get("SLOW", "1")) if is_last else 1.0)
+    time.sleep(float(os.environ.get("SLEEP", "0")) if is_last else 0.0)
     return result
 
 
@@ -59,6 +65,8 @@ def keeping_rows(setup, state, *judged):  # type: ignore[no-untyped-def]
 
 
 engine.Engine.train = slow_train  # type: ignore[method-assign]
+if "SLOW" in os.environ:
+    timing.time = clock  # type: ignore[assignment]
 loop.evaluate = keeping_rows
 for parting, words in groupby(sys.argv[1:], key="+".__eq__):
     if not parting:

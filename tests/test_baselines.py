@@ -657,7 +657,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> Pat
     for method in ON_TWO_RANKS:
         words += ["+", "run", *options_on_two_ranks(method), "--out", folder / method]
     program = Path(__file__).with_name("slow_rank.py")
-    result = mpirun(2, program, *words[1:], SLOW="4", STEADY="1", ROWS="1")
+    result = mpirun(2, program, *words[1:], SLOW="4", ROWS="1")
     assert result.returncode == 0, result.stderr
     return folder
 

@@ -15,6 +15,12 @@ from tests.server_ranks import WAYS
 
 SCRIPT = Path(server_ranks.__file__)
 EXACT = [name for name in WAYS if not name.startswith("bf16")]
+ROUNDED = 1e-4
+"""By which share losses may differ by the order of sums.
+
+A gradient is a sum over 16 rows of 999 columns: its rounding is √(16 · 999) · 6e-8 = 8e-6,
+in each of six steps.
+"""
 
 Told = dict[str, np.ndarray]
 
@@ -92,7 +98,7 @@ def test_losses_are_those_of_a_plain_loop(
     for server in servers:
         losses, weights = reference(server, name)
         assert losses[-1] < 0.8 * losses[0], "it learns, so the steps matter"
-        np.testing.assert_allclose(server[f"{name}/losses"], losses, rtol=1e-5)
+        np.testing.assert_allclose(server[f"{name}/losses"], losses, rtol=ROUNDED)
         assert apart(server[f"{name}/weights"], weights) < 1e-3
 
 
@@ -100,7 +106,7 @@ def test_losses_are_those_of_a_plain_loop(
 def test_bf16_is_close(name: str, servers: tuple[Told, Told]) -> None:
     losses, _ = reference(servers[0], name)
     np.testing.assert_allclose(servers[0][f"{name}/losses"], losses, rtol=0.02)
-    assert not np.allclose(servers[0][f"{name}/losses"], losses, rtol=1e-5), (
+    assert not np.allclose(servers[0][f"{name}/losses"], losses, rtol=ROUNDED), (
         "it is another arithmetic"
     )
 

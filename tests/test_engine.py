@@ -359,20 +359,21 @@ def test_stacks_that_grow_and_shrink(device: str) -> None:
     afterwards.
     """
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
-    shard = on(device, make_shard((1, 8, 8), (9, 12, 10, 11, 8, 13), torch.float32))
+    # Captured steps are of float32, in which a rounding may flip a pooling winner.
+    dtype, off = (torch.float64, 1e-10) if device == "cpu" else (torch.float32, FLIPPED)
+    shard = on(device, make_shard((1, 8, 8), (9, 12, 10, 11, 8, 13), dtype))
     layout = Layout.of(network)
     engine = Engine(network, layout, shape=image_shape(shard), mode="batched")
     keys = randomness.client_keys(3, "test", 5, torch.arange(6)).to(device)
-    start = layout.row(network).repeat(6, 1).to(device)
+    start = layout.row(network, dtype=dtype).repeat(6, 1).to(device)
     found: dict[int, Tensor] = {}
     for count in (2, 2, 2, 6, 6, 6, 2, 2, 6):
         rows, _ = engine.train(
             TrainingJob(start[:count], shard, np.arange(count), SGD, keys=keys[:count])
         )
-        torch.testing.assert_close(
-            rows, found.setdefault(count, rows.clone()), rtol=1e-5, atol=1e-6
-        )
-    torch.testing.assert_close(found[2], found[6][:2], rtol=1e-4, atol=1e-5)
+        before = found.setdefault(count, rows.clone())
+        assert relative(rows - start[:count], before - start[:count]) < off
+    assert relative(found[2] - start[:2], found[6][:2] - start[:2]) < off
 
 
 def test_as_many_steps_as_epochs_have_are_these_epochs(device: str) -> None:
@@ -609,8 +610,10 @@ def test_evaluation_again_forgets_the_rows_and_clients_of_before(
     mode: Literal["batched", "loop"] = "batched" if tf32 else "loop"
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     layout = Layout.of(network)
-    shard = on(device, make_shard((1, 8, 8), SIZES, torch.float32))
-    rows = layout.row(network, dtype=torch.float32).repeat(len(SIZES), 1)
+    # Which of two equal answers is given hangs on a rounding.
+    dtype = torch.float64 if device == "cpu" else torch.float32
+    shard = on(device, make_shard((1, 8, 8), SIZES, dtype))
+    rows = layout.row(network, dtype=dtype).repeat(len(SIZES), 1)
     torch.manual_seed(0)
     rows = (rows + 0.1 * torch.randn_like(rows)).to(device)
     kept = Engine(network, layout, shape=(1, 8, 8), mode="batched")

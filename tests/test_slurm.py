@@ -25,7 +25,8 @@ from tests.conftest import Finished, mpirun_path, start
 from tests.runs import started
 
 ROOT = Path(__file__).parents[1]
-QUICK = ["--clients", "4", "--model", "mlp", "--rounds", "3", "--partition", "iid"]
+QUICK = ["--precision", "fp64", "--clients", "4", "--model", "mlp"]
+QUICK += ["--rounds", "3", "--partition", "iid"]
 CPUS = 4
 """Of the local Slurm's node."""
 ROUNDS = 110

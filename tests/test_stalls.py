@@ -125,8 +125,7 @@ def test_a_suspended_run_goes_on(
     """All ranks sleep for longer than --stall-timeout, one while it waits for the
     other, and awake one by one.
     """
-    monkeypatch.setenv("STEADY", "1")
-    monkeypatch.setenv("SLOW", "8")  # the last rank trains for some two seconds
+    monkeypatch.setenv("SLEEP", "2")  # the last rank's training
     words = flags(
         clients=4,
         rounds=4000,
