@@ -14,7 +14,9 @@ import torch
 from hpcfed.runtime.device import keeping_arithmetic
 
 # So that their failing asserts show values, as those of tests do.
-pytest.register_assert_rewrite("tests.runs", "tests.federations", "tests.page")
+pytest.register_assert_rewrite(
+    "tests.runs", "tests.federations", "tests.naive", "tests.page"
+)
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 MPIRUN_FILES = "PRTE_MCA_prte_tmpdir_base"

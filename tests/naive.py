@@ -25,6 +25,18 @@ SHAPES = {
 
 SMALL = {"resnet18": (3, 16, 16), "cnn-pfl": (3, 12, 12), "cnn-cifar": (3, 20, 20)}
 
+TERMS = 64
+"""By how many roundings a gradient of float32 may be off: it is a sum of thousands of
+terms, whose roundings add up like a random walk, to 64 for 4,096 of them.
+"""
+FLIPPED = 0.1
+"""By which share an update may be off where a rounding has flipped a ReLU or a pooling
+winner.
+
+Which are flipped differs by processor. Of N units about N / 10⁶ are, and each has about
+1 / √N of the gradient, so that where flips are likely each of them is small.
+"""
+
 
 def shape_of(name: str) -> tuple[int, int, int]:
     return (SHAPES | SMALL).get(name, (3, 16, 16))
@@ -138,3 +150,26 @@ def _add_to_gradients(network: nn.Module, row: Tensor) -> None:
         if parameter.grad is not None:
             parameter.grad += row[start:stop].view_as(parameter)
         start = stop
+
+
+def assert_trained_as(
+    rows: Tensor, alone: Tensor, first: Tensor, steps: Tensor
+) -> None:
+    """Check rows of clients against those that each gets alone, in float64.
+
+    A row of float32 is rounded once by each step's decay and once by its update. As flips
+    are rare, some client must be free of them: lower precision would show in all.
+    """
+    moved = (alone - first).norm(dim=1)
+    assert (moved > 1e-4 * first.norm()).all(), (
+        "training moved nothing: the comparison would be empty"
+    )
+    off = (rows - alone).norm(dim=1)
+    if rows.dtype == torch.float64:
+        assert (off < 1e-10 * alone.norm(dim=1)).all()
+        return
+    rounded = (2 * steps * alone.norm(dim=1) + TERMS * moved) * torch.finfo(
+        rows.dtype
+    ).eps
+    assert (off < FLIPPED * moved).all()
+    assert (off < rounded).any(), (off / rounded).tolist()
