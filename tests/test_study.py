@@ -244,6 +244,19 @@ def test_a_dry_run_shows_every_command_and_cost(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_says_where_clients_may_train_less(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text(
+        "[common]\nmodel = 'mlp'\nclients = 4\ndevices = 'lognormal'\ndeadline = 9.0\n"
+        "[variants.whole]\npartial = false\n[variants.part]\npartial = true\n"
+    )
+    cli.main(["study", str(file), "--dry-run", "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().out
+    assert said.count(" GFLOP of clients") == 2 and said.count("at most ") == 1
+
+
 def test_work_counts_packed_bytes_of_all_who_are_invited(tmp_path: Path) -> None:
     plain, packed, rare = planned(
         tmp_path,

@@ -181,7 +181,7 @@ def _print_plan(asked: Study, chosen: Sequence[Trial], start: Start) -> None:
         total += left * seconds
         print(f"{point.number}: {point.name}")
         print(
-            f"   {_ranks(point)}, {_flops(work.clients)} of clients, "
+            f"   {_ranks(point)}, {_most(point)}{_flops(work.clients)} of clients, "
             f"{_flops(work.server)} of the server, {work.sent / 2**20:,.0f} MiB sent; "
             f"{_time(seconds)} × {left} of {asked.repeats}"
         )
@@ -209,6 +209,11 @@ def _ranks(point: Point) -> str:
     servers = point.settings.config.server_ranks
     ranks = count(point.ranks, "rank")
     return f"{ranks} + {count(servers, 'server rank')}" if servers else ranks
+
+
+def _most(point: Point) -> str:
+    """Say that some clients may train less, where those do that lack time."""
+    return "at most " if point.settings.config.partial else ""
 
 
 def _flops(number: float) -> str:
