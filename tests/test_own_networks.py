@@ -70,6 +70,7 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], Sample, str]] = {
     "remembering": (networks.Remembering, IMAGES, "vmap"),
     "cumulative": (networks.Cumulative, IMAGES, "loop"),
     "temperature": (networks.Temperature, IMAGES, "vmap"),
+    "belated": (partial(networks.Belated, told=True), IMAGES, "loop"),
     "caching": (networks.Caching, IMAGES, "batched"),
     "lazy": (networks.Lazy, IMAGES, "batched"),
 }
@@ -560,6 +561,18 @@ def test_what_no_client_could_keep_is_refused_by_name(kind: str, line: str) -> N
         build_own("tests/own/networks.py:Attribute", IMAGES, 10, {"kind": kind})
     assert "\n" not in str(caught.value)
     assert "of torch's own" not in str(caught.value)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_buffer_that_changes_later_is_found_then(in_place: bool) -> None:
+    network = networks.Belated(in_place=in_place)
+    check_network(network, "belated", IMAGES)
+    engine = engine_of(network, IMAGES)
+    row = engine.layout.row(network, dtype=torch.float64)
+    rows = row.expand(len(SIZES), -1)
+    job = TrainingJob(rows, some_data(IMAGES), np.arange(4), RECIPE, keys_of())
+    with pytest.raises(UserError, match="changes its buffer late in training, but"):
+        engine.train(job)
 
 
 def test_a_trial_leaves_a_network_as_it_was() -> None:

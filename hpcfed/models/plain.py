@@ -92,6 +92,7 @@ class PlainNetwork:
             x = x.contiguous()
             y: Tensor = answers(torch.func.functional_call(self._network, own, x))
         if training:
+            self._constants.check()
             for e in self._buffers:
                 tensor = tensors[e.name][0]
                 self._changes.note(e, tensor, taken[e.name], own[e.name])

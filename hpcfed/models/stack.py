@@ -117,7 +117,9 @@ class StackedNetwork:
             y: Tensor = answers(
                 torch.func.functional_call(self._network, {**constants, **tensors}, x)
             )
-            return y.to(like.dtype)
+        if training:
+            self._constants.check()
+        return y.to(like.dtype)
 
     def copies(self, like: Tensor) -> int:
         """Return as how many clients one row is best evaluated.

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hpcfed.models.layout import Layout
+from hpcfed.errors import UserError
+from hpcfed.models.layout import Layout, idle_counters
 from hpcfed.models.residual import fused
 from hpcfed.models.stacked_layers import (
     Batch,
@@ -190,12 +191,16 @@ class Constants:
         self._names = names
         self._at: tuple[torch.device, torch.dtype] | None = None
         self._of_layers: dict[str, Tensor] = {}
+        self._watched: list[tuple[nn.Module, str, str, Tensor, int]] = []
+        """Buffers: whose, their own names, whole names, tensors and versions."""
 
     def move(self, like: Tensor) -> None:
         """Bring them to where the rows are, in their arithmetic."""
         if self._at == (like.device, like.dtype):
             return
         self._of_layers = {}
+        self._watched = []
+        counters = idle_counters(self._network)
         for prefix, module in self._network.named_modules():
             dot = f"{prefix}." if prefix else ""
             for table in (module._parameters, module._buffers):
@@ -206,7 +211,29 @@ class Constants:
                     tensor.data = tensor.data.to(like.device, dtype)
                     if isinstance(module, StackedLayer):
                         self._of_layers[dot + name] = tensor.data
+                    elif table is module._buffers and dot + name not in counters:
+                        watched = (module, name, dot + name, tensor, tensor._version)
+                        self._watched.append(watched)
         self._at = (like.device, like.dtype)
+
+    def check(self) -> None:
+        """Refuse a module that has changed a constant in training.
+
+        When it was tried it did not, or its row would hold the buffer; here all clients
+        share it.
+        """
+        for module, name, whole_name, tensor, version in self._watched:
+            current = module._buffers.get(name)
+            if current is tensor and tensor._version == version:
+                continue
+            if current is not tensor and _is_as_good(current, tensor):
+                module._buffers[name] = tensor
+                continue
+            raise UserError(
+                f"the network changes its buffer {whole_name} in training, but left it "
+                "alone when it was tried, so that all clients share it; write to it in "
+                "every call, and each client has its own"
+            )
 
     def expanded(self, clients: int) -> dict[str, Tensor]:
         """Return the constants of stacked layers, with a dimension of clients."""
@@ -214,3 +241,14 @@ class Constants:
         for name, tensor in self._of_layers.items():
             found[name] = tensor.expand(clients, *tensor.shape)
         return found
+
+
+def _is_as_good(assigned: Tensor | None, constant: Tensor) -> bool:
+    """Tell whether a module has put the same numbers in a constant's place, or a cache
+    of another shape, which no row could hold.
+    """
+    if assigned is None or assigned.shape != constant.shape:
+        return True
+    if torch._C._functorch.is_batchedtensor(assigned):
+        return False
+    return torch.equal(assigned, constant)

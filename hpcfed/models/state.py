@@ -111,6 +111,8 @@ class _Trial:
         self._moving: set[str] = set()
         """Buffers that are made in training, or get another shape or type there."""
         self.counters = idle_counters(network) & self._before.keys()
+        self.written: set[str] = set()
+        """Buffers that were written in place, be it with what they held before."""
 
     def frozen_sums(self) -> dict[str, str]:
         """Return the sum of each parameter that gets no gradient."""
@@ -133,9 +135,13 @@ class _Trial:
             module, _, own = name.rpartition(".")
             # The module may have put another tensor there.
             self._network.get_submodule(module)._buffers[own] = tensor
+        versions = {name: tensor._version for name, tensor in self._tensors.items()}
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(20)
             y = self._call(self._network, x.clone())
+        for name, tensor in self._tensors.items():
+            if tensor._version != versions[name]:
+                self.written.add(name)
         seen = {"": _digest(y)}
         for name, buffer in self._network.named_buffers():
             before = self._before.get(name)
@@ -160,8 +166,8 @@ class _Trial:
         return found
 
     def changed_by(self, *calls: _After) -> set[str]:
-        """Return the buffers that some call has changed."""
-        found = set()
+        """Return the buffers that some call has changed, or has written to."""
+        found = set(self.written)
         for name, before in self._before.items():
             digest = _digest(before)
             if any(call.seen.get(name, digest) != digest for call in calls):

@@ -140,6 +140,8 @@ class VmapNetwork:
         finally:
             self._pass.tensors = {}
             self._pass.anchor = None
+        if training:
+            self._constants.check()
         self._changes.forget()
         for e in self._buffers if training else ():
             changed = assigned.get(e.name, taken[e.name])

@@ -437,6 +437,33 @@ class Caching(Pixels):
         return y * self.mask + self.ramp
 
 
+class Belated(Counting):
+    """A buffer that only the third step changes, in place or anew."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...] = (1, 8, 8),
+        classes: int = 10,
+        *,
+        in_place: bool = True,
+        told: bool = False,
+    ) -> None:
+        super().__init__(shape, classes)
+        self.in_place, self.told = in_place, told
+        self.register_buffer("late", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if self.told and self.training:
+            self.late.add_(0)
+        if self.training and int(self.k) == 3:
+            if self.in_place:
+                self.late += 1
+            else:
+                self.late = self.late + 1
+        return y + self.late
+
+
 class Lazy(nn.Module):
     """Layers that learn their sizes from the first input."""
 
