@@ -166,6 +166,6 @@ def _noised_statistics(layout: Layout) -> Iterator[str]:
     """Warn of variances that noise may make negative."""
     if layout.num_columns > layout.num_parameters:
         yield (
-            "running statistics of batch norm are clipped and noised as all columns "
+            "buffers, as batch norm has them, are clipped and noised as all columns "
             "are: networks without them, as cnn-pfl, bear privacy better"
         )
