@@ -35,7 +35,7 @@ from hpcfed.clients.job import Recipe, TrainingJob
 from hpcfed.data.shards import Shard
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import add_adapters
-from hpcfed.models.own import Sample, build_own
+from hpcfed.models.own import Sample, answers, build_own
 from hpcfed.runtime import randomness
 
 IMAGES = Sample((3, 32, 32), (100,))
@@ -70,12 +70,13 @@ def some_data(
         index=torch.arange(total, device=device).view(clients, samples),
         sizes=(samples,) * clients,
         clients=np.arange(clients),
-        task="next-token" if sample.vocabulary else "classification",
+        task="next-token" if len(sample.outputs) == 2 else "classification",
     )
 
 
 def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+    logits = answers(outputs)
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 def ours(
@@ -150,14 +151,14 @@ def plain_vmap(network: nn.Module, shard: Shard, batch: int) -> Callable[[], obj
 
 
 def milliseconds(
-    work: Callable[[], object], rounds: int, device: torch.device
+    work: Callable[[], object], rounds: int, device: torch.device, *, warmup: int = 3
 ) -> float:
     """Return the median of counted rounds; NaN where the device's memory is too small,
     or torch cannot do it.
     """
     seconds = []
     try:
-        for _ in range(3 + rounds):
+        for _ in range(warmup + rounds):
             begin = time.perf_counter()
             work()
             synchronize(device)
@@ -169,7 +170,7 @@ def milliseconds(
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return 1e3 * float(np.median(seconds[3:]))
+    return 1e3 * float(np.median(seconds[warmup:]))
 
 
 def measure(name: str, arguments: argparse.Namespace, device: torch.device) -> None:
