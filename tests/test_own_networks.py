@@ -767,22 +767,21 @@ def bert(folder: Path, vocabulary: int) -> str:
     return f"hf:{folder}"
 
 
-@pytest.mark.parametrize(("rank", "mode"), [(0, "vmap"), (2, "batched")])
-def test_dropout_of_hugging_faces_attention(
-    rank: int, mode: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("rank", [0, 2])
+def test_dropout_of_hugging_faces_attention(rank: int, tmp_path: Path) -> None:
     sample, rows = Sample((6,), (10,), vocabulary=11), []
     torch.manual_seed(3)
     network = build_own(bert(tmp_path, 13), sample, 10, {})
     if rank:
         add_adapters(network, rank=rank, alpha=4.0)
     shard = some_data(sample)
-    for way in (mode, "loop"):
-        engine = engine_of(network, sample, mode="auto" if way == mode else way)
+    for mode, way in (("auto", "batched"), ("vmap", "vmap"), ("loop", "loop")):
+        engine = engine_of(network, sample, mode=mode)
         assert engine.mode == way, engine.reason
         rows.append(trained_by(engine, network, shard))
         engine.evaluate(rows[-1], shard, np.arange(4))
-    assert torch.allclose(rows[0], rows[1], rtol=1e-8, atol=1e-10)
+    for other in rows[1:]:
+        assert torch.allclose(rows[0], other, rtol=1e-8, atol=1e-10)
 
 
 def test_a_network_that_knows_too_few_tokens_is_one_line(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ class StackedNetwork:
         like = next(t for t in tensors.values() if t.dtype != torch.bfloat16)
         batch = self._batch
         batch.num_clients = len(like)
+        batch.slots = len(x) // len(like)
         batch.valid = valid
         batch.keys = keys
         # A copy: layers take their sinks out. Tied weights have several gradients, which

@@ -25,6 +25,8 @@ class Batch:
     """What layers need to know of the batch that is passing through."""
 
     num_clients: int = 1
+    slots: int = 1
+    """Samples of a client, where clients are folded into the batch."""
     valid: Tensor | None = None
     """[clients, slots], True where a slot holds a sample; None when all do."""
     keys: Tensor | None = None

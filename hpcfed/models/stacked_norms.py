@@ -83,6 +83,15 @@ class StackedEmbedding(StackedLayer):
         self.padding = plain.padding_idx
 
     def forward(self, x: Tensor) -> Tensor:
+        clients, slots = self.batch.num_clients, self.batch.slots
+        if len(x) == 1 and clients > 1:
+            # The same for all samples, as positions are: once for each client.
+            found = self._looked_up(x.expand(clients, *x.shape[1:]))
+            each = found.unsqueeze(1).expand(clients, slots, *found.shape[1:])
+            return each.flatten(0, 1)
+        return self._looked_up(x)
+
+    def _looked_up(self, x: Tensor) -> Tensor:
         clients = self.batch.num_clients
         numbers = torch.arange(clients, device=x.device)
         # The tables of all clients, one below the other, are one table.
