@@ -23,7 +23,7 @@ from hpcfed.cli.flags import all_method_fields, run_parser
 from hpcfed.cli.settings import parse_run
 from hpcfed.config import check
 from hpcfed.record.metrics import METRICS
-from hpcfed.record.results import ResultsWriter
+from hpcfed.record.results import AT_THE_END, ResultsWriter
 from hpcfed.record.series import ROUND_SERIES
 from hpcfed.record.server import ServerSize
 from hpcfed.runtime.launcher import launched
@@ -517,7 +517,7 @@ def written(folder: Path, **more: Any) -> dict[str, tuple[str, ...]]:
         evaluated=np.arange(3),
         members=2,
     )
-    results.finish("complete", energy=np.zeros(1))
+    results.finish("complete", measured=dict.fromkeys(AT_THE_END, np.zeros(1)))
     return described(folder / "run.h5")
 
 

@@ -3,6 +3,7 @@ clients are shared out.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 from hpcfed.clients.placement import place
 from hpcfed.errors import UserError
 from hpcfed.record import energy
+from hpcfed.record.environment import capture
+from hpcfed.runtime import machine
 from hpcfed.runtime.backend import choose_backend, nccl_on_shared_gpus
 from hpcfed.runtime.launcher import Launch, launched
-from hpcfed.runtime.location import Location, threads_for
+from hpcfed.runtime.location import Location, locate, threads_for
 from hpcfed.runtime.world import World
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.transport import check_world
@@ -257,3 +260,84 @@ def test_a_gpu_counts_its_energy_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for rank in range(4)
     ]
     assert [energy.rank_joules(world) for world in worlds] == [5.0, 0.0, 7.0, 5.0]
+
+
+def _counter(folder: Path, number: str, name: str, used: float, most: float) -> Path:
+    """Write a counter as RAPL has it."""
+    path = folder / f"intel-rapl{number}"
+    path.mkdir(exist_ok=True)
+    (path / "name").write_text(f"{name}\n")
+    (path / "energy_uj").write_text(f"{used:.0f}\n")
+    (path / "max_energy_range_uj").write_text(f"{most:.0f}\n")
+    return path / "energy_uj"
+
+
+def test_a_cpus_energy_is_that_of_packages_and_memory(tmp_path: Path) -> None:
+    """Cores are part of a package, psys of all, and mmio is the package once more."""
+    for number, name in {
+        ":0": "package-0", ":0:0": "core", ":0:1": "dram", ":1": "package-1",
+        ":2": "psys", "-mmio:0": "package-0",
+    }.items():  # fmt: skip
+        _counter(tmp_path, number, name, 90e6, 100e6)
+    with energy.CpuMeter(tmp_path) as meter:
+        for path in tmp_path.glob("*/energy_uj"):
+            path.write_text("95000000")
+        meter.look()
+        # A counter that has come to its end begins again at 0.
+        (tmp_path / "intel-rapl:0" / "energy_uj").write_text("2000000")
+        assert meter.joules() == pytest.approx(5 + 5 + 5 + 7)
+
+
+def test_a_cpus_energy_is_unknown_where_it_cannot_be_read(tmp_path: Path) -> None:
+    assert np.isnan(energy.CpuMeter(tmp_path / "none").joules())
+    path = _counter(tmp_path, ":0", "package-0", 1.0, 2.0)
+    path.unlink()
+    with energy.CpuMeter(tmp_path) as meter:
+        assert np.isnan(meter.joules())
+
+
+def test_hosts_count_their_cpus_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _counter(tmp_path, ":0", "package-0", 0.0, 9e9)
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    locations = [Location(host, 0, "cpu", "", ()) for host in ("x", "x", "y")]
+    worlds = [
+        cast(World, SimpleNamespace(rank=rank, locations=locations))
+        for rank in range(3)
+    ]
+    ranks = [energy.Used(world) for world in worlds]
+    path.write_text("4000000")
+    found = [rank.until_now() for rank in ranks]
+    assert [one["cpu_energy"] for one in found] == [4.0, 0.0, 4.0]
+    assert all(one["load_at_end"] >= 0 for one in found)
+
+
+def test_a_machine_is_read_as_linux_tells_it(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(
+        "processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\n\nmodel name\t: B\n"
+    )
+    assert machine.cpu_model(info) == "Fast CPU @ 3 GHz"
+    info.write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n")
+    assert machine.cpu_model(info).endswith("CPU implementer 0x41, CPU part 0xd0c")
+    for number, cores in {0: "0-1,4\n", 1: "2-3\n"}.items():
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(cores)
+    nodes = machine.numa_nodes(tmp_path)
+    assert nodes == ((0, 1, 4), (2, 3))
+    assert machine.Machine("", nodes).nodes_of([3]) == [1]
+    assert machine.Machine("", nodes).nodes_of([1, 2]) == [0, 1]
+    assert machine.numa_nodes(tmp_path / "none") == ()
+    assert machine.cores_text([8, 1, 0, 2, 5]) == "0-2,5,8"
+    assert machine.cores_of("0-2,5,8") == (0, 1, 2, 5, 8)
+
+
+def test_the_record_says_where_every_rank_ran() -> None:
+    here = locate(torch.device("cpu"))
+    facts = capture(
+        locations=[here], backend="none", reason="", launcher="none", threads=1
+    )
+    (rank,) = facts["ranks"]
+    assert machine.cores_of(rank["binding"]) == here.cores
+    assert rank["cores"] == len(here.cores) and rank["memory"] > 2**20 and rank["cpu"]

@@ -1,5 +1,6 @@
 """The rounds of one run: sample, round, evaluate, record, rebalance, checkpoint."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hpcfed.experiment.rebalance import Rebalancer
 from hpcfed.experiment.recording import Recorder, closing, open_results, open_snapshots
 from hpcfed.experiment.tracking import tracked
 from hpcfed.record.checkpoints import Checkpoint
-from hpcfed.record.energy import rank_joules
+from hpcfed.record.energy import ENERGIES, Used
 from hpcfed.record.folder import SERVER
 from hpcfed.record.results import ResultsWriter
 from hpcfed.runtime.signals import Stop
@@ -45,7 +46,7 @@ def run_rounds(
     # Every rank writes snapshots of the clients that it hosts.
     snapshots = open_snapshots(setup, folder)
     with closing(results, snapshots), ExitStack() as within:
-        joules_before = rank_joules(setup.world)
+        used = within.enter_context(Used(setup.world))
         if setup.settings.options.has_server:
             fed.server.begin(str(folder))
         first = 0
@@ -115,7 +116,7 @@ def run_rounds(
             if stopping:
                 leave(setup, results, status="stopped")
                 return
-        _finish(setup, folder, state, results, joules_before)
+        _finish(setup, folder, state, results, used)
 
 
 def _end_deserted(
@@ -132,7 +133,7 @@ def _finish(
     folder: Path,
     state: Any,
     results: ResultsWriter | None,
-    joules_before: float,
+    used: Used,
 ) -> None:
     """Do what follows the last round, and mark the run as complete."""
     evaluate_finals(setup, state, results)
@@ -149,13 +150,16 @@ def _finish(
             # What a later run adds the model's updates to.
             start = row[fed.generated]
         fed.server.save(str(folder / SERVER), start)
-    joules = rank_joules(setup.world) - joules_before
-    everyones = setup.collectives.gather_vectors(np.array([joules]))
-    energy = None if everyones is None else everyones[:, 0]
+    mine = used.until_now()
+    everyones = setup.collectives.gather_vectors(np.array(list(mine.values())))
+    measured = {}
+    if everyones is not None:
+        measured = dict(zip(mine, everyones.T, strict=True))
     if setup.settings.config.resume is not None:
         # Nobody knows what it has used before it was resumed.
-        energy = None
-    leave(setup, results, status="complete", energy=energy)
+        for name in ENERGIES:
+            measured.pop(name, None)
+    leave(setup, results, status="complete", measured=measured)
 
 
 def leave(
@@ -163,11 +167,11 @@ def leave(
     results: ResultsWriter | None,
     *,
     status: str,
-    energy: np.ndarray | None = None,
+    measured: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Let the server go, and close the results with their status."""
     # A server with ranks of its own waits for requests until it is told to go.
     if setup.settings.options.has_server:
         setup.federation.server.leave()
     if results is not None:
-        results.finish(status, energy=energy)
+        results.finish(status, measured=measured)

@@ -1,6 +1,24 @@
-"""Energy that a GPU has used, where NVML offers it."""
+"""Energy that GPUs and CPUs have used, where NVML and RAPL offer it."""
 
+import threading
+from collections.abc import Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from hpcfed.runtime.machine import load
 from hpcfed.runtime.world import World
+
+POWERCAP = Path("/sys/class/powercap")
+"""Where Linux has RAPL's counters, of Intel's and AMD's processors."""
+EVERY = 60.0
+"""Seconds between looks at a CPU's counter, which starts again at 0 after some minutes."""
+COUNTED = ("package-", "dram")
+"""How names of counters begin that are added up. Others are parts of a package, or of
+the whole machine.
+"""
+UNKNOWN = float("nan")
+ENERGIES = ("energy", "cpu_energy")
 
 
 def rank_joules(world: World) -> float:
@@ -27,4 +45,101 @@ def joules(device_uuid: str) -> float:
         return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
     except Exception:
         # No driver, no counter, no permission: a figure is missing, no run stops.
-        return float("nan")
+        return UNKNOWN
+
+
+class CpuMeter:
+    """Adds up what the CPUs and the memory of a host use, whoever uses them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._counters = _counters(folder)
+        self._last = [_read(path / "energy_uj") for path in self._counters]
+        readable = bool(self._last) and not any(map(isnan, self._last))
+        self._used = 0.0 if readable else UNKNOWN
+        """Microjoules."""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, daemon=True)
+
+    def __enter__(self) -> "CpuMeter":
+        # Counters that cannot be read, as by most users but root, need no looks.
+        if not isnan(self._used):
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def joules(self) -> float:
+        """Stop, and return the joules since the start; NaN where they cannot be read."""
+        self.__exit__()
+        self.look()
+        return self._used / 1e6
+
+    def look(self) -> None:
+        """Add what was used since the last look."""
+        for number, path in enumerate(self._counters):
+            now = _read(path / "energy_uj")
+            used = now - self._last[number]
+            if used < 0:
+                used += _read(path / "max_energy_range_uj")
+            self._used += used
+            self._last[number] = now
+
+    def _look_on(self) -> None:
+        while not self._stopped.wait(EVERY):
+            self.look()
+
+
+class Used:
+    """What a rank has used since it began, and how busy its host was."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._load = load()
+        self._gpu = rank_joules(world)
+        # The counters are the host's: the first rank on it reports them.
+        hosts = [location.host for location in world.locations]
+        is_first = hosts.index(hosts[world.rank]) == world.rank
+        self._cpu = CpuMeter(POWERCAP) if is_first else None
+
+    def __enter__(self) -> "Used":
+        if self._cpu is not None:
+            self._cpu.__enter__()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._cpu is not None:
+            self._cpu.__exit__()
+
+    def until_now(self) -> dict[str, float]:
+        """Return this rank's figures, by their names in run.h5."""
+        return {
+            "energy": rank_joules(self._world) - self._gpu,
+            "cpu_energy": 0.0 if self._cpu is None else self._cpu.joules(),
+            "load_at_start": self._load,
+            "load_at_end": load(),
+        }
+
+
+def _counters(folder: Path) -> Sequence[Path]:
+    """Return the counters of packages and of their memory."""
+    found = []
+    # Others that are there, as intel-rapl-mmio, count the same a second time.
+    for path in sorted(folder.glob("intel-rapl:*")):
+        try:
+            name = (path / "name").read_text()
+        except OSError:
+            continue
+        if name.startswith(COUNTED):
+            found.append(path)
+    return found
+
+
+def _read(path: Path) -> float:
+    """Return a counter's microjoules; NaN where it cannot be read."""
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return UNKNOWN

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from hpcfed.runtime.machine import cores_text
 from hpcfed.version import PACKAGE, __version__, checkout
 
 _PACKAGES = (
@@ -57,11 +58,17 @@ def capture(
     """
     ranks = []
     for location in locations:
+        machine = location.machine
         ranks.append(
             {
                 "host": location.host,
                 "device": location.device_name,
                 "cores": len(location.cores),
+                "binding": cores_text(location.cores),
+                "numa": machine.nodes_of(location.cores),
+                "numa_nodes": len(machine.numa),
+                "cpu": machine.cpu,
+                "memory": machine.memory,
             }
         )
     return {

@@ -165,7 +165,8 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
         client_metrics=_client_metrics(file, of_clients, done),
         class_accuracy=_class_accuracy(file, rounds, done),
         train_samples=train_samples,
-        energy=_energy(file),
+        energy=_energy(file, "timing/energy"),
+        cpu_energy=_energy(file, "timing/cpu_energy"),
         moves=_relocations(file),
         finals=_named(file, "finals/name", "finals/accuracy", (None, clients)),
         figures=_named(
@@ -299,10 +300,8 @@ def _between(
     return values.astype(np.float64, copy=False)
 
 
-def _energy(file: Reader) -> float | None:
-    if "timing/energy" not in file:
-        return None
-    return float(file.numbers("timing/energy", (None,)).sum())
+def _energy(file: Reader, name: str) -> float | None:
+    return float(file.numbers(name, (None,)).sum()) if name in file else None
 
 
 def _newcomer_bytes(file: Reader) -> float:

@@ -42,6 +42,22 @@ from hpcfed.record.series import EVALUATION_SERIES, RANK_SERIES, ROUND_SERIES
 from hpcfed.record.server import Learning, ServerSize
 from hpcfed.record.timing import PHASES
 
+AT_THE_END = {
+    "energy": (
+        "J",
+        "energy of each rank's GPU over the run; NaN where it cannot be read",
+    ),
+    "cpu_energy": (
+        "J",
+        "energy of the CPUs and memory of each rank's host over the run, with whatever "
+        "else ran there, on the host's first rank; NaN where it cannot be read",
+    ),
+    "load_at_start": ("1", "load of each rank's host, over a minute, as the run began"),
+    "load_at_end": ("1", "the same as it ended"),
+}
+"""What every rank has measured once a run is complete: unit and meaning, by its name
+under `timing/`.
+"""
 SCHEMA = 1
 PAUSE = 100
 """How many times longer than publishing the pause before the next publishing is."""
@@ -334,9 +350,15 @@ class ResultsWriter:
         self._file.attrs["ended"] = why
 
     def finish(
-        self, status: str, *, error: str = "", energy: np.ndarray | None = None
+        self,
+        status: str,
+        *,
+        error: str = "",
+        measured: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Mark the run `complete`, `stopped` or `failed`, and publish a last time."""
+        """Mark the run `complete`, `stopped` or `failed`, and publish a last time;
+        `measured` are numbers of every rank, each by its name in `AT_THE_END`.
+        """
         if self._awaits_restore:
             # It failed or was stopped before it could be resumed. What is on disk is
             # more than is known here.
@@ -345,16 +367,17 @@ class ResultsWriter:
         self._file.attrs.update(status=status, finished=_clock(time.time()))
         if error:
             self._file.attrs["error"] = error
-        if energy is not None:
+        for name, of_ranks in (measured or {}).items():
+            unit, meaning = AT_THE_END[name]
+            path = f"timing/{name}"
             create(
                 self._file,
-                "timing/energy",
-                energy.shape,
+                path,
+                of_ranks.shape,
                 "rank",
-                unit="J",
-                meaning="energy of each rank's GPU over the run; NaN where it cannot "
-                "be read",
-                data=energy,
+                unit=unit,
+                meaning=meaning,
+                data=of_ranks,
             )
         self.publish()
         self._file.close()

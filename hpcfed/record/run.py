@@ -126,6 +126,8 @@ class RunRecord:
     """Sent to a new client to begin with; NaN when there are none."""
     new_rounds: NewRounds | None = None
     """Rounds of new clients, in runs that have them."""
+    cpu_energy: float | None = None
+    """Joules of all CPUs and their memory; as `energy`."""
 
     @property
     def rounds_done(self) -> int:
@@ -258,6 +260,10 @@ class RunRecord:
         # A run that was resumed on other ranks has no times of the rounds before.
         return counted(self.rounds["seconds"][self.untimed :], warmup)
 
+    def timed_seconds(self) -> float:
+        """Return the seconds of all rounds that have times, each on its slowest rank."""
+        return float(np.nansum(self.rounds["seconds"][self.untimed :]))
+
     def counted_phases(self, warmup: int = WARMUP) -> np.ndarray:
         """Return the phases of the rounds that count: [rounds, ranks, phases]."""
         return counted(self.phases[self.untimed :], warmup)
@@ -351,6 +357,9 @@ class RunRecord:
             "server": [plain(vars(learning)) for learning in self.learnings],
             "peak_memory": numbers(self.peak_memory),
             "energy": None if self.energy is None else number(self.energy),
+            "cpu_energy": (
+                None if self.cpu_energy is None else number(self.cpu_energy)
+            ),
             "config": plain(self.config),
             "environment": plain(self.environment),
         }

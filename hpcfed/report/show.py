@@ -260,7 +260,7 @@ def _phases(record: RunRecord) -> Table:
     # The definition of "per round" leaves out the first, which warms up.
     name = "round, after the first" if record.rounds_done > 1 else "round"
     usual_round = float(per_round(record.counted_seconds()))
-    table.add_row(name, f"{1e3 * usual_round:.2f}", f"{whole:.3f}", "")
+    table.add_row(name, f"{1e3 * usual_round:.2f}", f"{record.timed_seconds():.3f}", "")
     return table
 
 
@@ -347,6 +347,10 @@ def _costs(record: RunRecord) -> Table:
         workers = record.config.get("server_ranks")
         whose = "of the workers' GPUs" if workers else "of all GPUs"
         table.add_row(f"energy {whose}", f"{record.energy:,.0f} J")
+    if record.cpu_energy is not None and not isnan(record.cpu_energy):
+        # The counters are the machine's: whatever else runs there is in them.
+        name = "energy of the hosts' CPUs and memory"
+        table.add_row(name, f"{record.cpu_energy:,.0f} J")
     return table
 
 

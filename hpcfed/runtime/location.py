@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from hpcfed.errors import UserError
+from hpcfed.runtime.machine import Machine, this_machine
 
 
 class Location(NamedTuple):
@@ -21,6 +22,7 @@ class Location(NamedTuple):
     device_name: str
     cores: tuple[int, ...]
     """The cores that the launcher lets this process use."""
+    machine: Machine = Machine()
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:
@@ -45,11 +47,12 @@ def locate(device: torch.device) -> Location:
     cores = tuple(sorted(os.sched_getaffinity(0)))
     host = socket.gethostname()
     if device.type == "cpu":
-        return Location(host, os.getpid(), "cpu", "cpu", cores)
+        return Location(host, os.getpid(), "cpu", "cpu", cores, this_machine())
     properties = torch.cuda.get_device_properties(device)
     # The unique id, because device numbers start at 0 on every rank that sees only
     # its own GPU.
-    return Location(host, os.getpid(), str(properties.uuid), properties.name, cores)
+    device_id, name = str(properties.uuid), properties.name
+    return Location(host, os.getpid(), device_id, name, cores, this_machine())
 
 
 def share_device(locations: tuple[Location, ...]) -> bool:

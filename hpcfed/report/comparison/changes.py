@@ -163,6 +163,9 @@ def _facts_of(run: RunRecord) -> list[tuple[str, str]]:
     for rank in about.get("ranks", []):
         facts.append(("host", str(rank.get("host", "?"))))
         facts.append(("device", str(rank.get("device", "?"))))
+        for name, key in {"processor": "cpu", "cores of a rank": "cores"}.items():
+            if rank.get(key):  # older runs have not recorded all
+                facts.append((name, str(rank[key])))
     return facts + _variables(about.get("variables"))
 
 

@@ -74,6 +74,11 @@ def memory(group: Group) -> Section:
         rows.append(["of a server rank", number(largest)])
     if run.energy is not None and not np.isnan(run.energy):
         section.text.append(f"The GPUs of the ranks used {run.energy:,.0f} J.")
+    if run.cpu_energy is not None and not np.isnan(run.cpu_energy):
+        section.text.append(
+            f"CPUs and memory of the hosts used {run.cpu_energy:,.0f} J, with whatever "
+            "else ran there."
+        )
     section.text.append(
         "Measured in the device's allocator on a GPU, and for the whole process on a CPU."
     )

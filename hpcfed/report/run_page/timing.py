@@ -94,7 +94,8 @@ def _table(sample: Sample) -> Table:
             in_all = [number(seconds), number(100 * seconds / whole)]
             rows.append([name, number(1e3 * usual[name]), *in_all, *ends])
     usual_round = number(1e3 * sample.round_seconds)
-    rows.append(["round", usual_round, number(whole), "100", "", ""])
+    whole_run = number(sample.runs[0].timed_seconds())
+    rows.append(["round", usual_round, whole_run, "", "", ""])
     columns = ["phase", MS_PER_ROUND, "s in all rounds", "share, %"]
     if by_rank.shape[0] == 1:
         rows = [row[:4] for row in rows]

@@ -13,7 +13,7 @@ from hpcfed.report.labels import label
 from hpcfed.report.sections.section import Section, Table, size_name
 
 COLUMNS = (
-    "points", "hosts", "devices", "threads per rank", "launcher",
+    "points", "hosts", "devices", "processors", "threads per rank", "launcher",
     "collectives", "torch", "CUDA", "commit (+: changed) or version and checksum",
     "first started",
 )  # fmt: skip
@@ -60,13 +60,15 @@ def _points(members: Sequence[Group], every: Sequence[Group]) -> str:
 
 def _environment(group: Group) -> list[str]:
     about = group.first.environment
-    hosts = set()
+    hosts, processors = set(), set()
     for rank in about.get("ranks", []):
         hosts.add(str(rank.get("host", "?")))
+        processors.add(_processor(rank))
     packages = about.get("packages") or {}
     return [
         ", ".join(sorted(hosts)),
         str(group.options["on"]),
+        ", ".join(sorted(processors)),
         str(about.get("threads_per_rank", "?")),
         str(about.get("launcher", "?")),
         str(about.get("backend", "?")),
@@ -74,6 +76,13 @@ def _environment(group: Group) -> list[str]:
         str(about.get("cuda") or "–"),
         _version(about.get("source") or {}),
     ]
+
+
+def _processor(rank: Mapping[str, Any]) -> str:
+    """Return the processor of a rank's host, and which of its cores the rank has."""
+    if not rank.get("cpu"):  # older runs have not recorded it
+        return "?"
+    return f"{rank['cpu']} (cores {rank.get('binding', '?')})"
 
 
 def _files(every: Sequence[Group]) -> list[list[str]]:

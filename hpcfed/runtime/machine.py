@@ -1,0 +1,101 @@
+"""What a host is: its processor, NUMA nodes and memory; and what else it is doing.
+
+Linux tells it in /proc and /sys. Where it does not, a figure is missing and no run stops.
+"""
+
+import os
+import platform
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+CPUINFO = Path("/proc/cpuinfo")
+NODES = Path("/sys/devices/system/node")
+ARM_FIELDS = ("CPU implementer", "CPU part")
+"""What an ARM processor tells instead of a name."""
+
+
+class Machine(NamedTuple):
+    """The host of a rank, as far as it is known."""
+
+    cpu: str = ""
+    """The processor's model."""
+    numa: tuple[tuple[int, ...], ...] = ()
+    """The cores of every NUMA node."""
+    memory: int = 0
+    """Bytes."""
+
+    def nodes_of(self, cores: Iterable[int]) -> list[int]:
+        """Return the NUMA nodes that these cores belong to."""
+        wanted = set(cores)
+        found = enumerate(self.numa)
+        return [node for node, members in found if not wanted.isdisjoint(members)]
+
+
+def this_machine() -> Machine:
+    """Return what this process runs on."""
+    return Machine(cpu_model(CPUINFO), numa_nodes(NODES), _memory())
+
+
+def cpu_model(path: Path) -> str:
+    """Return the processor's name, or what an ARM processor tells instead."""
+    facts: dict[str, str] = {}
+    with suppress(OSError), path.open(errors="replace") as lines:
+        for line in lines:
+            # Every core has such a block: the first is enough.
+            if not line.strip() and facts:
+                break
+            name, _, value = line.partition(":")
+            facts[name.strip()] = value.strip()
+    if "model name" in facts:
+        return facts["model name"]
+    parts = [f"{name} {facts[name]}" for name in ARM_FIELDS if name in facts]
+    return ", ".join([platform.machine(), *parts])
+
+
+def numa_nodes(folder: Path) -> tuple[tuple[int, ...], ...]:
+    """Return the cores of every NUMA node, by its number; nothing where unknown."""
+    nodes: dict[int, tuple[int, ...]] = {}
+    with suppress(OSError, ValueError):
+        for path in folder.glob("node[0-9]*"):
+            number = int(path.name.removeprefix("node"))
+            nodes[number] = cores_of((path / "cpulist").read_text())
+    return tuple(nodes.get(number, ()) for number in range(max(nodes, default=-1) + 1))
+
+
+def cores_of(text: str) -> tuple[int, ...]:
+    """Read `0-3,8`, as Linux writes cores."""
+    cores: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cores += range(int(first), int(last or first) + 1)
+    return tuple(cores)
+
+
+def cores_text(cores: Iterable[int]) -> str:
+    """Write cores as `0-3,8`."""
+    ranges: list[list[int]] = []
+    for core in sorted(cores):
+        if ranges and core == ranges[-1][1] + 1:
+            ranges[-1][1] = core
+        else:
+            ranges.append([core, core])
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in ranges]
+    return ",".join(texts)
+
+
+def load() -> float:
+    """Return how many processes of the host have wanted to run, over the last minute;
+    NaN where it is not known.
+    """
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return float("nan")
+
+
+def _memory() -> int:
+    with suppress(OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 0
