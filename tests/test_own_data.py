@@ -22,6 +22,7 @@ from hpcfed.config.method import Options
 from hpcfed.config.partition import check_partition
 from hpcfed.config.training import check_training
 from hpcfed.data import DatasetInfo, PartitionPlan, Reading, loading
+from hpcfed.data import own as own_data
 from hpcfed.data.arrays import held_out
 from hpcfed.data.datasets import ArrayDataset, Dataset, Split
 from hpcfed.data.own import loaded
@@ -510,6 +511,16 @@ def empty():
     return Items([]), Items([])
 
 
+class Endless(Items):
+    def __len__(self):
+        return 10**12
+
+
+def endless():
+    items = Endless([(x[0], 0)])
+    return items, items
+
+
 def broken():
     raise RuntimeError("the disk is gone\\nfor good")
 
@@ -570,6 +581,7 @@ WRONG = [
     ("typo", "'train_input' means nothing; did you mean 'train_inputs'?"),
     ("objects", "train_inputs holds Python objects"),
     ("ragged", "have shapes [2] and [4]"),
+    ("endless", "its train set of 1,000,000,000,000 items needs"),
     ("lonely", "items must be (input, target)"),
     ("some_have_clients", "give all one"),
     ("nothing", "returns NoneType; it must return a dict"),
@@ -869,6 +881,22 @@ def test_data_that_differs_between_ranks_is_one_line(functions: str) -> None:
     loaded.cache_clear()
     with pytest.raises(UserError, match="is not the same on all ranks"):
         load_dataset(config, OfTwo())
+
+
+def test_a_long_reading_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(own_data, "PATIENCE", -1.0)
+    reading = own_data._Reading("data set mine: its train set", range(4))
+    reading.took(8)
+    said = capsys.readouterr().err
+    assert said.startswith("hpcfed: data set mine: its train set: 1 items read of 4; ")
+    # A stream has no length: what has come is what counts.
+    monkeypatch.setattr(own_data.memory, "usable", lambda: 100)
+    stream = own_data._Reading("its train set", iter(()))
+    stream.took(60)
+    with pytest.raises(UserError, match=r"needs 0\.0 GiB, and this machine"):
+        stream.took(60)
 
 
 # Tables

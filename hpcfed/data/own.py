@@ -8,6 +8,7 @@ once in a process. To import torch is left to the user's file.
 
 import inspect
 import json
+import time
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -16,9 +17,13 @@ import numpy as np
 
 from hpcfed import plugins
 from hpcfed.data.array_source import KNOWN, InMemory
-from hpcfed.errors import UserError, did_you_mean
+from hpcfed.errors import UserError, did_you_mean, remark
+from hpcfed.runtime import memory
+from hpcfed.runtime.launcher import launched
 
 ITEMS = "(input, target) or (input, target, client)"
+PATIENCE = 5.0
+"""Seconds between two lines about a data set that is being read."""
 
 
 def is_own(name: str) -> bool:
@@ -92,6 +97,7 @@ def _columns(name: str, split: str, items: Any) -> dict[str, np.ndarray]:
     """Return the inputs, targets and perhaps clients of all items, as arrays."""
     gathered: list[list[np.ndarray]] = []
     with plugins.one_line_of(f"data set {name}: its {split} set failed"):
+        reading = _Reading(f"data set {name}: its {split} set", items)
         for item in _each(items):
             if not isinstance(item, tuple | list) or len(item) not in (2, 3):
                 raise UserError(
@@ -99,6 +105,7 @@ def _columns(name: str, split: str, items: Any) -> dict[str, np.ndarray]:
                     f"{type(item).__name__}; items must be {ITEMS}"
                 )
             gathered.append([_array(name, split, value) for value in item])
+            reading.took(sum(array.nbytes for array in gathered[-1]))
     if not gathered:
         raise UserError(f"data set {name}: its {split} set is empty")
     if len({len(item) for item in gathered}) > 1:
@@ -120,6 +127,45 @@ def _columns(name: str, split: str, items: Any) -> dict[str, np.ndarray]:
     if columns[f"{split}_inputs"].dtype == np.uint8:
         columns[f"{split}_images"] = columns.pop(f"{split}_inputs")
     return columns
+
+
+class _Reading:
+    """Watches the items of a data set come: refuses more than memory holds, and says
+    now and then how far it is.
+    """
+
+    def __init__(self, whose: str, items: Any) -> None:
+        self._whose = whose
+        self._total = len(items) if hasattr(items, "__len__") else None
+        self._count = self._bytes = 0
+        self._begin = self._told = time.monotonic()
+        self._most = memory.usable()
+
+    def took(self, size: int) -> None:
+        """Count an item of so many bytes."""
+        self._count += 1
+        self._bytes += size
+        # The first item tells how large all will be: nobody has to read them for it.
+        whole = self._bytes
+        if self._total is not None:
+            whole = max(whole, self._bytes * self._total // self._count)
+        if whole > self._most:
+            of_all = "" if self._total is None else f" of {self._total:,} items"
+            raise UserError(
+                f"{self._whose}{of_all} needs {whole / 2**30:,.1f} GiB, and this machine "
+                f"has {self._most / 2**30:,.1f} GiB of memory; give fewer or smaller items"
+            )
+        now = time.monotonic()
+        if now - self._told > PATIENCE and launched().rank == 0:
+            self._told = now
+            self._say(now - self._begin)
+
+    def _say(self, seconds: float) -> None:
+        line = f"hpcfed: {self._whose}: {self._count:,} items read"
+        if self._total is not None:
+            left = (self._total - self._count) * seconds / self._count
+            line += f" of {self._total:,}; {left:,.0f} s to go"
+        remark(line)
 
 
 def _each(items: Any) -> Iterator[Any]:
