@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.experiment import loop
 from hpcfed.experiment.recording import norm_figures
 from hpcfed.experiment.stored import read_run
 from hpcfed.record import environment, series
@@ -465,3 +466,21 @@ def test_rounds_without_figures_take_no_room(tmp_path: Path) -> None:
         write_rounds(data, array, slice(0, 60))
         assert data.id.get_num_chunks() == 1
         np.testing.assert_array_equal(data[()], array)
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which names the file; what was recorded before stays."""
+
+    def full(folder: Path, *_: object) -> None:
+        raise OSError(28, "No space left on device", str(folder / "model.npz"))
+
+    monkeypatch.setattr(loop, "save_model", full)
+    with pytest.raises(SystemExit):
+        started(*flags(clients=3, rounds=2, epochs=1, out=tmp_path / "run"))
+    said = capsys.readouterr().err
+    assert "No space left on device" in said.splitlines()[-1]
+    assert "model.npz" in said.splitlines()[-1] and "Traceback" not in said
+    record = read_run(tmp_path / "run")
+    assert record.status == "failed" and record.rounds_done == 2

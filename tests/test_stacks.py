@@ -582,6 +582,16 @@ def test_a_study_waits_for_what_a_killed_one_has_left(
     assert len(pauses) == 3, "nobody is left"
 
 
+def test_a_study_that_cannot_claim_its_folder_is_one_line(
+    tmp_path: Path, here: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    (out / STUDY_CLAIM).mkdir(parents=True)
+    trials_of(tmp_path, TINY + "[sweep]\nlr = [0.02, 0.1]\n")
+    said = mistake(capsys, "study", tmp_path / "study.toml", "--out", out)
+    assert f"cannot write to --out {out}: Is a directory" in said and not here
+
+
 def test_a_process_of_a_study_holds_its_log(tmp_path: Path) -> None:
     log = tmp_path / "repeat-0.log"
     looks = (

@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from errno import EDQUOT, EFBIG, EIO, ENOSPC, EROFS
 from functools import partial
 from pathlib import Path
 
@@ -64,14 +65,22 @@ def tell_failure(
 ) -> None:
     """Say why runs on this rank have failed, and leave the reason in their folders."""
     trace = "".join(traceback.format_exception(error))
-    # What others have told, a divergence and an exit are no fault of the code here: the
-    # line says enough.
-    if not isinstance(error, UserError | Diverged | Stopped | ExitCalled):
+    # What others have told, a divergence, an exit and a full disk are no fault of the
+    # code here: the line says enough.
+    told = isinstance(error, UserError | Diverged | Stopped | ExitCalled)
+    if not told and not _is_disks(error):
         remark(trace.rstrip())
     within = "" if phase == "other" else f" in phase {phase}"
     said = one_line(error) + line_of_user(error)
     line = f"{_where(world)} failed{within}: {said}"
     _last_words(world, folders, line, trace)
+
+
+def _is_disks(error: Exception) -> bool:
+    """Tell whether a disk has refused to take a file that the error names."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return False
+    return error.errno in (ENOSPC, EDQUOT, EFBIG, EROFS, EIO)
 
 
 @contextmanager

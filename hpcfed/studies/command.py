@@ -2,7 +2,8 @@
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from math import isnan
 from pathlib import Path
 
@@ -95,8 +96,7 @@ def run_study(
     _make(out)
     all_trials = trials(asked, every, out)
     chosen_trials = trials(asked, chosen, out)
-    # Jobs of an array share the folder; a study that runs by itself does not.
-    with claimed(out, STUDY_CLAIM):
+    with _claimed(out):
         write_listing(out, asked.title, chosen_trials)
         failed = execute.run_trials(
             asked, text, all_trials, chosen_trials, out, start, most=most
@@ -130,6 +130,17 @@ def _make(out: Path) -> None:
         raise UserError(f"cannot write to --out {out}: {error.strerror}") from None
     # Now, not after hours of runs.
     check_target("--out: its", out / STUDY)
+
+
+@contextmanager
+def _claimed(out: Path) -> Iterator[None]:
+    """Have the folder of a study for oneself within. Jobs of an array share theirs."""
+    with ExitStack() as claims:
+        try:
+            claims.enter_context(claimed(out, STUDY_CLAIM))
+        except OSError as error:
+            raise UserError(f"cannot write to --out {out}: {error.strerror}") from None
+        yield
 
 
 def _closing(failed: int, number: int, out: Path) -> str:
