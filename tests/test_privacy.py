@@ -21,13 +21,15 @@ from hpcfed.experiment.run import go
 from hpcfed.experiment.stored import read_run
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.way import Memory, Upload
-from hpcfed.runtime.randomness import client_keys, generator, normal
+from hpcfed.models.networks import build
+from hpcfed.runtime.randomness import child_keys, client_keys, generator, normal
 from hpcfed.transit.accountant import Accountant
 from hpcfed.transit.clipping import ClipNorm, Clipping, QuantileStep
 from hpcfed.transit.guarantee import guarantee
 from hpcfed.transit.noise import CentralNoise, LocalNoise
 from hpcfed.transit.privacy import noise_beside_count
-from tests.federations import assembled
+from tests.federations import assembled, usual
+from tests.naive import batches
 from tests.runs import mistake, same, started
 from tests.stopped_run import StopAfter
 
@@ -618,6 +620,13 @@ def test_methods_take_privacy_where_one_mean_is_all_they_read(method: str) -> No
             [*NOISY, "--clip-per", "layer", "--method", "fedper"],
             "--clip-per layer needs whole rows",
         ),
+        (["--sample-noise", 1], "--sample-noise needs --delta"),
+        ([*NOISY, "--sample-noise", 1, "--delta", 1e-5], "accounts for one of them"),
+        (
+            ["--sample-noise=1", "--delta=1e-5", "--optimiser=adam"],
+            "--sample-noise goes without --optimiser adam",
+        ),
+        (["--sample-clip", 1], "--sample-clip changes nothing without --sample-noise"),
         (["--clip-per", "layer"], "changes nothing without --privacy central"),
         ([*NOISY, "--attack", "mimic"], "central would not hold with --attack mimic"),
         (
@@ -794,3 +803,108 @@ def test_privacy_never_waits_for_the_gpu_and_draws_the_same_noise() -> None:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(on_gpu, again)
     torch.testing.assert_close(on_gpu.cpu(), made("cpu"), rtol=1e-5, atol=1e-6)
+
+
+def within_clients(**values: Any) -> Setup:
+    small = {"clients": 40, "epochs": 2, "batch_size": 16, "delta": 1e-5}
+    return assembled(**{**small, "sample_clip": 0.3, "sample_noise": 1.5, **values})
+
+
+def dp_sgd_alone(s: Setup, client: int, round: int) -> Tensor:
+    """One client's row after DP-SGD, sample by sample, as the paper's Algorithm 1."""
+    config, data = s.settings.config, s.federation._train_data
+    network = build("mlp", shape=(1, 8, 8), classes=10, seed=config.seed).double()
+    key = client_keys(config.seed, "training", round, torch.tensor([client]))
+    noise_keys = child_keys(key, 3)
+    recipe = usual(s, round, config.epochs)
+    velocity = 0.0
+    for step, batch in enumerate(batches(data, client, recipe, key[0])):
+        total = torch.zeros(s.federation.layout.num_columns, dtype=torch.float64)
+        for sample in batch.tolist():
+            one = slice(sample, sample + 1)
+            network.zero_grad()
+            outputs = network(data.inputs[one])
+            torch.nn.functional.cross_entropy(outputs, data.targets[one]).backward()
+            gradient = torch.cat([p.grad.flatten() for p in network.parameters()])
+            total += gradient * min(1.0, 0.3 / float(gradient.norm()))
+        noise = normal(child_keys(noise_keys, step), len(total))[0]
+        weights = torch.nn.utils.parameters_to_vector(network.parameters())
+        gradient = (total + 1.5 * 0.3 * noise) / len(batch)
+        gradient = gradient + recipe.weight_decay * weights
+        velocity = recipe.momentum * velocity + gradient
+        torch.nn.utils.vector_to_parameters(
+            weights - recipe.lr * velocity, network.parameters()
+        )
+    return torch.nn.utils.parameters_to_vector(network.parameters()).detach()
+
+
+def test_dp_sgd_is_its_algorithm_sample_by_sample() -> None:
+    s = within_clients(weight_decay=0.01)
+    fed = s.federation
+    cohort = fed.invite(0, np.array([3, 17]))
+    rows = fed.train(fed.download(fed.initial_row(), cohort), cohort)
+    expected = torch.stack([dp_sgd_alone(s, client, 0) for client in (3, 17)])
+    torch.testing.assert_close(rows, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_a_sample_changes_a_step_by_two_norms_at_most() -> None:
+    """Whatever it is: also one whose gradient is not finite."""
+    rows = []
+    for value in (0.0, 1e6, math.inf):
+        s = within_clients(
+            sample_noise=0.0, epochs=1, batch_size=10_000, momentum=0.0, lr=1.0
+        )
+        data = s.federation._train_data
+        data.inputs[data.index[0, 0]] = value
+        cohort = s.federation.invite(0, np.array([0]))
+        start = s.federation.download(s.federation.initial_row(), cohort)
+        rows.append(s.federation.train(start, cohort)[0])
+    changes = (torch.stack(rows) - rows[0]).norm(dim=1) * data.sizes[0]
+    assert (changes[1:] > 0.1).all() and (changes <= 2 * 0.3 * (1 + 1e-9)).all()
+
+
+def test_epsilon_of_samples_counts_the_epochs_that_were_trained(
+    tmp_path: Path,
+) -> None:
+    """Two epochs in each of three rounds are six Gaussian releases; a run that was cut
+    counts on where it was.
+    """
+    few = {
+        "clients": 3,
+        "rounds": 3,
+        "dataset": "synthetic",
+        "train_per_client": 20,
+        "test_per_client": 5,
+        "synthetic_shape": "1x8x8",
+    }
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    go(within_clients(**few), whole, quiet=True)
+    go(within_clients(**few), cut, quiet=True, stop=StopAfter(2))
+    go(within_clients(**few, resume=str(cut), out=str(cut)), cut, quiet=True)
+    same(whole, cut)
+    accountant = Accountant("pld", "always", 1, 1, 1e-5)
+    expected = [accountant.epsilon(1.5, releases) for releases in (2, 4, 6)]
+    record = read_run(whole)
+    assert record.rounds["epsilon"].tolist() == pytest.approx(expected, rel=1e-9)
+    assert "another sample in its place" in record.facts["privacy"]
+
+
+@pytest.mark.parametrize(
+    "values, said",
+    [
+        ({"model": "cnn-bn"}, "batch norm .* lets the samples of a minibatch meet"),
+        ({"method": "fedprox"}, "plain local SGD, and clients of this one pull rows"),
+        ({"method": "scaffold"}, "clients of this one correct gradients"),
+        ({"method": "clustered-fedavg"}, "looks at clients' data"),
+    ],
+)
+def test_dp_sgd_that_would_not_hold_ends_in_one_line(
+    values: dict[str, Any], said: str
+) -> None:
+    if values.get("method") == "scaffold":
+        values = {**values, "momentum": 0.0}
+    with pytest.raises(UserError, match=said):
+        s = within_clients(**values)
+        state = s.method.init(s.federation)
+        s.method.round(s.federation, state, s.federation.sample(0))

@@ -11,7 +11,11 @@ from hpcfed.config.machine import check_server_ranks, check_waiting, check_worke
 from hpcfed.config.malicious import check_flip, check_malicious, malicious_switches
 from hpcfed.config.memory import check_results, check_synthetic
 from hpcfed.config.newcomers import check_newcomers, newcomer_switches
-from hpcfed.config.optimiser import check_optimiser, optimiser_switches
+from hpcfed.config.optimiser import (
+    check_optimiser,
+    check_plain_sgd,
+    optimiser_switches,
+)
 from hpcfed.config.partition import check_partition, partition_switches
 from hpcfed.config.privacy import check_privacy, privacy_switches
 from hpcfed.config.recording import check_recording, recording_switches
@@ -52,6 +56,18 @@ def check(settings: Settings, launch: Launch) -> None:
     check_aggregation(config, method)
     check_privacy(config, method)
     check_weights(config, method)
+    if config.sample_noise is not None:
+        check_plain_sgd(config, "--sample-noise")
+        if config.supplement:
+            raise UserError(
+                "--sample-noise would not hold with --supplement, which gives one sample "
+                "to several clients"
+            )
+        if config.data().task != "classification":
+            raise UserError(
+                f"--sample-noise is for classes, and {config.dataset} is for "
+                f"{config.data().task}"
+            )
     check_server_ranks(config, method, launch)
     check_workers(config, launch)
     check_waiting(config)

@@ -80,6 +80,20 @@ def optimiser_choices(config: OptimiserOptions) -> Iterable[Choice]:
         yield Choice("lr", USUAL_RATE, reason)
 
 
+def check_plain_sgd(config: OptimiserOptions, flag: str) -> None:
+    """Refuse local training other than SGD at one rate, without more on its gradient."""
+    others = {
+        f"--optimiser {config.optimiser}": config.optimiser != "sgd",
+        "--lr-schedule-by step": config.lr_schedule != "constant"
+        and config.lr_schedule_by == "step",
+        "--augment": config.augment != "none",
+        "--clip": config.clip > 0,
+    }
+    for other, asked in others.items():
+        if asked:
+            raise UserError(f"{flag} goes without {other}")
+
+
 def check_optimiser(config: OptimiserOptions, method: MethodTraits) -> None:
     """Refuse a schedule that never does what it says, and optimisers that the method's
     formulas do not hold for.

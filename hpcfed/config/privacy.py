@@ -93,6 +93,19 @@ class PrivacyOptions(
         ge=1,
     )
 
+    sample_noise: float | None = option(
+        None,
+        "DP-SGD within clients, as in 1.0: in each local step every sample's gradient is "
+        "clipped to --sample-clip, and their sum gets noise of so many times that; "
+        "needs --delta; 0: gradients are clipped alone, and no ε holds (default: plain "
+        "SGD)",
+        zero=True,
+        ge=0,
+    )
+    sample_clip: float = option(
+        1.0, "DP-SGD: the largest norm of a sample's gradient", gt=0
+    )
+
     @property
     def clips_alone(self) -> bool:
         """Whether no noise hides the clipped updates, so that no ε holds."""
@@ -139,8 +152,11 @@ _OF_NOISE = ("delta", "accountant", "privacy_population", "noise_cohort")
 
 def privacy_switches(config: PrivacyOptions) -> Iterable[Switch]:
     """Name the options of this group that act only where something else is on."""
+    within = config.sample_noise is not None
+    yield Switch("sample_clip", "--sample-noise 1", within)
     for name in _OF_ANY:
-        yield Switch(name, "--privacy central", config.privacy != "none")
+        on = config.privacy != "none" or (within and name in ("delta", "accountant"))
+        yield Switch(name, "--privacy central", on)
     for name in _OF_CENTRAL:
         yield Switch(name, "--privacy central", config.privacy == "central")
     for name in _OF_NOISE:
@@ -160,6 +176,8 @@ def privacy_choices(config: PrivacyOptions) -> Iterable[Choice]:
 
 def check_privacy(config: PrivacyOptions, method: MethodTraits) -> None:
     """Refuse privacy that is not told how much noise, or that would not hold."""
+    if config.sample_noise is not None:
+        _check_samples(config)
     if config.privacy == "none":
         return
     flag = f"--privacy {config.privacy}"
@@ -195,6 +213,22 @@ def check_privacy(config: PrivacyOptions, method: MethodTraits) -> None:
             f"--privacy local, but --compress {config.compress} would pack updates by "
             "the size of their noise; use randomk"
         )
+
+
+def _check_samples(config: PrivacyOptions) -> None:
+    """Refuse DP-SGD beside another privacy, or without a δ."""
+    if config.privacy != "none":
+        raise UserError(
+            f"--sample-noise hides samples, and --privacy {config.privacy} clients; a run "
+            "accounts for one of them"
+        )
+    if config.new_rounds:
+        raise UserError(
+            "--sample-noise does not cover --new-rounds, in which new clients train "
+            "without it"
+        )
+    if config.sample_noise and config.delta is None:
+        raise UserError("--sample-noise needs --delta, as in 1e-5")
 
 
 def _check_method(config: PrivacyOptions, method: MethodTraits, flag: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hpcfed import methods
 from hpcfed.attacks.tampering import tampering
+from hpcfed.clients.dp_sgd import PrivateSteps
 from hpcfed.clients.initial import frozen_tensors
 from hpcfed.clients.job import RowEngine
 from hpcfed.clients.lockstep import Lockstep
@@ -227,6 +228,7 @@ def _setup(
         clients: Clients,
         train_data: Shard,
         test_data: Shard,
+        engine: RowEngine,
         *,
         way: Way | None = None,
     ) -> Federation:
@@ -254,10 +256,22 @@ def _setup(
         collectives=collectives,
         attack=forgery,
     )
-    fed = federation(material.clients, train_data, test_data, way=way)
+    trains: RowEngine = engine
+    if way.spending is not None and config.sample_noise is not None:
+        trains = PrivateSteps(
+            engine,
+            material.network,
+            clip=config.sample_clip,
+            multiplier=config.sample_noise,
+            count=way.spending.add,
+        )
+    fed = federation(material.clients, train_data, test_data, trains, way=way)
     newcomers = None
     if material.newcomers is not None:
-        newcomers = Newcomers(federation(material.newcomers, *more), material.newcomers)
+        train_data, test_data = more
+        # They send nothing.
+        joining = federation(material.newcomers, train_data, test_data, engine)
+        newcomers = Newcomers(joining, material.newcomers)
     return Setup(
         settings=settings,
         world=world,

@@ -44,6 +44,8 @@ def opening_lines(setup: Setup) -> Iterator[str]:
         yield f"uploads: {' → '.join(links)}"
     if config.compress_down != "none":
         yield f"downloads: compress: {packing(config.compress_down, config)}"
+    if config.sample_noise is not None:
+        yield f"privacy: {guarantee(config)}"
     if config.privacy != "none":
         yield f"privacy: {guarantee(config)}"
         yield from _noised_statistics(layout)

@@ -271,6 +271,12 @@ def _most_members(config: RunConfig) -> int:
 
 def _privacy(config: RunConfig) -> dict[str, str | float]:
     """Return the noise of a private run, and what its ε stands for."""
+    if config.sample_noise is not None:
+        found: dict[str, str | float] = {
+            "noise_multiplier": config.sample_noise,
+            "privacy": guarantee(config),
+        }
+        return found if config.delta is None else found | {"delta": config.delta}
     if config.privacy == "none":
         return {}
     facts: dict[str, str | float] = {

@@ -258,6 +258,8 @@ class Federation(LocalTraining[MethodOptions]):
         it has not done so yet.
         """
         clock, log = self._clock, cohort.log
+        if self.way.spending is not None:
+            log.epsilon = self.way.spending.epsilon()
         if clock is None or log.arrived is not None:
             return
         log.arrived = np.empty(0, np.int64)
@@ -393,6 +395,11 @@ class Federation(LocalTraining[MethodOptions]):
         features, vectors], on every rank.
         """
         self._refuse_if_private("looks at clients' data")
+        if self.way.spending is not None:
+            raise UserError(
+                f"--sample-noise would not hold: method {self.config.method} looks at "
+                "clients' data, to which nothing adds noise"
+            )
         data = self.config.data()
         # Where samples have no classes, all of them are alike.
         by_class = by_class and data.task == "classification"

@@ -119,6 +119,16 @@ class Presence(Protocol):
         """
 
 
+class Spending(Protocol):
+    """Counts what local training gives away of clients' samples."""
+
+    def add(self, clients: np.ndarray, times: np.ndarray) -> None:
+        """Count that samples of these clients, by position, were trained on so often."""
+
+    def epsilon(self) -> float:
+        """Return ε spent so far, on the root; the same call on every rank."""
+
+
 AfterMean = Callable[[Tensor, Cohort], Tensor]
 """Takes the mean of a round's uploads, and returns what the server makes of it."""
 
@@ -192,6 +202,8 @@ class Way:
     """Returns the bytes in which all columns of such a row are packed; None where rows
     are not.
     """
+    spending: Spending | None = None
+    """What local training that is private by itself has spent; None where it is not."""
     memory: Memory = field(default_factory=lambda: Memory(0))
     devices: Devices | None = None
     """Those of the run's clients, where there is a virtual clock."""

@@ -13,6 +13,7 @@ from hpcfed.transit.clock import VirtualClock
 from hpcfed.transit.compression import download_compression, upload_compression
 from hpcfed.transit.devices import Devices, devices_of
 from hpcfed.transit.privacy import build_privacy
+from hpcfed.transit.sample_spending import SampleSpending
 
 
 def build_way(
@@ -47,12 +48,16 @@ def build_way(
     if devices is not None and not settings.options.asynchronous:
         holders = np.flatnonzero(clients.train_samples)
         clock = VirtualClock(config, devices, holders, memory)
+    spending = None
+    if config.sample_noise is not None:
+        spending = SampleSpending(config, memory, collectives)
     return Way(
         stages=tuple(stage for stage in stages if stage is not None),
         packing=download_compression(config, layout, memory, clients.train_samples),
         upload_bytes=None if compress is None else compress.bytes_of,
         after_mean=privacy.central_noise,
         clock=clock,
+        spending=spending,
         memory=memory,
         devices=devices,
     )

@@ -7,6 +7,8 @@ from hpcfed.transit.accountant import accountant_of, noise_multiplier_of
 
 def guarantee(config: RunConfig) -> str:
     """Say what ε of a private run is, and what it is for: one line."""
+    if config.sample_noise is not None:
+        return _of_samples(config, config.sample_noise)
     if config.clips_alone:
         return "no ε holds: updates are clipped, and z = 0 adds no noise"
     accountant, multiplier = accountant_of(config), noise_multiplier_of(config)
@@ -23,3 +25,13 @@ def guarantee(config: RunConfig) -> str:
         cohort, population = f"{accountant.cohort:,}", f"{accountant.population:,}"
         said += f", as if rounds had {cohort} of {population} clients"
     return said
+
+
+def _of_samples(config: RunConfig, multiplier: float) -> str:
+    if not multiplier:
+        return "no ε holds: samples' gradients are clipped, and z = 0 adds no noise"
+    return (
+        f"DP-SGD within clients at δ = {config.delta:.2g} (z = {multiplier:.4g}, "
+        f"{config.accountant}); rounds/epsilon has ε of the sample that was trained on "
+        "most often, one release an epoch; neighbours: another sample in its place"
+    )

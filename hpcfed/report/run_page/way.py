@@ -39,6 +39,12 @@ COVERED = (
     "seed on the same data spends its own ε."
 )
 """What ε of a run's page is about."""
+COVERED_BY_DP_SGD = (
+    "ε is that of one sample of one client, in the eyes of whoever sees what its client "
+    "sends. It covers what clients learn by local training, and not accuracy and loss, "
+    "which are counted from their data as it is. Every run and every seed on the same data "
+    "spends its own ε."
+)
 SHARES = {"tenth": 0.1, "median": 0.5, "nine tenths": 0.9, "most": 1.0}
 """Columns of a distribution, and the share of members that are faster."""
 
@@ -151,7 +157,9 @@ def privacy(group: Group) -> Section:
         rows.append(["updates clipped to the norm", number(clip_norm)])
     if rows:
         section.tables.append(Table(("privacy", ""), rows))
-    if text:
+    if text and group.options.get("sample_noise") is not None:
+        section.text.append(COVERED_BY_DP_SGD)
+    elif text:
         section.text.append(COVERED)
     elif rows:
         section.text.append("Updates were clipped, and no noise was added: no ε holds.")
