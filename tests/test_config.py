@@ -387,7 +387,9 @@ NO_ZERO = {
     "privacy_population",
 }  # fmt: skip
 """Options that nothing decides where they are 0: it is refused."""
-ZEROS = {"noise_multiplier", "finetune_epochs", "lr_warmup", "data_seed"}
+ZEROS = {
+    "noise_multiplier", "sample_noise", "finetune_epochs", "lr_warmup", "data_seed",
+}  # fmt: skip
 """Options for which 0 is a value, although they have no default."""
 UNSET_KINDS = (int | None, float | None, int | Literal["mean"] | None)
 UNSET = [
