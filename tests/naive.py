@@ -132,6 +132,7 @@ def torch_optimiser(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer
             lr=recipe.lr,
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
+            nesterov=recipe.nesterov,
         )
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     return kinds[recipe.optimiser](

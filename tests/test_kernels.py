@@ -207,7 +207,13 @@ def test_a_product_that_reads_weights_once(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "rule", [Rule(), Rule(momentum=0.5, weight_decay=0.01)], ids=["plain", "momentum"]
+    "rule",
+    [
+        Rule(),
+        Rule(momentum=0.5, weight_decay=0.01),
+        Rule(momentum=0.5, weight_decay=0.01, nesterov=True),
+    ],
+    ids=["plain", "momentum", "nesterov"],
 )
 @pytest.mark.parametrize("slots", [1, 10, 16])
 def test_a_linear_layer_that_updates_itself(
@@ -236,7 +242,8 @@ def test_a_linear_layer_that_updates_itself(
     )
     gradient = dy.double().transpose(1, 2) @ exact[0] + rule.weight_decay * exact[1]
     if rule.momentum:
-        gradient += rule.momentum * exact[2]
+        speed = rule.momentum * exact[2] + gradient
+        gradient = gradient + rule.momentum * speed if rule.nesterov else speed
     torch.testing.assert_close(
         weight.double(), exact[1] - 0.1 * gradient, rtol=1e-3, atol=1e-3
     )
@@ -249,7 +256,13 @@ def test_a_linear_layer_that_updates_itself(
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
     "rule",
-    [Rule(), Rule(momentum=0.5, weight_decay=0.01), Rule(clip=0.5, momentum=0.9)],
+    [
+        Rule(),
+        Rule(momentum=0.5, weight_decay=0.01),
+        Rule(clip=0.5, momentum=0.9),
+        Rule(momentum=0.5, weight_decay=0.01, nesterov=True),
+        Rule(clip=0.5, momentum=0.9, nesterov=True),
+    ],
     ids=str,
 )
 def test_a_step_of_sgd(rule: Rule, masked: bool, device: str) -> None:
@@ -268,7 +281,11 @@ def test_a_step_of_sgd(rule: Rule, masked: bool, device: str) -> None:
         if rule.clip:
             nn.utils.clip_grad_norm_([parameter], rule.clip)
         optimiser = torch.optim.SGD(
-            [parameter], lr=0.1, momentum=rule.momentum, weight_decay=rule.weight_decay
+            [parameter],
+            lr=0.1,
+            momentum=rule.momentum,
+            weight_decay=rule.weight_decay,
+            nesterov=rule.nesterov,
         )
         if rule.momentum:
             optimiser.state[parameter]["momentum_buffer"] = speed

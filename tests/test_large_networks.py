@@ -116,7 +116,9 @@ def test_the_kernels_compile_for_other_devices(
 
 
 @gpu
-@pytest.mark.parametrize("rule", [Rule(), Rule(0.9, 1e-3)])
+@pytest.mark.parametrize(
+    "rule", [Rule(), Rule(0.9, 1e-3), Rule(0.9, 1e-3, nesterov=True)]
+)
 @pytest.mark.parametrize("rate_each", [False, True])
 @pytest.mark.parametrize(
     "strengths",

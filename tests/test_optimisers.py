@@ -111,8 +111,19 @@ def test_sgd_with_a_rate_for_each_client(device: str) -> None:
         replace(HARSH, schedule=RateSchedule("cosine")),
         replace(HARSH, schedule=RateSchedule("step", drop_every=2), clip=0.0),
         replace(HARSH, schedule=RateSchedule("step"), repeat=2),
+        replace(HARSH, nesterov=True),
+        replace(HARSH, nesterov=True, clip=0.0),
     ],
-    ids=["adam", "adamw", "adamw warmup", "sgd cosine", "sgd step", "sgd repeat"],
+    ids=[
+        "adam",
+        "adamw",
+        "adamw warmup",
+        "sgd cosine",
+        "sgd step",
+        "sgd repeat",
+        "nesterov clipped",
+        "nesterov",
+    ],
 )
 def test_local_training_equals_torch_optim(
     mode: str, recipe: Recipe, device: str

@@ -49,6 +49,8 @@ class Recipe:
     """Whether the answer is each client's gradient at its row, on the minibatch of the
     first step, in place of the trained row. Momentum, decay and clipping do not count.
     """
+    nesterov: bool = False
+    """Whether momentum is Nesterov's, as torch.optim.SGD has it."""
 
     @property
     def length(self) -> Length:

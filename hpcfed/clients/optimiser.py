@@ -42,7 +42,9 @@ class StackOptimiser:
         self._steps = steps
         self._rate_each = rate_each
         self._like = like
-        self._sgd = Rule(recipe.momentum, recipe.weight_decay, recipe.clip)
+        self._sgd = Rule(
+            recipe.momentum, recipe.weight_decay, recipe.clip, recipe.nesterov
+        )
         self._adam: AdamRule | None = None
         if recipe.optimiser != "sgd":
             self._adam = AdamRule(

@@ -20,6 +20,9 @@ class OptimiserOptions(TrainingOptions):
         "local optimiser; its moments start from zero each round; --weight-decay is L2 "
         "for adam, decoupled for adamw",
     )
+    nesterov: bool = option(
+        False, "Nesterov's form of --momentum, as torch.optim.SGD has it"
+    )
     beta1: float = option(0.9, "Adam's decay of the gradient's mean", ge=0, lt=1)
     beta2: float = option(0.999, "Adam's decay of the gradient's square", ge=0, lt=1)
     # 0 would divide 0 by 0 where a gradient has always been 0.
@@ -60,6 +63,8 @@ def optimiser_switches(config: OptimiserOptions) -> Iterable[Switch]:
     """Name the options of this group that act only where something else is on."""
     is_sgd = config.optimiser == "sgd"
     yield Switch("momentum", "--optimiser sgd", is_sgd)
+    by_momentum = is_sgd and config.momentum > 0
+    yield Switch("nesterov", "--optimiser sgd --momentum 0.9", by_momentum)
     for name in ("beta1", "beta2", "adam_epsilon"):
         yield Switch(name, "--optimiser adam or adamw", not is_sgd)
     kind = config.lr_schedule

@@ -139,6 +139,7 @@ class LocalTraining(Participants[MethodOptions]):
             beta2=c.beta2,
             epsilon=c.adam_epsilon,
             schedule=schedule,
+            nesterov=c.nesterov and c.optimiser == "sgd",
         )
 
     def num_steps(self, cohort: Cohort, recipe: Recipe | None = None) -> np.ndarray:

@@ -135,8 +135,10 @@ linear_backward(const float* dy, const float* x, float* w, float* velocity, floa
         }
         add(gradient, DECAY, weight[i]);
         if (MOMENTUM > 0) {
+          const float2 slope = gradient;
           add(gradient, MOMENTUM, v[i]);
           __stcs((float2*)(speed + (n + i) * inputs), gradient);
+          if (NESTEROV) gradient = make_float2(slope.x + MOMENTUM * gradient.x, slope.y + MOMENTUM * gradient.y);
         }
         add(weight[i], -rate, gradient);
         __stcs((float2*)(row + (n + i) * inputs), weight[i]);

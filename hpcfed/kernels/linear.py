@@ -205,6 +205,7 @@ def _kernel(
         ("MIN_BLOCKS", 2),
         ("DEPTH", 8),
         ("MOMENTUM", f"{float(rule.momentum)!r}f"),
+        ("NESTEROV", int(rule.nesterov)),
         ("DECAY", f"{float(rule.weight_decay)!r}f"),
         ("RATE_EACH", int(rate_each)),
     )

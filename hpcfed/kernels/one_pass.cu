@@ -1,7 +1,8 @@
 // A step of SGD on rows that may be drawn to references, in one pass over memory. A row is cut into chunks, none of which
 // reaches over the end of a layer. d = row − reference.
 //   gradient ← gradient + (slope of the layer + slope of the row + SQUARED + mask · slope of the masked) · d
-//   velocity ← MOMENTUM · velocity + gradient + DECAY · row;  row ← row − lr · velocity
+//   gradient ← gradient + DECAY · row;  velocity ← MOMENTUM · velocity + gradient
+//   row ← row − lr · velocity, or by Nesterov − lr · (gradient + MOMENTUM · velocity)
 // The new row is also written rounded to bfloat16, and per client and chunk Σ d² and Σ (mask · d)² of it, from which the
 // next step makes its slopes: see pull.cu.
 
@@ -53,7 +54,10 @@ descend(float* rows, const float* gradient, float* velocity, const float* lr, co
     for (int j = 0; j < 4; j++) {
       if (PULLED) g.v[j] += (slope + (counts[j] ? masked_slope : 0.0f)) * (r.v[j] - to.v[j]);
       g.v[j] += DECAY * r.v[j];
-      if (MOMENTUM > 0) v.v[j] = g.v[j] += MOMENTUM * v.v[j];
+      if (MOMENTUM > 0) {
+        v.v[j] = MOMENTUM * v.v[j] + g.v[j];
+        g.v[j] = NESTEROV ? g.v[j] + MOMENTUM * v.v[j] : v.v[j];
+      }
       r.v[j] -= rate * g.v[j];
       if (PULLED) {
         const float d = r.v[j] - to.v[j];

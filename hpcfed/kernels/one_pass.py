@@ -116,6 +116,7 @@ def one_pass_macros(
         ("MASKED", int(pulled.masked > 0)),
         ("SQUARED", f"{float(pulled.squared)!r}f"),
         ("MOMENTUM", f"{float(rule.momentum)!r}f"),
+        ("NESTEROV", int(rule.nesterov)),
         ("DECAY", f"{float(rule.weight_decay)!r}f"),
         ("RATE_EACH", int(rate_each)),
         ("HALVES", int(halves)),

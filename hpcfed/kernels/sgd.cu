@@ -1,10 +1,14 @@
 // One step of SGD on all clients' rows in one pass: four columns at a time.
 //   gradient ← scale[client] · gradient + decay · row;  velocity ← momentum · velocity + gradient;
-//   row ← row − lr · velocity, where the column is trainable; lr is one number, or one per client
+//   row ← row − lr · velocity, or by Nesterov − lr · (gradient + momentum · velocity), where the column is trainable;
+//   lr is one number, or one per client
 
 __device__ __forceinline__ void step(float& row, float g, float* velocity, bool trainable, float lr) {
   g += DECAY * row;
-  if (MOMENTUM > 0) *velocity = g += MOMENTUM * *velocity;
+  if (MOMENTUM > 0) {
+    *velocity = MOMENTUM * *velocity + g;
+    g = NESTEROV ? g + MOMENTUM * *velocity : *velocity;
+  }
   if (trainable) row -= lr * g;
 }
 

@@ -21,6 +21,8 @@ class Rule:
     weight_decay: float = 0.0
     clip: float = 0.0
     """Largest norm of a client's gradient; 0: no limit."""
+    nesterov: bool = False
+    """Whether the step is gradient + momentum × velocity, as torch.optim.SGD has it."""
 
 
 @torch.no_grad()
@@ -61,7 +63,11 @@ def descend(
     if rule.weight_decay:
         gradient = gradient.add(rows, alpha=rule.weight_decay)
     if velocity is not None:
-        gradient = velocity.mul_(rule.momentum).add_(gradient)
+        velocity.mul_(rule.momentum).add_(gradient)
+        if rule.nesterov:
+            gradient = gradient.add(velocity, alpha=rule.momentum)
+        else:
+            gradient = velocity
     # addcmul, because `lr` is a tensor, which `add` takes only as a number.
     after = torch.addcmul(rows, gradient, per_client(lr, rows), value=-1)
     rows.copy_(after if trainable is None else torch.where(trainable, after, rows))
@@ -80,7 +86,7 @@ def _descend_in_one_pass(
         momentum=rule.momentum,
         lr=lr,
         dampening=0.0,
-        nesterov=False,
+        nesterov=rule.nesterov,
         maximize=False,
         # A velocity of zero is as good as none.
         is_first_step=False,
@@ -124,6 +130,7 @@ def serves(rows: Tensor, gradient: Tensor) -> bool:
 def _kernel(rule: Rule, masked: bool, rate_each: bool, device: int) -> cuda.Kernel:
     macros = (
         ("MOMENTUM", f"{float(rule.momentum)!r}f"),
+        ("NESTEROV", int(rule.nesterov)),
         ("DECAY", f"{float(rule.weight_decay)!r}f"),
         ("CLIPPED", int(rule.clip > 0)),
         ("MASKED", int(masked)),

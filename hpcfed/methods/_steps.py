@@ -27,15 +27,28 @@ class Options(config.Options):
 def one_step(fed: Federation, lr: float | None = None) -> "Recipe":
     """Return the run's recipe for a single step; `lr` may replace its learning rate."""
     recipe = fed.recipe(fed.round)
-    # Momentum goes from step to step, so the method has to carry it on.
+    # Momentum goes from step to step, so the method has to carry it on (`followed`).
     return replace(
         recipe, epochs=0, steps=1, momentum=0.0, lr=recipe.lr if lr is None else lr
     )
 
 
-def stepped(fed: Federation, rows: Tensor, velocity: Tensor, trained: Tensor) -> Tensor:
-    """Return rows + velocity, with the running statistics of rows just trained."""
-    moved = rows + velocity
+def followed(
+    fed: Federation, velocity: Tensor, change: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the velocity after a step of plain SGD would have made this change, and
+    the change by momentum.
+    """
+    momentum = fed.config.momentum
+    velocity = momentum * velocity + change
+    if fed.config.nesterov:
+        return velocity, change + momentum * velocity
+    return velocity, velocity
+
+
+def stepped(fed: Federation, rows: Tensor, change: Tensor, trained: Tensor) -> Tensor:
+    """Return rows + change, with the running statistics of rows just trained."""
+    moved = rows + change
     statistics = slice(fed.layout.num_parameters, None)
     moved[:, statistics] = trained[:, statistics]
     return moved

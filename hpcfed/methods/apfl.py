@@ -21,7 +21,7 @@ from hpcfed.methods._interface import (
     Positions,
     Tensor,
 )
-from hpcfed.methods._steps import one_step, stepped
+from hpcfed.methods._steps import followed, one_step, stepped
 
 EXTENDS = fedavg
 
@@ -58,7 +58,6 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    momentum = fed.config.momentum
     recipe = one_step(fed)
     w = fed.download(state.w, cohort)
     own, own_alpha = state.v[cohort.here], state.alpha[cohort.here]
@@ -70,13 +69,13 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
         w_trained = fed.train(w, cohort, recipe=recipe, phase=step, final=False)
         trained = fed.train(mixture, cohort, recipe=recipe, phase=step, final=False)
         change = trained - mixture  # −η ∇f(v̄; ξ)
-        w_velocity = momentum * w_velocity + (w_trained - w)
+        w_velocity, w_change = followed(fed, w_velocity, w_trained - w)
         # v's gradient is that of the mixture which was judged, so α is the old one.
-        v_velocity = momentum * v_velocity + alpha * change
+        v_velocity, v_change = followed(fed, v_velocity, alpha * change)
         if fed.options.apfl_adaptive and step == 0:
             alpha = _adapted(fed, alpha, (v - w) * change)
-        w = stepped(fed, w, w_velocity, w_trained)
-        v = stepped(fed, v, v_velocity, trained)
+        w = stepped(fed, w, w_change, w_trained)
+        v = stepped(fed, v, v_change, trained)
     fed.finish(w, cohort)
 
     state.v[cohort.here] = fed.revert_diverged(v, own, cohort)

@@ -3,10 +3,12 @@ w + τ_eff Σ (nᵢ / Σn) (rowᵢ − w) / ‖aᵢ‖₁.
 
 Without it clients with more samples, which take more steps, pull w towards their own
 optimum. τ_eff = Σ (nᵢ / Σn) ‖aᵢ‖₁, so that equally many steps everywhere give FedAvg.
-Running statistics of batch norm are averaged as they are.
+With --prox-mu clients minimise their loss + μ/2 ‖θ − w‖², as in FedProx, and aᵢ = [(1 −
+η μ)^(τ−1), …, 1]. Running statistics of batch norm are averaged as they are.
 """
 
 from hpcfed import config
+from hpcfed.config import option
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import Cohort, Federation
 from hpcfed.methods._path import accumulated
@@ -17,19 +19,28 @@ EXTENDS = fedavg
 class Options(config.Options):
     needs_sgd = True  # to know what steps weigh
 
+    prox_mu: float = option(
+        0.0, "μ: how strongly w draws clients' rows; 0: not at all", ge=0
+    )
 
-def round(fed: Federation, state: fedavg.State, cohort: Cohort) -> fedavg.State:
+
+def round(
+    fed: Federation[Options], state: fedavg.State, cohort: Cohort
+) -> fedavg.State:
     import torch
+
+    from hpcfed.clients.pull import Pull, Strengths
 
     # Nobody has taken a step to divide by.
     if not cohort.log.cohort_size:
         return state
-    w = state.w
-    rows = fed.download(w, cohort)
-    rows = fed.train(rows, cohort)
+    w, mu = state.w, fed.options.prox_mu
+    start = fed.download(w, cohort)
+    pull = Pull(Strengths(squared=mu), reference=start) if mu else None
+    rows = fed.train(start, cohort, pull=pull)
     rows = fed.upload(rows, cohort)
     rows, cohort = fed.arrived(rows, cohort)
-    weight = accumulated(fed, cohort, fed.recipe(cohort.round))
+    weight = accumulated(fed, cohort, fed.recipe(cohort.round), mu)
     tau_eff = weight.new_tensor(cohort.weights) @ weight
     factor = (tau_eff / weight)[cohort.chosen].to(w.dtype)
     # w + τ_eff (rowᵢ − w) / ‖aᵢ‖₁

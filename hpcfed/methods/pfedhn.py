@@ -35,6 +35,7 @@ class Options(config.Options):
         "lr": "inner_lr",
         "lr_decay": "inner_lr",
         "momentum": "inner_momentum",
+        "nesterov": "inner_momentum",
         "weight_decay": "inner_decay",
         "clip": "inner_clip",
         "optimiser": "inner_momentum",
