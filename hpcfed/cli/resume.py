@@ -136,12 +136,19 @@ def _check_longer(folder: Path, settings: Settings, planned: int) -> None:
             f"{config.target_epsilon:g} after {planned} rounds, so the run cannot be "
             "made longer; begin a new one"
         )
-    by_round = config.lr_schedule != "constant" and config.lr_schedule_by == "round"
-    if by_round and launched().rank == 0:
-        remark(
-            f"hpcfed: from here on --lr-schedule {config.lr_schedule} counts "
-            f"{config.rounds} rounds; the rounds that are done have counted {planned}"
-        )
+    if launched().rank != 0:
+        return
+    # The server's is an option of some methods only.
+    of_server = settings.flat().get("server_lr_schedule", "constant")
+    schedules = {"--server-lr-schedule": of_server}
+    if config.lr_schedule_by == "round":
+        schedules["--lr-schedule"] = config.lr_schedule
+    for flag, kind in schedules.items():
+        if kind != "constant":
+            remark(
+                f"hpcfed: from here on {flag} {kind} counts {config.rounds} rounds; the "
+                f"rounds that are done have counted {planned}"
+            )
 
 
 def can_be_longer(settings: Settings) -> bool:

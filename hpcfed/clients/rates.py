@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-ScheduleKind = Literal["constant", "step", "cosine", "warmup-cosine"]
+ScheduleKind = Literal["constant", "step", "cosine", "warmup", "warmup-cosine"]
 
 
 class RateSchedule(NamedTuple):
@@ -27,26 +27,29 @@ class RateSchedule(NamedTuple):
         Places behind the last one have the last one's factor.
         """
         at = torch.minimum(at, total - 1)
+        # Shares are of whole numbers, which torch would divide in float32.
         if self.kind == "constant":
             return torch.ones_like(at, dtype=torch.float64)
         if self.kind == "step":
             every = -(-total // 3) if self.drop_every is None else self.drop_every
             return self.drop ** (at // every).double()
         if self.kind == "cosine":
-            return self._cosine(at / total)
+            return self._cosine(at.double() / total)
         warmup = -(-total // 10)
         if self.warmup is not None:
             warmup = torch.full_like(total, self.warmup)
         # Not from 0, with which the first round or step would change nothing.
-        rising = (at + 1) / warmup
+        rising = (at + 1).double() / warmup
+        if self.kind == "warmup":
+            return rising.clamp(max=1)
         # At least 1: a client may have fewer steps than the warm-up.
         left = (total - warmup).clamp(min=1)
-        falling = self._cosine((at - warmup) / left)
+        falling = self._cosine((at - warmup).double() / left)
         return torch.where(at < warmup, rising, falling)
 
     def _cosine(self, share: Tensor) -> Tensor:
         """Return the factor after this share of the way, as CosineAnnealingLR has it."""
-        height = (1 + torch.cos(torch.pi * share.double())) / 2
+        height = (1 + torch.cos(torch.pi * share)) / 2
         return self.lowest + (1 - self.lowest) * height
 
     def factor(self, at: int, total: int) -> float:

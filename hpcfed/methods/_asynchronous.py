@@ -79,6 +79,7 @@ class Options(config.Options):
         yield Switch("staleness_b", "--staleness hinge", self.staleness == "hinge")
 
     def check(self, config: RunConfig) -> None:
+        super().check(config)
         if config.devices == "none":
             raise UserError(
                 f"--devices none, but clients of method {config.method} train at their "

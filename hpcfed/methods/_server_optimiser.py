@@ -9,10 +9,10 @@ adapted.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpcfed import config
 from hpcfed.config import option
-from hpcfed.methods import fedavg
+from hpcfed.methods import _server_rate, fedavg
 from hpcfed.methods._interface import Cohort, Federation, Tensor
+from hpcfed.methods._server_rate import server_rate
 
 EXTENDS = fedavg
 
@@ -20,7 +20,7 @@ SecondMoment = Callable[[Tensor, Tensor], Tensor]
 """Takes v and Δ², and returns the next v."""
 
 
-class Options(config.Options):
+class Options(_server_rate.Options):
     """Options of the methods that adapt the rate of every column."""
 
     server_lr: float = option(0.03, "η, the server's learning rate", gt=0)
@@ -64,7 +64,8 @@ def adaptive_round(
     beta, tau = fed.options.server_momentum, fed.options.server_tau
     m = beta * state.m + (1 - beta) * delta
     v = second_moment(state.v, delta.square())
-    step = fed.options.server_lr * m / (v.sqrt() + tau)
+    rate = server_rate(fed, cohort.round)
+    step = rate * m / (v.sqrt() + tau)
     return State(moved(state.w, step, mean), m, v)
 
 

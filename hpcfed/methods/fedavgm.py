@@ -8,16 +8,16 @@ of their own.
 
 from dataclasses import dataclass
 
-from hpcfed import config
 from hpcfed.config import option
-from hpcfed.methods import fedavg
+from hpcfed.methods import _server_rate, fedavg
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.methods._server_optimiser import mean_row, moved
+from hpcfed.methods._server_rate import server_rate
 
 EXTENDS = fedavg
 
 
-class Options(config.Options):
+class Options(_server_rate.Options):
     private_mean = True
 
     server_lr: float = option(0.5, "η, the server's learning rate", gt=0)
@@ -44,5 +44,5 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     mean = mean_row(fed, state.w, cohort)
     delta = (mean - state.w)[: len(state.velocity)]
     velocity = fed.options.server_momentum * state.velocity + delta
-    step = fed.options.server_lr * velocity
+    step = server_rate(fed, cohort.round) * velocity
     return State(moved(state.w, step, mean), velocity)

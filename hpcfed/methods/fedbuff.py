@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpcfed.config import option
-from hpcfed.methods import _asynchronous, fedavg
+from hpcfed.methods import _asynchronous, _server_rate, fedavg
 from hpcfed.methods._asynchronous import Received, Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
+from hpcfed.methods._server_rate import server_rate
 
 EXTENDS = fedavg
 
 
-class Options(_asynchronous.Options):
+class Options(_asynchronous.Options, _server_rate.Options):
     buffer: int = option(
         10, "B: updates of which the server makes a step, as in 10", ge=1
     )
-    server_lr: float = option(1.0, "η_g, the server's learning rate", gt=0)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     for wave in waves:
         received = _asynchronous.receive(fed, wave, versions)
         sums, samples, num_finite = summed(fed, received, wave)
-        server, made = stepped(fed, server, wave, sums, samples)
+        rate = server_rate(fed, cohort.round)
+        server, made = stepped(fed, server, wave, sums, samples, rate=rate)
         versions = _asynchronous.kept({**versions, **made}, wave)
         flags.append((wave, received.finite))
         heard = heard + num_finite
@@ -113,9 +114,15 @@ def summed(
 
 
 def stepped(
-    fed: Federation[Options], server: Server, wave: Wave, sums: Tensor, samples: Tensor
+    fed: Federation[Options],
+    server: Server,
+    wave: Wave,
+    sums: Tensor,
+    samples: Tensor,
+    *,
+    rate: float,
 ) -> tuple[Server, dict[int, Tensor]]:
-    """Return the server after a wave, and the versions that it has made."""
+    """Return the server after a wave, and the versions that it has made by this rate."""
     size = fed.options.buffer
     end = wave.first + len(wave.order)
     made = {}
@@ -126,19 +133,19 @@ def stepped(
             server = Server(server.w, buffer, waiting)
             version = wave.first // size + number + 1
             if version * size <= end:
-                w = made[version] = moved(fed, server)
+                w = made[version] = moved(fed, server, rate)
                 server = Server(w, buffer.new_zeros(len(w)), waiting.new_zeros(()))
     return server, made
 
 
-def moved(fed: Federation[Options], server: Server) -> Tensor:
+def moved(fed: Federation[Options], server: Server, rate: float) -> Tensor:
     """Return the row after a step by a full buffer; w if nothing in it was finite."""
     import torch
 
     parameters = fed.layout.num_parameters
     # Sums are 0 where there are no samples: then so is the step.
     mean = server.buffer / server.samples.clamp(min=1)
-    w = server.w[:parameters] + fed.options.server_lr * mean[:parameters]
+    w = server.w[:parameters] + rate * mean[:parameters]
     before = server.w[parameters:]
     statistics = mean[parameters:].where(server.samples > 0, before)
     return torch.cat([w, statistics])

@@ -18,9 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hpcfed import config
 from hpcfed.config import Choice, LocalWork, RunConfig, Switch, Training, option
-from hpcfed.methods import fedavg
+from hpcfed.methods import _server_rate, fedavg
 from hpcfed.methods._interface import (
     IN_PLACE,
     OWNED,
@@ -31,6 +30,7 @@ from hpcfed.methods._interface import (
 )
 from hpcfed.methods._path import accumulated
 from hpcfed.methods._server_optimiser import moved
+from hpcfed.methods._server_rate import server_rate
 
 if TYPE_CHECKING:
     from hpcfed.clients.job import Recipe
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 EXTENDS = fedavg
 
 
-class Options(config.Options):
+class Options(_server_rate.Options):
     needs_sgd = True
 
     local_steps: int = option(
@@ -47,7 +47,6 @@ class Options(config.Options):
         ge=0,
         le=100_000,
     )
-    server_lr: float = option(1.0, "η_g, the server's learning rate", gt=0)
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         # Measured on digits, Dirichlet 0.1: with momentum 0.9 nothing is learnt, because
@@ -111,7 +110,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows, cohort = fed.arrived(rows, cohort)
     state.own[cohort.here] = variates
     mean = fed.mean(rows, cohort)
-    step = fed.options.server_lr * (mean - state.w)[:num_parameters]
+    step = server_rate(fed, cohort.round) * (mean - state.w)[:num_parameters]
     # The paper's |S| / N, by weights: only the cohort has changed its variates.
     change = fed.weight_of(cohort) * (fed.mean(sent, cohort) - state.c)
     return State(moved(state.w, step, mean), state.c + change, state.own)
