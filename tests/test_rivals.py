@@ -115,6 +115,14 @@ class Loop:
         gradient = torch.cat([p.grad.flatten() for p in network.parameters()])
         return gradient + recipe.weight_decay * row
 
+    def whole_gradient(self, row: Tensor, client: int) -> Tensor:
+        """Return ∇f(row) of all data of a client at once; decay is a part of f."""
+        data, network = self.fed._train_data, _network(row)
+        own = data.index[client, : self.sizes[client]]
+        F.cross_entropy(network(data.inputs[own]), data.targets[own]).backward()
+        gradient = torch.cat([p.grad.flatten() for p in network.parameters()])
+        return gradient + self.s.settings.config.weight_decay * row
+
     def hessian_product(
         self, row: Tensor, v: Tensor, client: int, round: int, phase: int
     ) -> Tensor:
@@ -247,6 +255,8 @@ def scaffold(loop: Loop, method: str, count: int) -> Iterator[Expected]:
             correction = c - own[client]
             y = loop.train(loop.w, client, round, recipe, correction=correction)
             plus = own[client] - c + (loop.w - y) / (norm * recipe.lr)
+            if loop.o.variates == "gradient":
+                plus = loop.whole_gradient(loop.w, client)
             step += weight * (y - loop.w)
             change += loop.share(client) * (plus - own[client])
             own[client] = plus
@@ -398,6 +408,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("fednova", {"nesterov": True}),
     ("fednova", {"nesterov": True, "prox_mu": 0.7}),
     ("scaffold", {"nesterov": True}),
+    # Batches of which the last is short.
+    ("scaffold", {"variates": "gradient", "batch_size": 25}),
     ("scaffold", {"server_lr_decay": 0.5}),
     ("fedavgm", {"server_lr_schedule": "warmup", "server_lr_warmup": 2, "rounds": 3}),
     ("fedadam", {"server_lr_schedule": "cosine", "server_lr_min": 0.001, "rounds": 3}),
@@ -414,7 +426,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("method", "options"), VARIANTS)
 def test_a_published_variant(method: str, options: dict[str, Any]) -> None:
     s = assembled(method=method, **{**UNEVEN_CLIENTS, **OPTIONS[method], **options})
-    others = {"adapt_lr", "momentum", "lr"} & options.keys()
+    others = {"adapt_lr", "batch_size", "momentum", "lr"} & options.keys()
     usual_options = {name: options[name] for name in others}
     plain = assembled(method=method, **{**UNEVEN_CLIENTS, **OPTIONS[method], **usual_options})  # fmt: skip
     tolerance = 1e-6 if "hessian" in options else 1e-10

@@ -404,7 +404,7 @@ class Engine:
 
 def _num_matrices(job: TrainingJob) -> int:
     """Return how many matrices as large as the rows a stack of these clients takes."""
-    matrices = _MATRICES + max(0, job.recipe.num_moments - 1)
+    matrices = _MATRICES + max(0, job.recipe.num_moments - 1) + job.recipe.gradient
     if job.pull is not None:
         # References, masks and differences.
         matrices += 4

@@ -46,8 +46,9 @@ class Recipe:
     schedule: RateSchedule | None = None
     """How `lr` changes over a client's own steps; None: it does not."""
     gradient: bool = False
-    """Whether the answer is each client's gradient at its row, on the minibatch of the
-    first step, in place of the trained row. Momentum, decay and clipping do not count.
+    """Whether the answer is each client's gradient at its row, of its mean loss over the
+    minibatches of all steps, in place of the trained row. Momentum, decay and clipping
+    do not count.
     """
     nesterov: bool = False
     """Whether momentum is Nesterov's, as torch.optim.SGD has it."""

@@ -106,6 +106,8 @@ class StackTraining:
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._capacity = 0
         self._aside: tuple[Tensor, ...] = ()
+        self._collected: Tensor | None = None
+        """Gradients of several steps, summed, where they are all that is asked for."""
         self._halved: list[Entry] = []
         """The weights that the network takes in bfloat16."""
         self._spans: Spans | None = None
@@ -164,15 +166,17 @@ class StackTraining:
         if active < count:
             for matrix, aside in zip(self._rows, self._aside, strict=True):
                 matrix[active:count] = aside[active:count]
-        if self._recipe.gradient:
-            parameters, statistics = kernel_rows
-            # Statistics have no gradient; those of the rows are not asked for.
-            kernel_rows = self._gradient[:count], torch.zeros_like(statistics)
-        self._layout.store(kernel_rows, trained)
-        check_whole(self._layout.plain, trained)
         seen = self._tables.counts[:, :count].sum(0)
         if self._objective.counts_tokens:
             seen = self._tokens[:count].clone()
+        if self._recipe.gradient:
+            gradient = self._gradient[:count]
+            if self._collected is not None:
+                gradient = self._collected[:count] / seen[:, None].to(gradient.dtype)
+            # Statistics have no gradient; those of the rows are not asked for.
+            kernel_rows = gradient, torch.zeros_like(kernel_rows[1])
+        self._layout.store(kernel_rows, trained)
+        check_whole(self._layout.plain, trained)
         return Losses(self._total_loss[:count] / seen, seen)
 
     def _first(self, clients: int) -> KernelRows:
@@ -223,6 +227,9 @@ class StackTraining:
         self._total_loss = self._like.new_zeros(clients)
         self._tokens = torch.zeros(clients, dtype=torch.int64, device=self._device)
         self._tables.reserve(clients)
+        # One step's gradient need not be summed up.
+        if self._recipe.gradient and self._tables.steps > 1:
+            self._collected = torch.zeros_like(self._gradient)
         self._reserve_halves(clients)
         self._spans = self._spans_of_one_pass()
 
@@ -259,6 +266,8 @@ class StackTraining:
         self._tables.draw(clients)
         self._total_loss.zero_()
         self._tokens.zero_()
+        if self._collected is not None:
+            self._collected.zero_()
         self._step.zero_()
         self._optimiser.begin()
         parameters, _ = self._first(clients)
@@ -289,6 +298,9 @@ class StackTraining:
         if self._network.masked and not full:
             valid = tables.valid(self._step, clients, slots)
         keys = tables.layer_keys(self._step, clients)
+        tokens_before = None
+        if self._collected is not None:
+            tokens_before = self._tokens[:clients].clone()
         updated = self._differentiate(clients, inputs, valid, keys)
         if self._spans is not None:
             self._descend_in_one_pass(clients, self._spans)
@@ -296,8 +308,23 @@ class StackTraining:
             self._complete_gradient(clients)
             if not self._recipe.gradient:
                 self._descend(clients, updated)
+            elif tokens_before is not None:
+                self._collect(clients, tokens_before)
         # On the device too, so that a replayed step goes on by itself.
         self._step += 1
+
+    def _collect(self, clients: int, tokens_before: Tensor) -> None:
+        """Add this step's gradient to those before, each as often as it has samples, or
+        tokens: their sum by all of them is the gradient of the mean loss.
+        """
+        assert self._collected is not None
+        seen = self._tables.counts.index_select(0, self._step)[0, :clients]
+        if self._objective.counts_tokens:
+            seen = self._tokens[:clients] - tokens_before
+        gradient = self._gradient[:clients]
+        weighted = gradient * seen[:, None].to(gradient.dtype)
+        # A client that has finished has no samples, and maybe no gradient.
+        self._collected[:clients] += weighted.where(seen[:, None] > 0, 0)
 
     def _complete_gradient(self, clients: int) -> None:
         """Add what does not come from the network's loss."""

@@ -215,15 +215,19 @@ class LocalTraining(Participants[MethodOptions]):
         if cohort.log.on_trained is not None:
             cohort.log.on_trained(cohort.here, rows)
 
-    def gradients(self, rows: Tensor, cohort: Cohort, *, phase: int) -> Tensor:
+    def gradients(
+        self, rows: Tensor, cohort: Cohort, *, phase: int, whole: bool = False
+    ) -> Tensor:
         """Return the gradient of each member's mean loss at its row, on one minibatch of
-        the run's batch size; 0 for members without data.
+        the run's batch size, or on the `whole` of its data; 0 for members without data.
 
         It is the minibatch with which `train` begins in the same phase. Batch norm takes
         the minibatch's statistics, as in training. Running statistics stay as they are:
         their columns are 0. Weight decay and clipping do not count.
         """
-        recipe = Recipe(0, self.config.batch_size, 0.0, steps=1, gradient=True)
+        epochs, steps = (1, 0) if whole else (0, 1)
+        batch_size = self.config.batch_size
+        recipe = Recipe(epochs, batch_size, 0.0, steps=steps, gradient=True)
         if cohort.log.clock is not None:
             self._count_steps(cohort, recipe)
         with self._timer.phase("train"):

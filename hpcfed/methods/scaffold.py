@@ -8,6 +8,9 @@ SGD gives the paper's. Then w ← w + η_g Σ weightᵢ (rowᵢ − w), and c st
 over all clients: by samples as in FedAvg, so that both minimise the same objective. The
 paper's 1 / |S| and 1 / N are --weights uniform.
 
+With --variates gradient it is option I: cᵢ⁺ = ∇fᵢ(w), over all data of the client, which
+takes another pass over it.
+
 As in the paper all clients take K steps; as many as --epochs asks for is an option, with
 which large clients easily go too far. Both ways a client sends a row and a control
 variate: twice the traffic of FedAvg. Running statistics of batch norm have no control
@@ -16,7 +19,7 @@ variate.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hpcfed.config import Choice, LocalWork, RunConfig, Switch, Training, option
 from hpcfed.methods import _server_rate, fedavg
@@ -46,6 +49,12 @@ class Options(_server_rate.Options):
         "K: local steps of a client in a round; 0: as many as --epochs takes",
         ge=0,
         le=100_000,
+    )
+
+    variates: Literal["steps", "gradient"] = option(
+        "steps",
+        "cᵢ⁺: steps, the mean gradient along the local steps (the paper's option II); "
+        "gradient, that of all local data at w (option I)",
     )
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
@@ -95,15 +104,20 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
     # The mean of g − cᵢ + c over a client's steps. With c in its place, one that has
     # diverged changes nothing.
-    path = recipe.lr * accumulated(fed, cohort, recipe)[cohort.chosen, None]
-    directions = (w - rows) / path.to(w.dtype)
+    if fed.options.variates == "gradient":
+        # Option I: cᵢ⁺ in its place; --weight-decay is a part of fᵢ.
+        gradients = fed.gradients(w, cohort, phase=1, whole=True)
+        directions = gradients + recipe.weight_decay * w - own + c
+    else:
+        path = recipe.lr * accumulated(fed, cohort, recipe)[cohort.chosen, None]
+        directions = (w - rows) / path.to(w.dtype)
     directions[:, num_parameters:] = 0
     directions = fed.revert_diverged(directions, c, cohort)
 
     rows = fed.upload(rows, cohort)
     # The paper's clients send cᵢ⁺ − cᵢ, which is this less the c that they were sent.
     sent = fed.upload(directions, cohort, beside="variates")
-    # Option II: cᵢ⁺ = cᵢ − c + (w − rowᵢ) / (K η). A client that comes late keeps its
+    # cᵢ⁺; by option II cᵢ − c + (w − rowᵢ) / (K η). A client that comes late keeps its
     # variate, for c is the mean of all.
     variates, _ = fed.arrived(own + (directions - c), cohort)
     sent, _ = fed.arrived(sent, cohort)
