@@ -100,6 +100,15 @@ def test_parts_lie_under_the_roofs_that_shares_are_of(tmp_path: Path) -> None:
     assert [(row["x"], row["y"]) for row in roofs[2]][1:] == [(16, 16), (160, 16)]
 
 
+def test_numbers_too_small_for_a_roof_are_left_out(tmp_path: Path) -> None:
+    content = _with_ceilings()
+    tiny = CEILINGS["float32"] | {"bytes_per_second": 1e-300}
+    content["ceilings"] = {"float32": tiny}
+    content["parts"][0]["bandwidth"] = 1e-300
+    found = read_profile(_write(tmp_path, content))
+    assert found is not None and profile(found).charts == []
+
+
 @pytest.mark.parametrize("variation", [0.1, 0.2])
 def test_ceilings_that_vary_are_told_on_the_page(
     variation: float, tmp_path: Path

@@ -121,8 +121,9 @@ def _roofline(found: Profile) -> list[Drawing]:
         if roof is None or copies is None or not part.compute or not part.bandwidth:
             continue
         flops = part.compute * roof.flops
-        per_byte = flops / (part.bandwidth * copies.bytes_per_second)
-        reached.append(Point(per_byte, flops / 1e9, series=part.name))
+        moved = part.bandwidth * copies.bytes_per_second
+        if moved > 0:  # a file that somebody handed in may have numbers too small
+            reached.append(Point(flops / moved, flops / 1e9, series=part.name))
     if not reached:
         return []
     return [
