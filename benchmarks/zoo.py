@@ -102,7 +102,8 @@ def _trained(row: Row, work: Work) -> Row:
     begin = time.perf_counter()
     train, engine = ours(built(row), sample, shard, work.batch, "auto")
     found_s = time.perf_counter() - begin
-    ours_ms = milliseconds(train, work.rounds, device, warmup=1)
+    train()  # to warm up, and to see what it raises
+    ours_ms = milliseconds(train, work.rounds, device, warmup=0)
     # The first weights of all clients, as before the first round.
     rows = engine.layout.row(built(row)).to(device).repeat(work.clients, 1)
     engine.evaluate(rows, shard, np.arange(work.clients))
@@ -183,7 +184,12 @@ def read(path: Path) -> list[Row]:
 
 def write(path: Path, facts: dict[str, Any], rows: Sequence[Row]) -> None:
     """Write all rows so far; a file that is half written replaces none."""
-    text = json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1)
+    values = []
+    for row in rows:
+        # JSON has no NaN: what was not measured is left out.
+        known = {name: value for name, value in asdict(row).items() if value == value}
+        values.append(known)
+    text = json.dumps({**facts, "rows": values}, indent=1)
     half = path.with_name(path.name + ".new")
     half.write_text(text)
     half.replace(path)
