@@ -219,11 +219,19 @@ def test_samples_of_limited_steps(epochs: int, steps: int, repeat: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", methods.names())
-def test_every_method_declares_what_it_trains(name: str) -> None:
+VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in methods.names()]
+VARIANTS += [
+    ("scaffold", {"variates": "gradient"}),
+    ("per-fedavg", {"hessian": "difference"}),
+    ("fedavg-ft", {"finetune_epochs": 0}),
+]
+
+
+@pytest.mark.parametrize(("name", "more"), VARIANTS)
+def test_every_method_declares_what_it_trains(name: str, more: dict[str, Any]) -> None:
     """A round and an evaluation of an uneven federation."""
     model = "cnn-digits" if name == "fedlps" else "mlp"
-    s = assembled(method=name, model=model, clients=4, batch_size=60, epochs=3)
+    s = assembled(method=name, model=model, clients=4, batch_size=60, epochs=3, **more)
     fed, settings = s.federation, s.settings
     cohort = fed.sample(0)
     log = cohort.log

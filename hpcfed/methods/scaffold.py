@@ -73,9 +73,13 @@ class Options(_server_rate.Options):
         yield Switch("epochs", "--local-steps 0", acts)
 
     def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
-        if not self.local_steps:
-            return super().local_work(config, layout)
-        return LocalWork((Training(config.batch_size, steps=self.local_steps),))
+        trained = Training.usual(config)
+        if self.local_steps:
+            trained = Training(config.batch_size, steps=self.local_steps)
+        if self.variates == "steps":
+            return LocalWork((trained,))
+        # Option I goes through all local data once more, for its gradient.
+        return LocalWork((trained, Training.usual(config, epochs=1)))
 
 
 @dataclass(frozen=True)
