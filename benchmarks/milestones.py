@@ -25,7 +25,7 @@ FUNCTIONS = {
     "hpcfed.runtime.world:enter": "world",
     "hpcfed.experiment.assemble:load_dataset": "data",
     "hpcfed.experiment.run:assemble": "assembled",
-    "hpcfed.experiment.loop:begin_patience": "begun",
+    "hpcfed.experiment.loop:begin_early_end": "begun",
     "hpcfed.experiment.recording:Recorder.record": "first round",
 }
 """Functions, and the milestones that their first returns are."""
