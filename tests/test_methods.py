@@ -40,10 +40,8 @@ def test_fedavg_on_a_quadratic_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     s = assembled(clients=3)
     fed = s.federation
-    targets, fed.sizes = (
-        torch.tensor([0.0, 10.0, 4.0], dtype=torch.float64),
-        np.array([1, 3, 0]),
-    )
+    targets = torch.tensor([0.0, 10.0, 4.0], dtype=torch.float64)
+    fed.sizes = fed.weights = np.array([1, 3, 0])
 
     def to_target(job: TrainingJob) -> tuple[Tensor, Losses]:
         goals = targets[torch.from_numpy(job.clients)].unsqueeze(1)
@@ -87,7 +85,7 @@ def test_a_client_without_data_changes_nothing() -> None:
             "the draw is the same"
         )
         assert np.array_equal(
-            cohort.weights, fed.sizes[cohort.clients] / fed.sizes[drawn].sum()
+            cohort.weights, fed.weights[cohort.clients] / fed.weights[drawn].sum()
         )
         before, state = state, s.method.round(fed, state, cohort)
         log = cohort.log

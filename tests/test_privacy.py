@@ -321,8 +321,9 @@ def round(fed, state, cohort):
         ),
         (
             "central",
-            "w = fed.mean(fed.upload(rows[:, :9], cohort), cohort)",
-            "mean of rows with the same columns",
+            "some = fed.upload(rows[:, :9], cohort, columns=slice(0, 9)); "
+            "w = fed.mean(some, cohort)",
+            "sends some columns of a row",
         ),
         ("central", "w = fed.sum(rows.sum(0))", "sums over clients"),
         ("local", "w = fed.sum(rows.sum(0))", "sums over clients"),
@@ -335,7 +336,8 @@ def round(fed, state, cohort):
         ),
         (
             "local",
-            "w = fed.mean(fed.upload(rows, cohort, beside=state.w), cohort)",
+            "fed.download(state.w, cohort, beside='variates'); "
+            "w = fed.mean(fed.upload(rows, cohort, beside='variates'), cohort)",
             "uploads more than rows",
         ),
     ],
@@ -390,11 +392,11 @@ def test_a_round_without_clients_is_as_noisy_as_any_other(method: str) -> None:
     state = s.method.round(fed, first, cohort)
     found = state.shared if method == "fedper" else state.w
     noise = 0.5 * 0.05 / 3 * noise_of(0, len(found))
-    if method in ("fedavg", "fedper", "pfedme"):
-        torch.testing.assert_close(found - before, noise, rtol=1e-9, atol=1e-12)
-    if method == "fedavgm":
-        # η = 0.5 of the mean update.
-        torch.testing.assert_close(found - before, noise / 2, rtol=1e-9, atol=1e-12)
+    # FedAvgM's η and pFedMe's β multiply the mean update.
+    steps = {"fedavg": 1.0, "fedper": 1.0, "fedavgm": 0.5, "pfedme": 2.0}
+    if method in steps:
+        moved = steps[method] * noise
+        torch.testing.assert_close(found - before, moved, rtol=1e-9, atol=1e-12)
     assert (found != before).all()
 
 

@@ -366,7 +366,8 @@ def test_what_counts_as_a_run(
         [],
     )
     capsys.readouterr()
-    assert "would be lost" in mistake(capsys, "report", run, "--csv", run / "run.h5")
+    said = mistake(capsys, "report", run, "--csv", run / "run.h5")
+    assert ".h5 is for results; name a file of another kind" in said
     assert len(find([run]).samples) == 1
 
 

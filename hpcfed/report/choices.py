@@ -38,6 +38,7 @@ PACKED_BY = {
     "bucket": ("qsgd", "sign"),
     "compress_rank": ("powersgd",),
     "feedback": ("topk", "randomk", "sign", "powersgd"),
+    "ef21": ("topk", "randomk", "qsgd", "sign", "powersgd"),
 }
 """Options of compressors, which say nothing with others."""
 MEANS_OFF = {"oversample": 1.0}
