@@ -536,7 +536,7 @@ def test_a_gpu_takes_uploads_in_as_a_cpu_does(method: ModuleType) -> None:
     options = method.Options()
     fed: Any = SimpleNamespace(
         options=options,
-        sizes=np.array([3, 1, 4, 1, 5, 9, 2, 6]),
+        weights=np.array([3, 1, 4, 1, 5, 9, 2, 6]),
         layout=SimpleNamespace(num_parameters=20),
         sum=lambda tensor: tensor,
         timed=lambda phase: nullcontext(),

@@ -255,6 +255,12 @@ def test_every_method_declares_what_it_trains(name: str, more: dict[str, Any]) -
         assert counted == pytest.approx(planned, rel=1e-12), part
 
 
+def test_steps_of_dp_sgd_are_counted_too() -> None:
+    s = assembled(clients=3, batch_size=60, epochs=2, momentum=0.0, sample_noise=1.0)
+    s.method.round(s.federation, s.method.init(s.federation), s.federation.sample(0))
+    assert s.engine.samples == 2 * s.federation.sizes.sum()
+
+
 def test_frozen_layers_cost_less() -> None:
     """By hand: forward, the weight's own gradient, and the gradient that leads to what
     is trained below.

@@ -25,6 +25,7 @@ from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.clients.schedule import training_samples
 from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
+from hpcfed.models.cost import Cost
 from hpcfed.models.own import answers
 from hpcfed.runtime import randomness
 
@@ -54,6 +55,7 @@ class PrivateSteps:
         self._multiplier = multiplier
         self._count = count
         self.layout = engine.layout
+        self._samples = 0
         _check_network(network)
         if self.layout.num_parameters < self.layout.num_columns:
             raise UserError(
@@ -74,6 +76,14 @@ class PrivateSteps:
         return self._engine.halvings
 
     @property
+    def samples(self) -> int:
+        return self._engine.samples + self._samples
+
+    @property
+    def cost(self) -> Cost:
+        return self._engine.cost
+
+    @property
     def fisher(self) -> Fisher:
         raise UserError(
             "--sample-noise would not hold: this method computes Fisher information of "
@@ -91,6 +101,7 @@ class PrivateSteps:
     def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
         """Train each row on its client's data, and count how often samples were used."""
         _check_job(job)
+        self._samples += int(job.num_samples().sum())
         steps = job.num_steps()
         length = job.recipe.length
         sizes = job.shard.samples[job.clients]

@@ -277,7 +277,7 @@ def _setup(
         world=world,
         method=methods.load(config.method),
         federation=fed,
-        engine=engine,
+        engine=trains,
         collectives=collectives,
         timer=timer,
         clients=material.clients,

@@ -110,7 +110,11 @@ def choose(
         failure, contiguous = _tried(stack, trial, layout, expected)
         if not failure:
             way: Mode = "loop" if mode == "loop" else "batched"
-            return Way(stack(bf16=bf16, contiguous=contiguous), way)
+            stacked = stack(bf16=bf16, contiguous=contiguous)
+            # Bloom's makes a tensor on the host in every pass, for instance.
+            asks = _asks_host(stack(contiguous=contiguous), trial, layout)
+            stacked.captures = not asks
+            return Way(stacked, way)
         reasons.append(failure)
     if mode != "loop":
         make = partial(VmapNetwork, network, layout, drops=drops)

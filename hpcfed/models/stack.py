@@ -35,10 +35,8 @@ class StackedNetwork:
     ones.
     """
 
-    captures = True
-    """Whether a step on a GPU can be captured and replayed."""
     capture_may_fail = False
-    """Whether that turns out only when it is tried."""
+    """Whether it turns out only when it is tried that a step cannot be captured."""
 
     def __init__(
         self,
@@ -54,6 +52,8 @@ class StackedNetwork:
         layers looks at them. `contiguous`: a module wants images as torch lays them out.
         `drops`: calls of a training pass that drop by a function.
         """
+        self.captures = True
+        """Whether a step on a GPU can be captured and replayed."""
         self._bf16 = bf16
         self._halves = bf16 and halves
         self._batch = Batch(contiguous=contiguous)

@@ -303,7 +303,9 @@ class Remembering(Pixels):
         if self.training:
             self.mean = 0.8 * self.mean + 0.2 * self.a.weight.detach().mean()
             self.odd = ~self.odd
-            self.steps = self.steps + torch.arange(3, dtype=torch.uint8)
+            self.steps = self.steps + torch.arange(
+                3, dtype=torch.uint8, device=x.device
+            )
         return y - self.mean + self.odd.sum() + 0.1 * self.steps.sum() * self.table
 
 
