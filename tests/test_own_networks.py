@@ -3,6 +3,7 @@ would train in plain torch.
 """
 
 import copy
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -663,6 +664,31 @@ def test_a_capture_that_fails_leaves_no_trace() -> None:
     strict.run("step", asks_the_host)
     with pytest.raises(RuntimeError):
         strict.run("step", asks_the_host)
+
+
+@pytest.mark.gpu
+def test_garbage_of_an_earlier_run_spoils_no_capture() -> None:
+    """Its graphs go whenever Python collects, but not while another is captured."""
+    device, total = torch.device("cuda"), torch.zeros((), device="cuda")
+
+    def step() -> None:
+        total.add_(1)
+
+    def busy_step() -> None:
+        total.add_(1)
+        _ = [[] for _ in range(20_000)]  # so many that Python would collect
+
+    earlier, replays = Replays(device), Replays(device)
+    for _ in range(3):
+        earlier.run("step", step)
+    replays.run("step", busy_step)
+    gc.collect()
+    cycle: list[Any] = [earlier]
+    cycle.append(cycle)
+    del earlier, cycle
+    for _ in range(3):
+        replays.run("step", busy_step)
+    assert gc.isenabled() and float(total) == 7
 
 
 def test_tied_weights_start_from_their_first_name() -> None:

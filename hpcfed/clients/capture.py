@@ -4,8 +4,9 @@ Launching the kernels of a small network's step one by one takes longer than the
 themselves.
 """
 
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -66,7 +67,7 @@ class Replays:
     def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _keeping_garbage():
             graph.capture_begin(pool=self._pool)
             try:
                 function()
@@ -85,6 +86,20 @@ class Replays:
         if self._on:
             # The old pool ends with its last graph.
             self._pool = torch.cuda.graph_pool_handle()
+
+
+@contextmanager
+def _keeping_garbage() -> Iterator[None]:
+    """Let Python collect no garbage meanwhile. Graphs of an earlier run may be among it,
+    and a graph that is destroyed while another is captured spoils the capture.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _leave_capture() -> None:
