@@ -569,7 +569,11 @@ def test_sources_compile(name: str) -> None:
         ("mixing.cu", {}),
         ("distances.cu", {"THREADS": 256, "CHUNK": 2**14}),
         ("linear.cu", LINEAR | {"LINEAR_FORWARD": 1, "CHUNK": 448}),
-        ("linear.cu", LINEAR | {"MOMENTUM": "0.5f", "DECAY": "0.0f", "RATE_EACH": 1}),
+        (
+            "linear.cu",
+            LINEAR
+            | {"MOMENTUM": "0.5f", "NESTEROV": 1, "DECAY": "0.0f", "RATE_EACH": 1},
+        ),
         (
             "dropout.cu",
             {"CHANNELS": 64, "PIXELS": 196, "THRESHOLD": 9, "SCALE": 2, "BACKWARD": 1},
