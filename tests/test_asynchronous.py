@@ -563,7 +563,8 @@ def test_a_gpu_takes_uploads_in_as_a_cpu_does(method: ModuleType) -> None:
                 return versions[max(versions)], heard
             sums, samples, heard = fedbuff.summed(fed, received, wave)
             server = fedbuff.Server(given, filled, waiting)
-            server, _ = fedbuff.stepped(fed, server, wave, sums, samples)
+            rate = options.server_lr
+            server, _ = fedbuff.stepped(fed, server, wave, sums, samples, rate=rate)
             return server.w + server.buffer, heard
         finally:
             if device == "cuda":
