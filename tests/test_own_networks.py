@@ -564,6 +564,11 @@ def test_what_no_client_could_keep_is_refused_by_name(kind: str, line: str) -> N
     assert "of torch's own" not in str(caught.value)
 
 
+def test_a_rounding_is_no_memory() -> None:
+    """Threads may add in another order from call to call."""
+    build_own("tests/own/networks.py:Attribute", IMAGES, 10, {"kind": "rounding"})
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_buffer_that_changes_later_is_found_then(in_place: bool) -> None:
     network = networks.Belated(in_place=in_place)

@@ -24,6 +24,8 @@ from hpcfed import plugins
 from hpcfed.errors import UserError
 from hpcfed.models.layout import idle_counters
 
+ROUNDINGS = 1e-5
+"""Relative difference of float32 that roundings explain."""
 MANY = 1_000_000
 """Batches that a norm may have counted, to see whether anything depends on them."""
 ITEMS = 10_000
@@ -64,15 +66,15 @@ def keep_state(network: nn.Module, name: str, inputs: Tensor, call: Call) -> Non
                 "which all clients share; make it a buffer, which each has for itself"
             )
     changed = _different(first.others, again.others)
-    if not changed and first.seen != again.seen:
-        if first.seen == trial.called(same).seen:
+    if not changed and not again.gives_as(first):
+        if trial.called(same).gives_as(first):
             counters = ", ".join(sorted(trial.counters))
             raise UserError(
                 f"model {name} depends on {counters}, which no row holds; count in a "
                 "buffer of your own"
             )
         changed = _different(earlier.others, first.others)
-    if changed or first.seen != again.seen:
+    if changed or not again.gives_as(first):
         raise UserError(f"model {name} {_remembered(changed)}")
     _mark(network, name, trial.changed_by(earlier, first), trial.counters)
 
@@ -92,12 +94,20 @@ def _remembered(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class _After:
-    """What a call in training has given and left, as digests."""
+    """What a call in training has given and left."""
 
-    seen: dict[str, bytes]
+    seen: dict[str, Tensor]
     """Outputs (by an empty name), and buffers that a row can hold."""
     others: dict[str, bytes]
-    """Attributes of modules, and buffers that no row can hold."""
+    """Digests of attributes of modules, and of buffers that no row can hold."""
+
+    def gives_as(self, other: "_After") -> bool:
+        """Tell whether another call gave the same, but for roundings: threads may add in
+        another order.
+        """
+        if self.seen.keys() != other.seen.keys():
+            return False
+        return all(_alike(own, other.seen[name]) for name, own in self.seen.items())
 
 
 class _Trial:
@@ -142,14 +152,14 @@ class _Trial:
         for name, tensor in self._tensors.items():
             if tensor._version != versions[name]:
                 self.written.add(name)
-        seen = {"": _digest(y)}
+        seen = {"": y.clone()}
         for name, buffer in self._network.named_buffers():
             before = self._before.get(name)
             kind = None if before is None else (before.shape, before.dtype)
             if kind != (buffer.shape, buffer.dtype):
                 self._moving.add(name)
             elif name not in self.counters:
-                seen[name] = _digest(buffer)
+                seen[name] = buffer.clone()
         return _After(seen, self._others())
 
     def _others(self) -> dict[str, bytes]:
@@ -169,10 +179,24 @@ class _Trial:
         """Return the buffers that some call has changed, or has written to."""
         found = set(self.written)
         for name, before in self._before.items():
-            digest = _digest(before)
-            if any(call.seen.get(name, digest) != digest for call in calls):
-                found.add(name)
+            for call in calls:
+                if not _equal(call.seen.get(name, before), before):
+                    found.add(name)
         return found - self._moving
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors hold the same bits: NaN equals itself, too."""
+    return _bytes_of(one) == _bytes_of(other)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    if one.is_floating_point() and one.shape == other.shape:
+        size = float(one.abs().nan_to_num().max()) if one.numel() else 0.0
+        return torch.allclose(
+            one, other, rtol=ROUNDINGS, atol=ROUNDINGS * size, equal_nan=True
+        )
+    return _equal(one, other)
 
 
 def _different(ours: dict[str, bytes], theirs: dict[str, bytes]) -> list[str]:
