@@ -12,7 +12,7 @@ from rich.console import Console
 
 from hpcfed import cli
 from hpcfed.config.compression import CompressionOptions
-from hpcfed.record.pace import time_text
+from hpcfed.record.pace import flops_text, time_text
 from hpcfed.record.run import RunRecord
 from hpcfed.report.choices import PACKED_BY, PARTS
 from hpcfed.report.collect import Found
@@ -75,6 +75,11 @@ def grouped(*runs: RunRecord) -> list[Group]:
 def test_times_in_words() -> None:
     told = [time_text(seconds) for seconds in (47.31, 200, 7500, 273_600, NAN)]
     assert told == ["47.3 s", "3 min 20 s", "2 h 5 min", "3 d 4 h", "–"]
+
+
+def test_operations_in_words() -> None:
+    told = [flops_text(number) for number in (7.61e9, 1.2345e13, 4e15, 5.8e7, 0.0)]
+    assert told == ["7.61 GFLOP", "12.3 TFLOP", "4 PFLOP", "0.058 GFLOP", "0 GFLOP"]
 
 
 def test_the_target_is_reached_by_both_clocks() -> None:

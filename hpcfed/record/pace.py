@@ -111,7 +111,8 @@ def short_seconds(seconds: float) -> str:
 
 
 def flops_text(number: float) -> str:
-    """Return floating-point operations in a unit that fits."""
-    if number >= 1e10:
-        return f"{number / 1e12:,.2f} TFLOP"
-    return f"{number / 1e9:,.2f} GFLOP"
+    """Return floating-point operations in the largest unit of which there is one."""
+    for unit, size in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number / 1e9:.2g} GFLOP"
