@@ -71,7 +71,9 @@ def scatter(
         _points(names, x, y, across, up),
     ]
     if any(point.label for point in shown):
-        layers.append(_labels(names, across, up))
+        # Twice: letters stand on a rim of the page's colour, since points lie around.
+        for style in ("point-rim", "point-name"):
+            layers.append(_labels(names, across, up, style))
     if frontier:
         corners = [{"x": short(left), "y": short(top)} for left, top in frontier]
         layers.append(_path(corners, across, up, interpolate="step-after"))
@@ -151,11 +153,11 @@ def _points(names: Sequence[str], x: Axis, y: Axis, across: Spec, up: Spec) -> S
     }
 
 
-def _labels(names: Sequence[str], across: Spec, up: Spec) -> Spec:
+def _labels(names: Sequence[str], across: Spec, up: Spec, style: str) -> Spec:
     text = {"text": {"field": "label", "type": "nominal"}}
     return {
         "transform": chosen(names),
-        "mark": {"type": "text", "style": "point-name", "clip": True},
+        "mark": {"type": "text", "style": style, "clip": True},
         "encoding": {"x": across, "y": up} | text,
     }
 

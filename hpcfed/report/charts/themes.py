@@ -44,6 +44,7 @@ def _theme(
         "symbolLimit": 60,
         "symbolOpacity": 1,
     }
+    name = {"color": ink, "fontSize": size, "align": "left", "baseline": "middle"}
     return {
         "background": "transparent",
         "font": font,
@@ -86,19 +87,9 @@ def _theme(
                 "baseline": "bottom",
                 "dy": -4,
             },
-            "bar-name": {
-                "color": ink,
-                "fontSize": size,
-                "align": "left",
-                "baseline": "middle",
-            },
-            "point-name": {
-                "color": soft,
-                "fontSize": size,
-                "align": "left",
-                "baseline": "middle",
-                "dx": 7,
-            },
+            "bar-name": name,
+            "point-name": {**name, "dx": 7},
+            "point-rim": {**name, "dx": 7, "stroke": paper, "strokeWidth": 3},
         },
     }
 
