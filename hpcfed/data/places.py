@@ -1,5 +1,6 @@
 """Where a file or folder of the user's is: as given, or below the folder of all data."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from hpcfed.errors import UserError
@@ -9,41 +10,42 @@ def find_folder(
     name: str, prefix: str, *, root: Path | None, example: str, wanted: str
 ) -> Path:
     """Return the folder that `PREFIX:DIR` means; `wanted` says what should be in it."""
-    given = name.removeprefix(prefix)
-    if not given:
-        raise UserError(
-            f"{prefix} needs a folder after the colon, e.g. {prefix}{example}"
-        )
-    places = _places(given, root)
-    for place in places:
-        if place.is_dir():
-            return place
-    raise UserError(
-        f"{name}: no folder {' or '.join(map(str, places))}; give one {wanted}"
-    )
+    given = _given(name, prefix, "folder", example)
+    return _found(name, given, root, Path.is_dir, "folder", f"give one {wanted}")
 
 
 def find_file(
     name: str, prefix: str, *, root: Path | None, example: str, wanted: str
 ) -> Path:
     """Return the file that `PREFIX:PATH` means; `wanted` says what it should be."""
+    given = _given(name, prefix, "path", example)
+    helps = f"give the path of {wanted}"
+    return _found(name, given, root, Path.is_file, "file", helps)
+
+
+def _given(name: str, prefix: str, what: str, example: str) -> str:
     given = name.removeprefix(prefix)
     if not given:
         raise UserError(
-            f"{prefix} needs a path after the colon, e.g. {prefix}{example}"
+            f"{prefix} needs a {what} after the colon, e.g. {prefix}{example}"
         )
-    places = _places(given, root)
-    for place in places:
-        if place.is_file():
-            return place
-    raise UserError(
-        f"{name}: no file {' or '.join(map(str, places))}; give the path of {wanted}"
-    )
+    return given
 
 
-def _places(given: str, root: Path | None) -> list[Path]:
+def _found(
+    name: str,
+    given: str,
+    root: Path | None,
+    is_there: Callable[[Path], bool],
+    what: str,
+    helps: str,
+) -> Path:
     path = Path(given).expanduser()
     # The path as given comes first: a shell completes it so.
-    if root is None or path.is_absolute():
-        return [path]
-    return [path, root / path]
+    places = [path]
+    if root is not None and not path.is_absolute():
+        places.append(root / path)
+    for place in places:
+        if is_there(place):
+            return place
+    raise UserError(f"{name}: no {what} {' or '.join(map(str, places))}; {helps}")

@@ -18,7 +18,7 @@ from hpcfed.report.charts.drawing import (
 
 MOST_BINS = 20
 DASHES = [[1, 0], [7, 3], [1, 0], [3, 3]]
-"""Of columns, and of the first marks: Vega's own third pattern is hardly seen."""
+"""Patterns of columns and of the first marks; the third of Vega's own is hardly seen."""
 
 
 def histogram(
