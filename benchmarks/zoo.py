@@ -40,7 +40,7 @@ from hpcfed.models.lora import add_adapters
 from hpcfed.models.own import check_network
 
 RANK = 4
-"""Of the adapters."""
+"""Rank of the adapters."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Work:
     device: str
     clients: int
     samples: int
-    """Of each client."""
+    """Training samples of each client."""
     batch: int
     rounds: int
     threads: int
-    """Of each process, on a CPU."""
+    """Threads of each process, on a CPU."""
 
 
 @dataclass(frozen=True)

@@ -361,6 +361,17 @@ def test_a_method_has_its_price() -> None:
     )
 
 
+def test_pairs_that_agree_by_chance_hide_no_noise() -> None:
+    """Under both alphas Ditto takes twice as long by the means of repeats far apart."""
+    samples = []
+    for alpha, (seed, slow) in product((0.1, 1.0), enumerate((1.0, 9.0))):
+        for method, times in (("fedavg", 1.0), ("ditto", 2.0)):
+            more = {"alpha": alpha, "seconds": slow * times, "seed": seed}
+            samples.append(sample_of(method=method, **more))
+    told = answers(samples)["What does it cost?"]
+    assert "takes 2 times (by the mean; too few repeats for an interval) as" in told
+
+
 def test_an_interval_of_two_repeats_that_says_nothing_is_not_printed() -> None:
     wide, narrow = Estimate(0.36, 0.026, 4.9), Estimate(0.36, 0.3, 0.4)
     assert times_text(wide, " %", 100) == (

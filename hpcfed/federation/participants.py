@@ -45,7 +45,7 @@ class Participants(Generic[MethodOptions]):
         """
         self._round = 0
         self._log = RoundLog()
-        """Of the round in progress, or the last one."""
+        """The log of the round in progress, or of the last one."""
         self._rank_of = clients.rank
         self._collectives = collectives
         self._timer = timer

@@ -34,7 +34,7 @@ class Limit:
     phase: str
     """The phase that takes most of a round."""
     share: float
-    """Of the time of all counted rounds: few of them may take most of it."""
+    """Share of the time of all counted rounds: few of them may take most of it."""
     loss: Loss | None
     """None where there are no fewer ranks to compare with."""
 

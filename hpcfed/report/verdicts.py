@@ -563,10 +563,17 @@ def _seconds(points: Sequence[tuple[Choice, Group]]) -> list[float]:
 
 
 def _over_pairs(ratios: Sequence[Estimate]) -> Estimate:
-    """Return a ratio over several pairs of points; of one pair, as its repeats tell it."""
+    """Return a ratio over several pairs of points; of one pair, as its repeats tell it.
+
+    Pairs that agree by chance say nothing where the repeats of one are far apart.
+    """
     if len(ratios) == 1:
         return ratios[0]
-    return of_runs([one.centre for one in ratios])
+    together = of_runs([one.centre for one in ratios])
+    loose = [one for one in ratios if vague(one)]
+    if not loose:
+        return together
+    return Estimate(together.centre, loose[0].low, loose[0].high)
 
 
 def _energy(group: Group) -> float:
