@@ -28,8 +28,8 @@ from measuring import settings_of, synchronize
 
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup, assemble
-from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 

@@ -41,9 +41,9 @@ from references import (
 )
 
 from hpcfed.errors import one_line
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.checkpoints import MARKER
-from hpcfed.record.folder import CHECKPOINTS
+from hpcfed.results.checkpoints import MARKER
+from hpcfed.results.folder import CHECKPOINTS
+from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import STOPPED
 
 ASIDE = ("hangup-alone", "study", "requeue", "seeds", "twice")

@@ -60,8 +60,8 @@ def limit_runs(originals: Path) -> None:
     be of any length.
     """
     from hpcfed import cli
-    from hpcfed.config import Settings
     from hpcfed.experiment import run as experiment
+    from hpcfed.options import Settings
 
     begin = experiment.run
     known = cli.parse_run(["--resume", str(originals / "cases/run")]).flat()

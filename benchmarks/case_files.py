@@ -17,7 +17,7 @@ import numpy as np
 from case_commands import Commands, commands
 from case_texts import newest_checkpoint
 
-from hpcfed.record.checkpoints import MARKER
+from hpcfed.results.checkpoints import MARKER
 
 
 def plain_arrays() -> dict[str, Any]:

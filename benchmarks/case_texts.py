@@ -14,8 +14,8 @@ from typing import Any
 import h5py
 from case_commands import Commands, commands
 
-from hpcfed.record.checkpoints import MARKER
-from hpcfed.record.folder import CHECKPOINTS
+from hpcfed.results.checkpoints import MARKER
+from hpcfed.results.folder import CHECKPOINTS
 
 Change = Callable[[Path, random.Random], Commands]
 """What is done to the copies in a folder, and which commands get them then."""

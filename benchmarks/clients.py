@@ -24,10 +24,10 @@ import torch
 from measuring import settings_of
 from round import rounds_of
 
+from hpcfed.analysis.costmodel import CostModel, Measured, fit
 from hpcfed.experiment.assemble import assemble
-from hpcfed.record.timing import Timer
-from hpcfed.report.costmodel import CostModel, Measured, fit
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 RESNET20 = "benchmarks/examples/resnet.py:ResNet"

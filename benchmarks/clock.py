@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import hpcfed
+from hpcfed.federation.channel.clock import MembersTime, VirtualClock
 from hpcfed.federation.federation import Federation
-from hpcfed.transit.clock import MembersTime, VirtualClock
 
 CALLS = {
     VirtualClock: ("next_moment", "available", "begin", "end"),

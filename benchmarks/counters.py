@@ -34,8 +34,8 @@ from torch import Tensor
 from hpcfed.experiment.assemble import assemble
 from hpcfed.kernels.cuda import Kernel
 from hpcfed.profile.ceilings import Ceilings
-from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 
 TIME = "gpu__time_duration.sum"
 READ = "dram__bytes_read.sum"

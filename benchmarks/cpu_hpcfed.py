@@ -8,8 +8,8 @@ from engine import rounds_of
 from measuring import settings_of
 
 from hpcfed.experiment.assemble import assemble
-from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 
 
 def run(part: Part, turns: Turns) -> None:

@@ -25,12 +25,12 @@ import torch
 import torch.nn.functional as F
 from measuring import settings_of, synchronize
 
-from hpcfed.config import Settings
 from hpcfed.experiment.assemble import Setup, assemble, assemble_stacked
 from hpcfed.federation.log import RoundLog
 from hpcfed.models.networks import build
-from hpcfed.record.timing import Timer
+from hpcfed.options import Settings
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 SYNTHETIC: dict[str, Any] = {

@@ -26,8 +26,8 @@ from round import WORKS
 
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.experiment.evaluate import AfterTraining, evaluate
-from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 TEST_PER_CLIENT = {"pfl-cifar10": 10, "pfedgpa-cifar10": 100}

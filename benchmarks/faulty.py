@@ -24,7 +24,7 @@ from hpcfed.clients.job import Losses, TrainingJob
 from hpcfed.clients.training import StackTraining
 from hpcfed.experiment import progress
 from hpcfed.federation.federation import Federation
-from hpcfed.record import results
+from hpcfed.results import results
 
 SLOW_ROUNDS, SLOW_SECONDS = 3, 0.2
 MOMENT = 0.01

@@ -14,7 +14,7 @@ from disks import fill, read_only, replace
 from lives import STALL, Job
 from references import pace
 
-from hpcfed.record import checkpoints
+from hpcfed.results import checkpoints
 
 KILLED = ("killall", "flip", "truncate", "links", "files")
 """Kinds of faults that begin with the end of all ranks."""

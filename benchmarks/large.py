@@ -35,14 +35,14 @@ from torch.profiler import ProfilerActivity, profile
 from hpcfed import methods
 from hpcfed.clients import engine as engines
 from hpcfed.clients.pull import Pull, Strengths
-from hpcfed.config import resolve
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.models.cost import cost
 from hpcfed.models.networks import build
 from hpcfed.models.own import Sample
+from hpcfed.options import resolve
 from hpcfed.profile.ceilings import Ceilings
-from hpcfed.record.timing import PHASES, Timer
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import PHASES, Timer
 
 SHAPE = (3, 32, 32)
 BATCH = 64

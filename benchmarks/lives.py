@@ -18,8 +18,8 @@ import h5py
 import launching
 import numpy as np
 
-from hpcfed.experiment.stored import read_run
-from hpcfed.record import checkpoints
+from hpcfed.results import checkpoints
+from hpcfed.results.stored import read_run
 
 WORK = [
     "run", "--model", "mlp", "--clients", "8", "--method", "fedper", "--participation", "0.75", "--precision", "fp32",

@@ -47,7 +47,7 @@ import numpy as np
 from matrix_cells import LAYOUTS, WORK, Cell, cells
 
 from hpcfed.errors import UserError
-from hpcfed.experiment.stored import read_run
+from hpcfed.results.stored import read_run
 from hpcfed.server.options import NETWORKS
 
 JOBS = 2

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from hpcfed import methods
-from hpcfed.config import Settings, resolve
+from hpcfed.options import Settings, resolve
 
 
 def settings_of(values: dict[str, Any]) -> Settings:

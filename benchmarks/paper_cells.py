@@ -14,18 +14,17 @@ from typing import Any
 from paper_study import MEASURES, Study
 
 from hpcfed import methods
-from hpcfed.config import (
+from hpcfed.data import files
+from hpcfed.errors import UserError, unknown
+from hpcfed.options import (
     RunConfig,
     Settings,
-    check,
     check_unchanged,
     resolve,
     suggest_option,
 )
-from hpcfed.data import files
-from hpcfed.errors import UserError, unknown
-from hpcfed.experiment.stored import read_seeds
-from hpcfed.record.run import RunRecord, mean_accuracy
+from hpcfed.results.run import RunRecord, mean_accuracy
+from hpcfed.results.stored import check_start, read_seeds
 from hpcfed.runtime.launcher import launched
 
 OWN = (
@@ -234,7 +233,7 @@ def runnable(cells: Sequence[Cell]) -> list[Cell]:
             absent[name] = error
             continue
         try:
-            check(cell.settings, launched())
+            check_start(cell.settings, launched())
         except UserError as error:
             raise UserError(f"{cell}: {error}") from None
         check_folder(cell)

@@ -17,13 +17,13 @@ from paper_cells import Cell
 from paper_study import MEASURES, NEW_SERIES, Drawing
 
 import hpcfed
+from hpcfed.analysis.render import charts
+from hpcfed.analysis.render.charts import Axis, Line, Point, scatter, spread
+from hpcfed.analysis.render.charts.figures import image
 from hpcfed.errors import UserError
-from hpcfed.experiment.stored import read_seeds
-from hpcfed.record.run import RunRecord, mean_accuracy
-from hpcfed.record.series import series_of
-from hpcfed.report import charts
-from hpcfed.report.charts import Axis, Line, Point, scatter, spread
-from hpcfed.report.charts.figures import image
+from hpcfed.results.run import RunRecord, mean_accuracy
+from hpcfed.results.series import series_of
+from hpcfed.results.stored import read_seeds
 
 LOG_FROM = 20
 """The largest value on a horizontal axis by the smallest from which on it is

@@ -22,13 +22,10 @@ from paper_cells import Cell, outcome
 from paper_tables import result_line
 
 from hpcfed.cli import parse_run
-from hpcfed.config import (
-    Settings,
-    check_unchanged,
-)
 from hpcfed.errors import UserError, one_line
-from hpcfed.experiment.stored import read_seeds
-from hpcfed.record import checkpoints
+from hpcfed.options import Settings, check_unchanged
+from hpcfed.results import checkpoints
+from hpcfed.results.stored import read_seeds
 from hpcfed.runtime.signals import SIGNALS, STOPPED, Stop
 
 

@@ -19,14 +19,11 @@ from pydantic import (
     model_validator,
 )
 
-from hpcfed.config import (
-    load_toml,
-    suggest_option,
-)
 from hpcfed.errors import UserError, unknown
-from hpcfed.record.run import LAST_UPDATES, RunRecord, mean_accuracy
-from hpcfed.record.series import METRIC_SERIES, ROUND_SERIES
-from hpcfed.record.timing import PHASES
+from hpcfed.options import load_toml, suggest_option
+from hpcfed.results.run import LAST_UPDATES, RunRecord, mean_accuracy
+from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES
+from hpcfed.runtime.timer import PHASES
 
 
 class Printed(NamedTuple):

@@ -53,8 +53,8 @@ from round import WORKS, rounds_of
 
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import assemble
-from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 
 RIVALS = ("pfl-research", "vmap", "loop")
 HEADER = (

@@ -19,8 +19,7 @@ import torch
 
 from hpcfed import methods
 from hpcfed.clients.network import client_layout, client_network
-from hpcfed.config import Settings, resolve
-from hpcfed.experiment.stored import read_run
+from hpcfed.options import Settings, resolve
 from hpcfed.plan.calibrate import calibrate, measure_rounds, start
 from hpcfed.plan.constants import Constants
 from hpcfed.plan.fits import Range
@@ -29,6 +28,7 @@ from hpcfed.plan.loads import Load, rank_loads, train_sizes
 from hpcfed.plan.rounds import Target, fit_rates, plan_round
 from hpcfed.plan.server import plan_learning
 from hpcfed.plan.server_calibration import measure_server
+from hpcfed.results.stored import read_run
 from hpcfed.server.options import server_options
 from hpcfed.studies.plan import flags
 

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hpcfed.record.publish import publish
+from hpcfed.results.publish import publish
 
 LONGEST = 0.08
 """Seconds from the first version of a process to its end, at most."""

@@ -34,9 +34,9 @@ class Readers:
     """All that reads a kind of file, with what it needs."""
 
     def __init__(self, originals: Path) -> None:
-        from hpcfed.experiment.stored import read_run
-        from hpcfed.record import sandbox
-        from hpcfed.report import collect
+        from hpcfed.analysis import collect
+        from hpcfed.results import sandbox
+        from hpcfed.results.stored import read_run
 
         self._tried: set[int] = set()
         self._try_out = sandbox.try_out
@@ -57,7 +57,7 @@ class Readers:
 
     def __call__(self, kind: str, path: Path) -> None:
         """Read a file as every command would that gets it; raise the first refusal."""
-        from hpcfed.record.sandbox import try_out
+        from hpcfed.results.sandbox import try_out
 
         ways = {
             "run": (self.show, self.report, self.resume, self.restore),
@@ -83,9 +83,9 @@ class Readers:
         """Read a run as `hpcfed show` does."""
         from rich.console import Console
 
-        from hpcfed.experiment.stored import read_run
-        from hpcfed.record.sandbox import try_out
-        from hpcfed.report.show import show
+        from hpcfed.analysis.render.show import show
+        from hpcfed.results.sandbox import try_out
+        from hpcfed.results.stored import read_run
 
         try_out([path])
         record = read_run(path.parent)
@@ -95,16 +95,16 @@ class Readers:
 
     def report(self, path: Path) -> None:
         """Read a run or a study as `hpcfed report` does, exports included."""
-        from hpcfed.report.collect import find
-        from hpcfed.report.command import content_of
-        from hpcfed.report.exports import (
+        from hpcfed.analysis.collect import find
+        from hpcfed.analysis.command import content_of
+        from hpcfed.analysis.groups import groups
+        from hpcfed.analysis.render.exports import (
             csv_text,
             extrap_text,
             json_text,
             ranks_csv_text,
         )
-        from hpcfed.report.groups import groups
-        from hpcfed.report.page import page
+        from hpcfed.analysis.render.page import page
 
         found = find([path])
         if found.unread:
@@ -123,14 +123,14 @@ class Readers:
     def resume(self, path: Path) -> None:
         """Read a run as `hpcfed run --resume` does before anything starts."""
         from hpcfed import cli
-        from hpcfed.config import check
+        from hpcfed.options import check
         from hpcfed.runtime.launcher import Launch
 
         check(cli.parse_run(["--resume", str(path.parent)]), Launch("none", 0, 1))
 
     def restore(self, path: Path) -> None:
         """Restore a run's results from its file, as a resumed run does."""
-        from hpcfed.record.results import ResultsWriter
+        from hpcfed.results.results import ResultsWriter
 
         made, clients = self._made, {"rank": np.zeros(4, int)}
         results = ResultsWriter(
@@ -150,7 +150,7 @@ class Readers:
     def go_on(self, path: Path) -> None:
         """Continue snapshots in a damaged file, as a resumed run does."""
         from hpcfed.models.layout import Entry, Layout
-        from hpcfed.record.snapshots import SnapshotWriter
+        from hpcfed.results.snapshots import SnapshotWriter
 
         clients, rounds, rows = (
             self._rows["client"],

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from measuring import settings_of
 
-from hpcfed.config import Settings
 from hpcfed.experiment.assemble import assemble
 from hpcfed.experiment.evaluate import evaluate
 from hpcfed.experiment.run import go
-from hpcfed.record.timing import Timer
+from hpcfed.options import Settings
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 

@@ -19,8 +19,8 @@ from lives import (
     program,
 )
 
-from hpcfed.record.checkpoints import MARKER
-from hpcfed.record.folder import CHECKPOINTS
+from hpcfed.results.checkpoints import MARKER
+from hpcfed.results.folder import CHECKPOINTS
 from hpcfed.studies.gather import read_gathered
 
 ROUNDS = 15

@@ -36,8 +36,8 @@ from measuring import settings_of, synchronize
 from hpcfed.clients.engine import Engine
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.profile.ceilings import Ceilings
-from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 SYNTHETIC = {

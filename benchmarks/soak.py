@@ -20,8 +20,8 @@ from pathlib import Path
 import launching
 import numpy as np
 
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.checkpoints import MARKER
+from hpcfed.results.checkpoints import MARKER
+from hpcfed.results.stored import read_run
 
 RANKS = 2
 EARLY, WINDOW = 50, 50

@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.run import RunRecord
-from hpcfed.record.timing import PHASES
+from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import STOPPED
+from hpcfed.runtime.timer import PHASES
 from hpcfed.studies.launch import environment_of, launcher, mpirun_program
 from hpcfed.studies.plan import flags
 

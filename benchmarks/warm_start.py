@@ -24,8 +24,8 @@ from pathlib import Path
 from paper_cells import pairs_of
 
 from hpcfed.errors import UserError
-from hpcfed.experiment.stored import is_complete, read_run
-from hpcfed.record.run import RunRecord
+from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import is_complete, read_run
 
 COMMON = {
     "method": "pfedgpa",

@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 from measuring import settings_of
 
-from hpcfed.config import Settings
 from hpcfed.experiment.assemble import assemble
 from hpcfed.experiment.failures import Reporting
 from hpcfed.experiment.run import go
 from hpcfed.experiment.signs import showing_life
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.timing import Timer
+from hpcfed.options import Settings
+from hpcfed.results.stored import read_run
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from hpcfed import methods
 from hpcfed.clients.job import Recipe
-from hpcfed.config import resolve
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.federation.log import RoundLog
 from hpcfed.models.networks import build
-from hpcfed.record.timing import Timer
+from hpcfed.options import resolve
 from hpcfed.runtime import randomness
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 from tests.naive import naive
 
 HARSH = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.record import checkpoints
+from hpcfed.results import checkpoints
 from tests.conftest import mpirun_path
 
 ROOT = {

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.config import RunConfig
-from hpcfed.record.run import RunRecord
-from hpcfed.record.series import ROUND_SERIES
-from hpcfed.record.timing import PHASES
-from hpcfed.report.groups import Sample
+from hpcfed.analysis.groups import Sample
+from hpcfed.options import RunConfig
+from hpcfed.results.run import RunRecord
+from hpcfed.results.series import ROUND_SERIES
+from hpcfed.runtime.timer import PHASES
 
 ROUNDS = 10
 

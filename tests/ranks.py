@@ -18,9 +18,9 @@ from hpcfed.cli import parse_run
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.experiment.rebalance import relocate
 from hpcfed.experiment.run import run
-from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.launcher import launched
+from hpcfed.runtime.timer import Timer
 
 
 @dataclass(frozen=True)

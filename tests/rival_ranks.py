@@ -13,8 +13,8 @@ import numpy as np
 from hpcfed.cli import parse_run
 from hpcfed.experiment.assemble import assemble
 from hpcfed.experiment.rebalance import relocate
-from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 COMMON = "--clients 7 --participation 0.6 --alpha 0.3 --precision fp64 --device cpu --model mlp"

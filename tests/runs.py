@@ -14,9 +14,9 @@ from hpcfed.experiment import loop
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.run import go, run
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.timing import Timer
+from hpcfed.results.stored import read_run
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 
 SERVER: dict[str, Any] = {
     "server": "small",

@@ -20,7 +20,7 @@ from hpcfed import cli
 from hpcfed.clients import engine
 from hpcfed.clients.placement import LONGEST, client_loads, rank_loads
 from hpcfed.experiment import loop
-from hpcfed.record import timing
+from hpcfed.runtime import timer
 
 
 class MadeUpClock:
@@ -66,7 +66,7 @@ def keeping_rows(setup, state, *judged):  # type: ignore[no-untyped-def]
 
 engine.Engine.train = slow_train  # type: ignore[method-assign]
 if "SLOW" in os.environ:
-    timing.time = clock  # type: ignore[assignment]
+    timer.time = clock  # type: ignore[assignment]
 loop.evaluate = keeping_rows
 for parting, words in groupby(sys.argv[1:], key="+".__eq__):
     if not parting:

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from hpcfed.cli import parse_run
 from hpcfed.clients.pull import Pull, Strengths
-from hpcfed.config import check
-from hpcfed.config.chain import chain_line
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.cohort import Cohort
@@ -25,6 +23,8 @@ from hpcfed.federation.log import RoundLog
 from hpcfed.methods import fedasync, fedbuff
 from hpcfed.methods._asynchronous import Received, Wave
 from hpcfed.methods._timetable import Idle, Pace, Timetable, Training, waves
+from hpcfed.options import check
+from hpcfed.options.chain import chain_line
 from hpcfed.runtime.launcher import Launch
 from tests.federations import assembled, rounds
 

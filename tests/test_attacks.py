@@ -16,17 +16,17 @@ import hpcfed
 from hpcfed import cli
 from hpcfed.attacks import idlg
 from hpcfed.attacks.label_flip import Flipped, flipped
-from hpcfed.config.attacks import ATTACKS
 from hpcfed.data.loading import load
 from hpcfed.data.synthetic import SyntheticDataset, SyntheticSize
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import run
-from hpcfed.experiment.stored import read_run
 from hpcfed.federation.aggregation import least_krum, trimmed_mean
 from hpcfed.federation.cohort import Cohort, Sent
 from hpcfed.models.networks import build
-from hpcfed.record.timing import PHASES
+from hpcfed.options.attacks import ATTACKS
+from hpcfed.results.stored import read_run
 from hpcfed.runtime.randomness import client_keys, generator, normal
+from hpcfed.runtime.timer import PHASES
 from tests.federations import assembled
 from tests.runs import mistake, started
 

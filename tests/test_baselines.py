@@ -17,12 +17,12 @@ from hpcfed import methods
 from hpcfed.clients.job import Recipe, TrainingJob
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import evaluate
-from hpcfed.experiment.stored import read_run
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import _partial
 from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
+from hpcfed.results.stored import read_run
 from tests.federations import (
     HARSH,
     Weights,

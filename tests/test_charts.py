@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from hpcfed.report.charts import (
+from hpcfed.analysis.render.charts import (
     Axis,
     Drawing,
     Line,
@@ -24,11 +24,11 @@ from hpcfed.report.charts import (
     stripes,
     timeline,
 )
-from hpcfed.report.charts.figures import image
-from hpcfed.report.charts.lines import MOST_MARKERS
-from hpcfed.report.charts.packing import packed
-from hpcfed.report.figure_files import named
-from hpcfed.report.sections.section import Section
+from hpcfed.analysis.render.charts.figures import image
+from hpcfed.analysis.render.charts.lines import MOST_MARKERS
+from hpcfed.analysis.render.charts.packing import packed
+from hpcfed.analysis.render.figure_files import named
+from hpcfed.analysis.render.sections.section import Section
 from tests.runs import mistake
 
 NAN = float("nan")

@@ -18,12 +18,12 @@ import torch
 from hpcfed import cli, methods
 from hpcfed.cli.commands import COMMANDS
 from hpcfed.cli.flags import all_method_fields
-from hpcfed.config import RunConfig
-from hpcfed.config.aggregation import RULES, Rule
-from hpcfed.config.compression import COMPRESSORS, Compressing
-from hpcfed.config.synonyms import SYNONYMS, suggest_option
-from hpcfed.record.claim import claimed
-from hpcfed.record.metrics import METRICS
+from hpcfed.options import RunConfig
+from hpcfed.options.aggregation import RULES, Rule
+from hpcfed.options.compression import COMPRESSORS, Compressing
+from hpcfed.options.metrics import METRICS
+from hpcfed.options.synonyms import SYNONYMS, suggest_option
+from hpcfed.results.claim import claimed
 from tests.conftest import start
 from tests.runs import mistake
 
@@ -618,12 +618,12 @@ def test_no_number_is_cut_to_a_narrow_terminal(
         ),
         ("def round(", "cannot be imported: SyntaxError"),
         (
-            "from hpcfed.config import Options\nfrom hpcfed.methods.fedavg import *\n"
+            "from hpcfed.options import Options\nfrom hpcfed.methods.fedavg import *\n"
             "class Options(Options): lr: float = 1.0",
             "its option lr is one of every run",
         ),
         (
-            "from hpcfed.config import Options\nfrom hpcfed.methods.fedavg import *\n"
+            "from hpcfed.options import Options\nfrom hpcfed.methods.fedavg import *\n"
             "class Options(Options): mu: float = 1.0",
             "make its option mu by",
         ),

@@ -15,18 +15,18 @@ from torch import Tensor
 import hpcfed
 from hpcfed import cli, methods
 from hpcfed.clients import engine as engines
-from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import go
-from hpcfed.experiment.stored import changed_files, read_run
+from hpcfed.federation.channel.availability import Availability
+from hpcfed.federation.channel.clock import arrivals
+from hpcfed.federation.channel.devices import Devices, devices_of
+from hpcfed.federation.channel.trace import read_trace
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import load
-from hpcfed.record.clock import clock_arrays, take_down
-from hpcfed.transit.availability import Availability
-from hpcfed.transit.clock import arrivals
-from hpcfed.transit.devices import Devices, devices_of
-from hpcfed.transit.trace import read_trace
+from hpcfed.options import RunConfig
+from hpcfed.results.clock_table import clock_arrays, take_down
+from hpcfed.results.stored import changed_files, read_run
 from tests.federations import assembled, rounds
 from tests.runs import flags, mistake, same, started
 from tests.stopped_run import StopAfter

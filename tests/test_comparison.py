@@ -17,21 +17,21 @@ from rich.console import Console
 
 import hpcfed
 from hpcfed import cli
-from hpcfed.config import RunConfig
-from hpcfed.record.pace import MS_PER_ROUND, SECONDS_PER_ROUND
-from hpcfed.record.run import RunRecord
-from hpcfed.record.timing import PHASES
-from hpcfed.report.charts import Axis, Dot, dots
-from hpcfed.report.comparison import Comparison, compare, print_comparison
-from hpcfed.report.comparison.conditions import judge_all, read_conditions
-from hpcfed.report.comparison.difference import Reading, difference, ratio
-from hpcfed.report.console import Output
-from hpcfed.report.groups import Sample, groups
-from hpcfed.report.labels import label
-from hpcfed.report.run_page.timing import timing
-from hpcfed.report.sections.comparison import comparison as section_of
-from hpcfed.report.sections.costs import phases as phases_of
-from hpcfed.report.show import show
+from hpcfed.analysis.comparison import Comparison, compare, print_comparison
+from hpcfed.analysis.comparison.conditions import judge_all, read_conditions
+from hpcfed.analysis.comparison.difference import Reading, difference, ratio
+from hpcfed.analysis.groups import Sample, groups
+from hpcfed.analysis.labels import label
+from hpcfed.analysis.render.charts import Axis, Dot, dots
+from hpcfed.analysis.render.console import Output
+from hpcfed.analysis.render.run_page.timing import timing
+from hpcfed.analysis.render.sections.comparison import comparison as section_of
+from hpcfed.analysis.render.sections.costs import phases as phases_of
+from hpcfed.analysis.render.show import show
+from hpcfed.options import RunConfig
+from hpcfed.results.pace import MS_PER_ROUND, SECONDS_PER_ROUND
+from hpcfed.results.run import RunRecord
+from hpcfed.runtime.timer import PHASES
 from tests.page import parsed
 from tests.points import run_of, sample_of
 from tests.runs import flags, mistake

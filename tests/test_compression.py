@@ -11,11 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.experiment.run import go
-from hpcfed.federation.cohort import Sent
-from hpcfed.federation.log import RoundLog
-from hpcfed.models.layout import Entry
-from hpcfed.runtime.randomness import client_keys
-from hpcfed.transit.compressors import (
+from hpcfed.federation.channel.compressors import (
     QSGD,
     Compressor,
     RandomK,
@@ -24,7 +20,11 @@ from hpcfed.transit.compressors import (
     Updates,
     num_kept,
 )
-from hpcfed.transit.powersgd import PowerSGD, orthonormal
+from hpcfed.federation.channel.powersgd import PowerSGD, orthonormal
+from hpcfed.federation.cohort import Sent
+from hpcfed.federation.log import RoundLog
+from hpcfed.models.layout import Entry
+from hpcfed.runtime.randomness import client_keys
 from tests.federations import assembled, rounds, traffic
 from tests.runs import mistake, same
 from tests.stopped_run import StopAfter

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from hpcfed import cli, methods
 from hpcfed.cli.flags import run_parser
-from hpcfed.config import (
+from hpcfed.errors import UserError, printable
+from hpcfed.experiment.serving import check_network, choose_server
+from hpcfed.options import (
     RunConfig,
     Settings,
     check,
@@ -20,10 +22,8 @@ from hpcfed.config import (
     read_toml,
     resolve,
 )
-from hpcfed.config.memory import synthetic_bytes
-from hpcfed.config.older import AMOUNTS_TODAY, ZERO_WAS_UNSET, with_old_meaning
-from hpcfed.errors import UserError, printable
-from hpcfed.experiment.serving import check_network, choose_server
+from hpcfed.options.memory import synthetic_bytes
+from hpcfed.options.older import AMOUNTS_TODAY, ZERO_WAS_UNSET, with_old_meaning
 from hpcfed.runtime import memory
 from hpcfed.runtime.launcher import Launch
 

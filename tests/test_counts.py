@@ -16,19 +16,19 @@ import pytest
 from torch import nn
 
 from hpcfed import cli, methods
+from hpcfed.analysis.groups import Sample
 from hpcfed.cli import keyword_settings
 from hpcfed.clients.schedule import Length, num_samples
 from hpcfed.experiment.run import run
-from hpcfed.experiment.stored import read_run
 from hpcfed.models.cost import cost
 from hpcfed.models.own import Sample as Shape
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.timeline import Timeline
 from hpcfed.profile.workloads import Measured, workloads
-from hpcfed.record.run import RunRecord
-from hpcfed.record.timing import PHASES
-from hpcfed.report.groups import Sample
+from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import read_run
 from hpcfed.runtime import memory
+from hpcfed.runtime.timer import PHASES
 from hpcfed.studies import estimate
 from hpcfed.studies.estimate import local_work
 from tests.federations import assembled

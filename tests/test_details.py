@@ -9,9 +9,9 @@ import pytest
 from hpcfed import cli
 from hpcfed.data.partition import class_counts
 from hpcfed.errors import UserError
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.details import read_details
-from hpcfed.record.server import MOST_MAPPED
+from hpcfed.results.details import read_details
+from hpcfed.results.server import MOST_MAPPED
+from hpcfed.results.stored import read_run
 from hpcfed.server.latent_map import latent_map, mapped_uploads
 
 

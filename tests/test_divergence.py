@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpcfed.experiment.failures import Failed
-from hpcfed.experiment.stored import read_run
+from hpcfed.results.stored import read_run
 from tests.runs import flags, started
 
 LOST = """

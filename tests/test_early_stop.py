@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from hpcfed import cli
+from hpcfed.analysis.render.show import show
 from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.patience import Patience, judged_figure
 from hpcfed.experiment.run import go, run
-from hpcfed.experiment.stored import read_run, read_seeds
-from hpcfed.report.show import show
+from hpcfed.results.stored import read_run, read_seeds
 from tests.federations import assembled
 from tests.runs import flags, mistake, same, started
 from tests.stopped_run import StopAfter

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from hpcfed.cli import parse_run
 from hpcfed.clients.network import client_network
 from hpcfed.experiment.assemble import Setup, assemble
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.timing import Timer
+from hpcfed.results.stored import read_run
 from hpcfed.runtime import randomness
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 from tests.naive import batches
 from tests.runs import assert_same_run, flags, recorded, started
 

@@ -14,8 +14,8 @@ import torch
 
 import hpcfed
 from hpcfed import cli
-from hpcfed.experiment.stored import read_run
 from hpcfed.models.networks import build
+from hpcfed.results.stored import read_run
 from tests.runs import flags, mistake, recorded, rows, started
 
 SMALL: dict[str, Any] = {"clients": 4, "epochs": 1, "precision": "fp64"}

@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 
 from hpcfed import cli, version
-from hpcfed.config.older import ZERO_WAS_UNSET
 from hpcfed.errors import UserError
 from hpcfed.experiment.run import run
-from hpcfed.experiment.stored import read_run
-from hpcfed.record import checkpoints, environment
-from hpcfed.record.claim import claimed
-from hpcfed.record.folder import check_export, check_out, empty
+from hpcfed.options.older import ZERO_WAS_UNSET
+from hpcfed.results import checkpoints
+from hpcfed.results.claim import claimed
+from hpcfed.results.folder import check_export, check_out, empty
+from hpcfed.results.stored import read_run
+from hpcfed.runtime import environment
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests import jobs
 from tests.runs import LONG, SERVER, flags, mistake, same, started

@@ -32,7 +32,6 @@ from hpcfed.experiment.newcomers import new_rounds
 from hpcfed.experiment.opening import opening_lines
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.run import run
-from hpcfed.experiment.stored import read_run
 from hpcfed.federation.clustering import (
     _first_vectors,
     assign,
@@ -49,7 +48,8 @@ from hpcfed.models.kernel_layout import KernelLayout
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.models.own import Sample
-from hpcfed.record.run import RunRecord
+from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import read_run
 from hpcfed.runtime import randomness
 from hpcfed.runtime.signals import Stop
 from tests.federations import assembled, rounds, traffic, trained_alone

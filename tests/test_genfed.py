@@ -16,7 +16,8 @@ import torch
 from rich.console import Console
 
 from hpcfed import methods
-from hpcfed.config import RunConfig
+from hpcfed.analysis.render.show import show
+from hpcfed.analysis.render.show_seeds import show_seeds
 from hpcfed.data.partition import Partition
 from hpcfed.data.supplement import supplemented
 from hpcfed.errors import UserError
@@ -25,14 +26,13 @@ from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.progress import RunProgress, StackedProgress
 from hpcfed.experiment.rebalance import Rebalancer
 from hpcfed.experiment.run import go
-from hpcfed.experiment.stored import read_run, read_seeds
 from hpcfed.federation.log import RoundLog
 from hpcfed.federation.selection import best
 from hpcfed.methods import genfed
 from hpcfed.models.networks import build
-from hpcfed.record.run import at_target
-from hpcfed.report.show import show
-from hpcfed.report.show_seeds import show_seeds
+from hpcfed.options import RunConfig
+from hpcfed.results.run import at_target
+from hpcfed.results.stored import read_run, read_seeds
 from tests.federations import (
     HARSH,
     Weights,

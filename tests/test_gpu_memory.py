@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.experiment.stored import read_run
+from hpcfed.results.stored import read_run
 from tests.conftest import start
 
 pytestmark = [pytest.mark.gpu, pytest.mark.exclusive]

@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 
 from hpcfed import cli
 from hpcfed.errors import UserError
-from hpcfed.experiment.stored import read_run
-from hpcfed.record import checkpoints, safe, sandbox
-from hpcfed.record.folder import check_plain, checkpoint_folder
-from hpcfed.record.json_values import parsed
-from hpcfed.record.publish import publish
+from hpcfed.results import checkpoints, safe, sandbox
+from hpcfed.results.folder import check_plain, checkpoint_folder
+from hpcfed.results.json_values import parsed
+from hpcfed.results.publish import publish
+from hpcfed.results.stored import read_run
 from tests.runs import mistake
 
 # Benchmarks import their siblings as scripts do.
@@ -247,7 +247,7 @@ def test_what_is_declared_and_not_there_takes_no_memory(
             for _ in range(5000):
                 group = group.create_group("x")
     program = (
-        "import resource, sys\nfrom hpcfed import cli\nimport hpcfed.experiment.stored, "
+        "import resource, sys\nfrom hpcfed import cli\nimport hpcfed.results.stored, "
         "rich.console, h5py\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size + 2**29, size + 2**29))\n"

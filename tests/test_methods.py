@@ -12,9 +12,9 @@ from torch import Tensor
 from hpcfed import cli, methods
 from hpcfed.clients.job import Losses, TrainingJob
 from hpcfed.experiment.evaluate import evaluate
-from hpcfed.experiment.stored import read_run
 from hpcfed.federation.cohort import shares
 from hpcfed.federation.log import RoundLog
+from hpcfed.results.stored import read_run
 from tests.federations import assembled, trained_alone
 
 

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.experiment.stored import read_run
+from hpcfed.results.stored import read_run
 from tests.runs import started
 
 HERE = Path(__file__).parent

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from hpcfed import methods
-from hpcfed.experiment.stored import read_run
-from hpcfed.record import checkpoints
+from hpcfed.results import checkpoints
+from hpcfed.results.stored import read_run
 from tests import jobs
 from tests.conftest import Finished
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from hpcfed import methods
 from hpcfed.clients.job import Losses, Recipe, TrainingJob
 from hpcfed.clients.rates import RateSchedule
-from hpcfed.config import Options, check, resolve
-from hpcfed.config.settings import Settings
 from hpcfed.errors import UserError
 from hpcfed.kernels import adam, sgd
 from hpcfed.kernels.adam import AdamRule
+from hpcfed.options import Options, check, resolve
+from hpcfed.options.settings import Settings
 from hpcfed.runtime.launcher import Launch
 from tests.federations import assembled
 from tests.naive import naive, torch_optimiser

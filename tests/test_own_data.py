@@ -16,11 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcfed import cli, plugins
-from hpcfed.config import RunConfig, resolve
-from hpcfed.config.data import check_data
-from hpcfed.config.method import Options
-from hpcfed.config.partition import check_partition
-from hpcfed.config.training import check_training
 from hpcfed.data import DatasetInfo, PartitionPlan, Reading, loading
 from hpcfed.data import own as own_data
 from hpcfed.data.arrays import held_out
@@ -32,7 +27,12 @@ from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.errors import UserError
 from hpcfed.experiment.data import deal, fingerprint, load_dataset
 from hpcfed.experiment.run import run
-from hpcfed.experiment.stored import read_run
+from hpcfed.options import RunConfig, resolve
+from hpcfed.options.data import check_data
+from hpcfed.options.method import Options
+from hpcfed.options.partition import check_partition
+from hpcfed.options.training import check_training
+from hpcfed.results.stored import read_run
 from hpcfed.runtime import randomness
 from hpcfed.runtime import world as worlds
 from hpcfed.studies.plan import Study, points

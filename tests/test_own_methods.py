@@ -16,7 +16,7 @@ import pytest
 from hpcfed import cli, methods, plugins
 from hpcfed.errors import UserError
 from hpcfed.experiment.failures import Failed
-from hpcfed.experiment.stored import read_run
+from hpcfed.results.stored import read_run
 from tests.runs import assert_same_run, flags, mistake, recorded, started
 
 HALF = '''"""A server that goes half of the way: w ← w + η (mean − w)."""

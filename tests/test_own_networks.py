@@ -22,7 +22,6 @@ from hpcfed.clients.engine import Engine
 from hpcfed.clients.initial import start_from
 from hpcfed.clients.job import Recipe, TrainingJob
 from hpcfed.clients.network import client_network
-from hpcfed.config import RunConfig
 from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
 from hpcfed.experiment.materials import _check_same, _outline
@@ -32,6 +31,7 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
 from hpcfed.models.own import Sample, build_own, check_network
 from hpcfed.models.stacked_layers import Batch
+from hpcfed.options import RunConfig
 from hpcfed.runtime import randomness
 from tests.federations import assembled
 from tests.naive import assert_trained_as, batches, naive

@@ -19,20 +19,20 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.clients.engine import Engine
-from hpcfed.config import Settings
-from hpcfed.config.checks import check_switches
-from hpcfed.config.malicious import check_malicious
-from hpcfed.config.partition import check_classes
 from hpcfed.data import DATASETS
 from hpcfed.errors import UserError
 from hpcfed.experiment import data
 from hpcfed.experiment import run as runs
 from hpcfed.experiment.run import run
-from hpcfed.experiment.stored import read_seeds
 from hpcfed.methods import fedavg_ft, load, pfedgpa
-from hpcfed.record.run import Reached
-from hpcfed.record.timing import PHASES
+from hpcfed.options import Settings
+from hpcfed.options.checks import check_switches
+from hpcfed.options.malicious import check_malicious
+from hpcfed.options.partition import check_classes
+from hpcfed.results.run import Reached
+from hpcfed.results.stored import read_seeds
 from hpcfed.runtime.signals import STOPPED, Stop
+from hpcfed.runtime.timer import PHASES
 from tests.conftest import start
 
 # Benchmarks import their siblings as scripts do.

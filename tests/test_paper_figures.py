@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from hpcfed.experiment.stored import read_seeds
-from hpcfed.record.run import RunRecord
+from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import read_seeds
 
 # Benchmarks import their siblings as scripts do.
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))

@@ -12,7 +12,7 @@ import h5py
 import pytest
 
 from hpcfed.errors import UserError
-from hpcfed.experiment.stored import read_seeds
+from hpcfed.results.stored import read_seeds
 from hpcfed.runtime.signals import STOPPED, Stop
 
 # Benchmarks import their siblings as scripts do.

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from hpcfed import methods
 from hpcfed.clients.job import Recipe
-from hpcfed.config import resolve
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.models.networks import build
-from hpcfed.record.timing import Timer
+from hpcfed.options import resolve
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.timer import Timer
 
 # It imports its siblings as a script does.
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))

@@ -21,18 +21,18 @@ from rich.console import Console
 from torch import Tensor
 
 from hpcfed import cli
+from hpcfed.analysis.render.show import show
 from hpcfed.clients.job import TrainingJob
 from hpcfed.experiment.assemble import Newcomers, Setup
 from hpcfed.experiment.newcomers import welcome
-from hpcfed.experiment.stored import read_run
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import pfedgpa
 from hpcfed.models.networks import build
-from hpcfed.record.run import RunRecord, mean_accuracy
-from hpcfed.record.server import SERVER_PHASES
-from hpcfed.record.timing import PHASES
-from hpcfed.report.show import show
+from hpcfed.results.run import RunRecord, mean_accuracy
+from hpcfed.results.server import SERVER_PHASES
+from hpcfed.results.stored import read_run
+from hpcfed.runtime.timer import PHASES
 from hpcfed.server import likeness
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.latent_diffusion import LatentDiffusion

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from hpcfed.analysis.render.show import show
 from hpcfed.clients.balance import MAX_RELOCATIONS, WINDOW, Balance
 from hpcfed.clients.placement import client_loads, place, rank_loads
-from hpcfed.config import RunConfig
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.run import RunRecord
-from hpcfed.record.series import imbalance
-from hpcfed.record.timing import PHASES
-from hpcfed.report.show import show
+from hpcfed.options import RunConfig
+from hpcfed.results.run import RunRecord
+from hpcfed.results.series import imbalance
+from hpcfed.results.stored import read_run
+from hpcfed.runtime.timer import PHASES
 from tests.conftest import Finished
 from tests.runs import TWELVE_CLIENTS, rows_of, run_alone
 

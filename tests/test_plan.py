@@ -11,9 +11,9 @@ import hpcfed
 from hpcfed.cli import keyword_settings, main
 from hpcfed.clients.network import client_layout
 from hpcfed.clients.waiting import SHIFT
-from hpcfed.config import LocalWork, Settings, check
-from hpcfed.config.units import parse_bytes_per_second, parse_seconds
 from hpcfed.errors import UserError
+from hpcfed.options import LocalWork, Settings, check
+from hpcfed.options.units import parse_bytes_per_second, parse_seconds
 from hpcfed.plan.assumptions import STEP, assumed, scaled
 from hpcfed.plan.calibrate import (
     CLIENTS,
@@ -642,7 +642,7 @@ def test_clients_that_fit_on_many_ranks_alone_are_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # All samples are 64 · 232 images of 256 bytes: 3.6 MiB, and 0.5 on each of 8 ranks.
-    monkeypatch.setattr("hpcfed.config.memory.memory.usable", lambda: 2 * 2**20)
+    monkeypatch.setattr("hpcfed.options.memory.memory.usable", lambda: 2 * 2**20)
     assert "8" in planned([str(settings_file), "--ranks", "8"], capsys)["rounds"]
     with pytest.raises(SystemExit):
         planned([str(settings_file), "--ranks", "1"], capsys)

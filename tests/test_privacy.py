@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from hpcfed import cli, methods
-from hpcfed.config import RunConfig, check_privacy
-from hpcfed.config.attacks import ATTACKS
-from hpcfed.config.chain import chain
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import go
-from hpcfed.experiment.stored import read_run
+from hpcfed.federation.channel.accountant import Accountant
+from hpcfed.federation.channel.channel import Memory, Upload
+from hpcfed.federation.channel.clipping import ClipNorm, Clipping, QuantileStep
+from hpcfed.federation.channel.guarantee import guarantee
+from hpcfed.federation.channel.noise import CentralNoise, LocalNoise
+from hpcfed.federation.channel.privacy import noise_beside_count
 from hpcfed.federation.cohort import Cohort
-from hpcfed.federation.way import Memory, Upload
 from hpcfed.models.networks import build
+from hpcfed.options import RunConfig, check_privacy
+from hpcfed.options.attacks import ATTACKS
+from hpcfed.options.chain import chain
+from hpcfed.results.stored import read_run
 from hpcfed.runtime.randomness import child_keys, client_keys, generator, normal
-from hpcfed.transit.accountant import Accountant
-from hpcfed.transit.clipping import ClipNorm, Clipping, QuantileStep
-from hpcfed.transit.guarantee import guarantee
-from hpcfed.transit.noise import CentralNoise, LocalNoise
-from hpcfed.transit.privacy import noise_beside_count
 from tests.federations import assembled, usual
 from tests.naive import batches
 from tests.runs import mistake, same, started
@@ -271,10 +271,10 @@ def test_a_client_changes_the_sum_by_two_norms_at_most(attack: str) -> None:
 
 
 ROUND = """
-from hpcfed import config
+from hpcfed import options
 from hpcfed.methods import fedavg
 EXTENDS = fedavg
-class Options(config.Options):
+class Options(options.Options):
     private_mean = True
 def round(fed, state, cohort):
     rows = fed.train(fed.download(state.w, cohort), cohort)

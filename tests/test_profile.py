@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcfed.experiment.stored import read_run
+from hpcfed.analysis.render.console import Output
 from hpcfed.profile import watch as watching
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.sessions import Event, covered, operators
@@ -23,9 +23,9 @@ from hpcfed.profile.timeline import Session, Timeline
 from hpcfed.profile.trace import trace
 from hpcfed.profile.verdict import Workload, advice, words
 from hpcfed.profile.workloads import busy
-from hpcfed.record.observer import Observer, observed_by, observer
-from hpcfed.record.timing import PHASES
-from hpcfed.report.console import Output
+from hpcfed.results.stored import read_run
+from hpcfed.runtime.observer import Observer, observed_by, observer
+from hpcfed.runtime.timer import PHASES
 from tests.conftest import mpirun_path, start
 from tests.runs import mistake
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from hpcfed.analysis.collect import Found
+from hpcfed.analysis.groups import Sample, groups
+from hpcfed.analysis.render.run_page import run_content
+from hpcfed.analysis.render.sections.profile import MOST_OPERATORS, operators, profile
 from hpcfed.errors import UserError
 from hpcfed.profile.lanes import MOMENTS, Lane, lanes
 from hpcfed.profile.timeline import PROFILER, Span, Timeline
-from hpcfed.record.details import RunDetails
-from hpcfed.record.folder import PROFILE
-from hpcfed.record.profiles import read_profile
-from hpcfed.report.collect import Found
-from hpcfed.report.groups import Sample, groups
-from hpcfed.report.run_page import run_content
-from hpcfed.report.sections.profile import MOST_OPERATORS, operators, profile
+from hpcfed.results.details import RunDetails
+from hpcfed.results.folder import PROFILE
+from hpcfed.results.profiles import read_profile
 from tests.points import run_of
 
 
@@ -164,7 +164,9 @@ def test_a_profiled_run_shows_its_profile_first_and_all_its_ranks(
 ) -> None:
     # A run in memory has no file with details.
     nothing = RunDetails.nothing()
-    monkeypatch.setattr("hpcfed.report.run_page.read_details", lambda _: nothing)
+    monkeypatch.setattr(
+        "hpcfed.analysis.render.run_page.read_details", lambda _: nothing
+    )
     run = run_of(folder=_write(tmp_path, _with_ceilings()), server_ranks=1)
     group = groups([Sample((run,), 1, "run")])[0]
     content = run_content(group, Found())

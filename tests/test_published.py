@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hpcfed
-from hpcfed.report.costmodel import Measured
+from hpcfed.analysis.costmodel import Measured
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SETTINGS = sorted((BENCHMARKS / "published").glob("*.toml"))

@@ -20,8 +20,8 @@ import torch
 import hpcfed
 from hpcfed import plugins
 from hpcfed.experiment import loop
-from hpcfed.experiment.stored import read_run
 from hpcfed.methods import fedavg, fedavg_ft
+from hpcfed.results.stored import read_run
 from tests.runs import recorded, rows
 
 SMALL: dict[str, Any] = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.experiment.stored import read_run
+from hpcfed.results.stored import read_run
 from tests import ranks as programs
 from tests.runs import assert_same_run, same_newcomers
 

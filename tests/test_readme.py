@@ -21,11 +21,11 @@ import hpcfed
 from hpcfed import cli, methods
 from hpcfed.cli.flags import all_method_fields, run_parser
 from hpcfed.cli.settings import parse_run
-from hpcfed.config import check
-from hpcfed.record.metrics import METRICS
-from hpcfed.record.results import AT_THE_END, ResultsWriter
-from hpcfed.record.series import ROUND_SERIES
-from hpcfed.record.server import ServerSize
+from hpcfed.options import check
+from hpcfed.options.metrics import METRICS
+from hpcfed.results.results import AT_THE_END, ResultsWriter
+from hpcfed.results.series import ROUND_SERIES
+from hpcfed.results.server import ServerSize
 from hpcfed.runtime.launcher import launched
 from tests.readme_pages import (
     ELISION,
@@ -46,7 +46,7 @@ from tests.readme_pages import (
 
 LANGUAGES = {"bash", "console", "python", "toml", "text"}
 START = PAGES[0]
-FILES_PAGE = ROOT / "hpcfed/record/README.md"
+FILES_PAGE = ROOT / "hpcfed/results/README.md"
 METHODS_PAGE = ROOT / "hpcfed/methods/README.md"
 SHORT = ["--rounds", "2"]
 """What ends every run early whose output no page shows."""

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.run import RunRecord
-from hpcfed.report.console import Output
-from hpcfed.report.figures import figures, show_study, summary
-from hpcfed.report.groups import Sample
+from hpcfed.analysis.figures import figures, show_study, summary
+from hpcfed.analysis.groups import Sample
+from hpcfed.analysis.render.console import Output
+from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import read_run
 from hpcfed.studies.gather import StudyRecord, TrialRecord
 from hpcfed.studies.outcome import Outcome
 from hpcfed.studies.plan import points, read_study

@@ -21,12 +21,13 @@ import torch
 
 from hpcfed.experiment import loop
 from hpcfed.experiment.recording import norm_figures
-from hpcfed.experiment.stored import read_run
-from hpcfed.record import environment, series
-from hpcfed.record.dataset import create, write_rounds
-from hpcfed.record.publish import publish
-from hpcfed.record.results import ResultsWriter
-from hpcfed.record.timing import PHASES, Timer
+from hpcfed.results import series
+from hpcfed.results.dataset import create, write_rounds
+from hpcfed.results.publish import publish
+from hpcfed.results.results import ResultsWriter
+from hpcfed.results.stored import read_run
+from hpcfed.runtime import environment
+from hpcfed.runtime.timer import PHASES, Timer
 from tests.conftest import mpirun_path, start
 from tests.runs import flags, started
 
@@ -243,7 +244,7 @@ def test_the_outermost_phase_counts_and_rounds_leave_no_gap(
 ) -> None:
     now = 100.0
     clock = SimpleNamespace(perf_counter=lambda: now)
-    monkeypatch.setattr("hpcfed.record.timing.time", clock)
+    monkeypatch.setattr("hpcfed.runtime.timer.time", clock)
     timer = Timer(torch.device("cpu"))
     now += 64
     timer.start()
@@ -337,7 +338,7 @@ def test_a_failed_run_says_so_and_keeps_its_rounds(
 ) -> None:
     """The disk takes the first snapshot and refuses the second."""
     program = (
-        "from hpcfed import cli\nfrom hpcfed.record.snapshots import SnapshotWriter as "
+        "from hpcfed import cli\nfrom hpcfed.results.snapshots import SnapshotWriter as "
         "W\noriginal = W.close_round\n"
         "def full(self, round, row):\n"
         "    if round == 3: raise OSError(28, 'No space left on device')\n"

@@ -19,21 +19,17 @@ import numpy as np
 import pytest
 
 from hpcfed import cli
-from hpcfed.errors import remark, say
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.series import ROUND_SERIES, RoundSeries, agreed
-from hpcfed.record.server import LatentMap
-from hpcfed.report import choices
-from hpcfed.report.choices import Choice, distinguish
-from hpcfed.report.collect import find
-from hpcfed.report.command import content_of
-from hpcfed.report.costmodel import CostModel, Measured, fit, hold_out
-from hpcfed.report.groups import Group, groups
-from hpcfed.report.labels import label
-from hpcfed.report.run_page import clients as run_clients
-from hpcfed.report.run_page import server as run_server
-from hpcfed.report.scaling import scalings, slope
-from hpcfed.report.statistics import (
+from hpcfed.analysis import choices
+from hpcfed.analysis.choices import Choice, distinguish
+from hpcfed.analysis.collect import find
+from hpcfed.analysis.command import content_of
+from hpcfed.analysis.costmodel import CostModel, Measured, fit, hold_out
+from hpcfed.analysis.groups import Group, groups
+from hpcfed.analysis.labels import label
+from hpcfed.analysis.render.run_page import clients as run_clients
+from hpcfed.analysis.render.run_page import server as run_server
+from hpcfed.analysis.scaling import scalings, slope
+from hpcfed.analysis.statistics import (
     Estimate,
     difference,
     of_rounds,
@@ -41,6 +37,10 @@ from hpcfed.report.statistics import (
     of_seeds,
     ratio,
 )
+from hpcfed.errors import remark, say
+from hpcfed.results.series import ROUND_SERIES, RoundSeries, agreed
+from hpcfed.results.server import LatentMap
+from hpcfed.results.stored import read_run
 from hpcfed.studies.gather import write_study
 from hpcfed.studies.outcome import Outcome, write_outcome
 from hpcfed.studies.plan import points, read_study, trials

@@ -10,9 +10,9 @@ import pytest
 from hpcfed import cli
 from hpcfed.cli.resume import requeued
 from hpcfed.experiment.run import run
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.claim import claimed
-from hpcfed.record.folder import JOB
+from hpcfed.results.claim import claimed
+from hpcfed.results.folder import JOB
+from hpcfed.results.stored import read_run
 from hpcfed.runtime.launcher import ENDED
 from hpcfed.runtime.signals import STOPPED
 from tests.runs import flags, mistake, started

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from hpcfed import cli, methods
+from hpcfed.analysis.groups import Sample
 from hpcfed.clients.balance import MAX_RELOCATIONS, WINDOW, Balance
 from hpcfed.clients.job import TrainingJob
 from hpcfed.clients.training import StackTraining
@@ -25,14 +26,13 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.resume import OLDER_NAMES
 from hpcfed.experiment.run import go
-from hpcfed.experiment.stored import read_run
 from hpcfed.federation.cohort import Sent
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
-from hpcfed.record import checkpoints
-from hpcfed.record.folder import checkpoint_folder
-from hpcfed.record.snapshots import SnapshotWriter
-from hpcfed.report.groups import Sample
+from hpcfed.results import checkpoints
+from hpcfed.results.folder import checkpoint_folder
+from hpcfed.results.snapshots import SnapshotWriter
+from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests import jobs
 from tests.conftest import mpirun_path

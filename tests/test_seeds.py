@@ -24,9 +24,9 @@ from hpcfed.clients.job import Losses, Recipe, Score, TrainingJob
 from hpcfed.clients.lockstep import Lockstep, Stopped
 from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.data.shards import Shard, join, sub_shard
-from hpcfed.experiment.stored import read_run
 from hpcfed.methods import fedavg
-from hpcfed.record.timing import Timer
+from hpcfed.results.stored import read_run
+from hpcfed.runtime.timer import Timer
 from tests.runs import UNEVEN, assert_same_run, mistake, started
 
 HERE = Path(__file__).parent

@@ -23,8 +23,8 @@ from scipy import stats
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
+from hpcfed.options import RunConfig
 from hpcfed.server import capture, diffusion, latent_diffusion, layers, report, trainer
 from hpcfed.server import chunks as chunking
 from hpcfed.server.deepspeed_trainer import configuration

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.experiment.stored import read_run
-from hpcfed.record import checkpoints
-from hpcfed.record.run import RunRecord
+from hpcfed.results import checkpoints
+from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import read_run
 from hpcfed.studies.gather import read_gathered
 from tests import jobs
 from tests.conftest import Finished, mpirun_path, start

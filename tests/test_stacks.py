@@ -20,12 +20,12 @@ from hpcfed.cli.commands import main
 from hpcfed.clients.lockstep import Lockstep, Stopped
 from hpcfed.errors import UserError
 from hpcfed.experiment.run import run_stacked
-from hpcfed.experiment.stored import read_run
 from hpcfed.methods import fedavg
-from hpcfed.record.claim import claimed, hold, is_held
-from hpcfed.record.folder import STUDY_CLAIM, check_export
-from hpcfed.record.timing import Timer
+from hpcfed.results.claim import claimed, hold, is_held
+from hpcfed.results.folder import STUDY_CLAIM, check_export
+from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import STOPPED, Stop
+from hpcfed.runtime.timer import Timer
 from hpcfed.studies import attempt, execute
 from hpcfed.studies.gather import read_gathered
 from hpcfed.studies.outcome import outcome_of
@@ -595,7 +595,7 @@ def test_a_study_that_cannot_claim_its_folder_is_one_line(
 def test_a_process_of_a_study_holds_its_log(tmp_path: Path) -> None:
     log = tmp_path / "repeat-0.log"
     looks = (
-        "import sys; from hpcfed.record.claim import is_held; from pathlib import Path"
+        "import sys; from hpcfed.results.claim import is_held; from pathlib import Path"
     )
     looks += f"; sys.exit(7 if is_held(Path({str(log)!r})) else 8)"
     code, _ = attempt._run([sys.executable, "-c", looks], log, 60)

@@ -16,7 +16,7 @@ from typing import cast
 import pytest
 import torch
 
-from hpcfed.record import checkpoints
+from hpcfed.results import checkpoints
 from hpcfed.runtime import process_group, pulse, stalls
 from hpcfed.runtime.awake import Awake
 from hpcfed.runtime.pulse import Pulse

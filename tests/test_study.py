@@ -18,11 +18,11 @@ import h5py
 import pytest
 
 from hpcfed import cli
-from hpcfed.config import check, check_unchanged
+from hpcfed.analysis.collect import find
 from hpcfed.data.files import _TORCHVISION_FILES
 from hpcfed.errors import UserError
-from hpcfed.record.claim import claimed
-from hpcfed.report.collect import find
+from hpcfed.options import check, check_unchanged
+from hpcfed.results.claim import claimed
 from hpcfed.runtime.launcher import Launch
 from hpcfed.studies import attempt, estimate, execute, gather, launch
 from hpcfed.studies.gather import read_gathered, write_study

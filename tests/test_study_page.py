@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from hpcfed import cli
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.timing import PHASES
-from hpcfed.report import curves
-from hpcfed.report.collect import find
-from hpcfed.report.groups import Sample, groups
-from hpcfed.report.labels import label
-from hpcfed.report.scaling import scalings
-from hpcfed.report.sections import accuracy
+from hpcfed.analysis import curves
+from hpcfed.analysis.collect import find
+from hpcfed.analysis.groups import Sample, groups
+from hpcfed.analysis.labels import label
+from hpcfed.analysis.render.sections import accuracy
+from hpcfed.analysis.scaling import scalings
+from hpcfed.results.stored import read_run
+from hpcfed.runtime.timer import PHASES
 from hpcfed.studies.gather import read_gathered
 from tests.conftest import Finished, mpirun_path, start
 from tests.page import parsed

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from hpcfed.cli.settings import keyword_settings
-from hpcfed.config import ANYWHERE
 from hpcfed.experiment.tracking import tracking as module
 from hpcfed.experiment.tracking.interface import Figures, Tracked
 from hpcfed.experiment.tracking.to_mlflow import MLflow
 from hpcfed.experiment.tracking.to_tensorboard import TensorBoard
 from hpcfed.experiment.tracking.to_wandb import WeightsAndBiases, check_key
 from hpcfed.experiment.tracking.tracking import Tracking, _thinned
-from hpcfed.record.folder import TRACKED, check_out, empty, strangers
-from hpcfed.record.results import ResultsWriter
+from hpcfed.options import ANYWHERE
+from hpcfed.results.folder import TRACKED, check_out, empty, strangers
+from hpcfed.results.results import ResultsWriter
 from tests.runs import mistake
 from tests.test_watch import begun, take_down
 
@@ -276,7 +276,7 @@ def test_weights_and_biases_has_two_axes(
     assert (made[1].given["id"], made[1].given["resume"]) == ("known", "allow")
     # Nobody is there to answer when it asks for a key.
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr("hpcfed.config.recording.find_spec", lambda name: True)
+    monkeypatch.setattr("hpcfed.options.recording.find_spec", lambda name: True)
     words = ("run", "--model", "mlp", "--out", tmp_path / "run", "--wandb", "project")
     assert "there is no API key" in mistake(capsys, *words)
     assert not (tmp_path / "run").exists()
@@ -308,7 +308,7 @@ def test_mlflow_has_every_round_of_a_resumed_run(
 def test_trackers_need_their_packages_and_change_no_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcfed.config.recording.find_spec", lambda name: None)
+    monkeypatch.setattr("hpcfed.options.recording.find_spec", lambda name: None)
     out = tmp_path / "run"
     for words in ("--tensorboard", "--wandb project", "--mlflow experiment"):
         package = words.split()[0].removeprefix("--")

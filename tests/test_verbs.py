@@ -18,8 +18,8 @@ from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.clients.schedule import Length, num_samples, num_steps, step_shapes
 from hpcfed.data.shards import Shard, sub_shard
 from hpcfed.models.kernel_layout import KernelLayout
-from hpcfed.record.timing import Timer
 from hpcfed.runtime import randomness
+from hpcfed.runtime.timer import Timer
 from tests.federations import assembled
 from tests.naive import batches, make_shard, naive
 from tests.uneven import HARSH, SIZES, TAUT, WITH_DATA, Case

@@ -10,22 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.record.run import LearningRecord
-from hpcfed.record.timing import PHASES
-from hpcfed.report.collect import Found
-from hpcfed.report.contests import contests
-from hpcfed.report.exports import csv_text, points_csv_text
-from hpcfed.report.groups import Sample, groups
-from hpcfed.report.limits import limits
-from hpcfed.report.noise import noisy
-from hpcfed.report.outcomes import measure
-from hpcfed.report.pareto import frontiers
-from hpcfed.report.run_page import clients as clients_section
-from hpcfed.report.run_page.verdict import verdict
-from hpcfed.report.scaling import growths
-from hpcfed.report.sections import sections
-from hpcfed.report.statistics import Estimate
-from hpcfed.report.swept import (
+from hpcfed.analysis.collect import Found
+from hpcfed.analysis.contests import contests
+from hpcfed.analysis.groups import Sample, groups
+from hpcfed.analysis.limits import limits
+from hpcfed.analysis.noise import noisy
+from hpcfed.analysis.outcomes import measure
+from hpcfed.analysis.pareto import frontiers
+from hpcfed.analysis.render.exports import csv_text, points_csv_text
+from hpcfed.analysis.render.run_page import clients as clients_section
+from hpcfed.analysis.render.run_page.verdict import verdict
+from hpcfed.analysis.render.sections import sections
+from hpcfed.analysis.scaling import growths
+from hpcfed.analysis.statistics import Estimate
+from hpcfed.analysis.swept import (
     Swept,
     families,
     held,
@@ -34,7 +32,9 @@ from hpcfed.report.swept import (
     swept,
     time_effect,
 )
-from hpcfed.report.verdicts import effects, times_text, verdicts
+from hpcfed.analysis.verdicts import effects, times_text, verdicts
+from hpcfed.results.run import LearningRecord
+from hpcfed.runtime.timer import PHASES
 from tests.points import run_of, sample_of
 
 

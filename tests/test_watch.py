@@ -17,19 +17,19 @@ import torch
 from rich.console import Console
 
 from hpcfed import cli
+from hpcfed.analysis.render.watch import command
+from hpcfed.analysis.render.watch.curves import curves
+from hpcfed.analysis.render.watch.looking import SILENT, Looker
+from hpcfed.analysis.render.watch.trials import StudyLooker
 from hpcfed.experiment.failures import Reporting
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.signs import showing_life
-from hpcfed.record.claim import claimed
-from hpcfed.record.folder import LEARNING, SIGN, check_out, empty
-from hpcfed.record.pace import duration, pace, rest
-from hpcfed.record.results import ResultsWriter
-from hpcfed.record.signs import LearningSign, RunSign, leave_sign, read_sign
-from hpcfed.record.timing import PHASES, Timer
-from hpcfed.report.watch import command
-from hpcfed.report.watch.curves import curves
-from hpcfed.report.watch.looking import SILENT, Looker
-from hpcfed.report.watch.trials import StudyLooker
+from hpcfed.results.claim import claimed
+from hpcfed.results.folder import LEARNING, SIGN, check_out, empty
+from hpcfed.results.pace import duration, pace, rest
+from hpcfed.results.results import ResultsWriter
+from hpcfed.results.signs import LearningSign, RunSign, leave_sign, read_sign
+from hpcfed.runtime.timer import PHASES, Timer
 from hpcfed.server.progress import ProgressLines, leaving_signs
 from hpcfed.studies.listing import PLAN
 from tests.runs import mistake
@@ -417,7 +417,7 @@ def test_curves_go_where_the_values_are() -> None:
 def test_a_terminal_without_unicode_gets_letters(tmp_path: Path) -> None:
     import io
 
-    from hpcfed.report.watch.frame import run_frame
+    from hpcfed.analysis.render.watch.frame import run_frame
 
     results = begun(tmp_path)
     for round in range(4):

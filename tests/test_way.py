@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcfed.config import RunConfig
-from hpcfed.config.chain import CHAIN, chain, chain_line
-from hpcfed.config.traits import MethodTraits
 from hpcfed.errors import UserError
-from hpcfed.federation.way import Memory
+from hpcfed.federation.channel.channel import Memory
+from hpcfed.options import RunConfig
+from hpcfed.options.chain import CHAIN, chain, chain_line
+from hpcfed.options.traits import MethodTraits
 from tests.federations import assembled
 
 
@@ -104,7 +104,12 @@ def test_words_and_stages_have_the_order_of_the_chain(
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "hpcfed/transit/README.md", "hpcfed/federation/way.py"]
+    "page",
+    [
+        "README.md",
+        "hpcfed/federation/channel/README.md",
+        "hpcfed/federation/channel/channel.py",
+    ],
 )
 def test_pages_show_the_chain_in_its_order(page: str) -> None:
     text = (Path(__file__).parents[1] / page).read_text("utf-8")

@@ -11,25 +11,25 @@ import pytest
 from rich.console import Console
 
 from hpcfed import cli
-from hpcfed.config.compression import CompressionOptions
-from hpcfed.record.pace import flops_text, time_text
-from hpcfed.record.run import RunRecord
-from hpcfed.report.choices import PACKED_BY, PARTS
-from hpcfed.report.collect import Found
-from hpcfed.report.comparison.points import Point
-from hpcfed.report.curves import Climb, curve_over
-from hpcfed.report.exports import points_csv_text
-from hpcfed.report.figures import show_study
-from hpcfed.report.groups import Group, Sample, groups
-from hpcfed.report.labels import label
-from hpcfed.report.run_page import run_content
-from hpcfed.report.run_page.verdict import verdict as page_verdict
-from hpcfed.report.run_page.way import virtual_time
-from hpcfed.report.sections import sections
-from hpcfed.report.sections.section import Section, Table
-from hpcfed.report.show import show
-from hpcfed.report.show_seeds import show_seeds
-from hpcfed.report.verdicts import verdicts
+from hpcfed.analysis.choices import PACKED_BY, PARTS
+from hpcfed.analysis.collect import Found
+from hpcfed.analysis.comparison.points import Point
+from hpcfed.analysis.curves import Climb, curve_over
+from hpcfed.analysis.figures import show_study
+from hpcfed.analysis.groups import Group, Sample, groups
+from hpcfed.analysis.labels import label
+from hpcfed.analysis.render.exports import points_csv_text
+from hpcfed.analysis.render.run_page import run_content
+from hpcfed.analysis.render.run_page.verdict import verdict as page_verdict
+from hpcfed.analysis.render.run_page.way import virtual_time
+from hpcfed.analysis.render.sections import sections
+from hpcfed.analysis.render.sections.section import Section, Table
+from hpcfed.analysis.render.show import show
+from hpcfed.analysis.render.show_seeds import show_seeds
+from hpcfed.analysis.verdicts import verdicts
+from hpcfed.options.compression import CompressionOptions
+from hpcfed.results.pace import flops_text, time_text
+from hpcfed.results.run import RunRecord
 from hpcfed.studies.gather import StudyRecord, TrialRecord
 from hpcfed.studies.outcome import Outcome
 from tests.points import run_of, sample_of

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hpcfed import methods
 from hpcfed.cli import parse_run
-from hpcfed.config import check
 from hpcfed.errors import UserError
+from hpcfed.options import check
 from hpcfed.runtime.launcher import Launch
 from tests.federations import assembled, rounds
 

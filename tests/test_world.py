@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from hpcfed.clients.placement import place
 from hpcfed.errors import UserError
-from hpcfed.record import energy
-from hpcfed.record.environment import capture
-from hpcfed.runtime import machine
+from hpcfed.runtime import energy, machine
 from hpcfed.runtime.backend import choose_backend, nccl_on_shared_gpus
+from hpcfed.runtime.environment import capture
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.runtime.location import Location, locate, threads_for
 from hpcfed.runtime.world import World

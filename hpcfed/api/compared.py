@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.analysis.collect import find
+from hpcfed.analysis.comparison import Comparison
+from hpcfed.analysis.comparison import compare as compare_groups
+from hpcfed.analysis.comparison.changes import Change
+from hpcfed.analysis.comparison.points import Figure
+from hpcfed.analysis.comparison.texts import changed, verdicts
+from hpcfed.analysis.groups import groups
 from hpcfed.api.opened import path_of
 from hpcfed.api.tables import table
 from hpcfed.errors import UserError, remark
-from hpcfed.report.collect import find
-from hpcfed.report.comparison import Comparison
-from hpcfed.report.comparison import compare as compare_groups
-from hpcfed.report.comparison.changes import Change
-from hpcfed.report.comparison.points import Figure
-from hpcfed.report.comparison.texts import changed, verdicts
-from hpcfed.report.groups import groups
 
 
 def compare(before: str | PathLike[str], after: str | PathLike[str]) -> "Compared":

@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.analysis.labels import all_series
+from hpcfed.analysis.render.show import status as status_line
+from hpcfed.analysis.render.show import title
 from hpcfed.api.tables import Columns, stacked, table
 from hpcfed.errors import UserError
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.clock import read_clock
-from hpcfed.record.folder import MODEL, RECORD, records, runs
-from hpcfed.record.metrics import text_of
-from hpcfed.record.parameters import Parameters, read_parameters
-from hpcfed.record.run import RunRecord
-from hpcfed.record.safe import readable, reading
-from hpcfed.record.sandbox import try_out
-from hpcfed.record.timing import PHASES
-from hpcfed.report.labels import all_series
-from hpcfed.report.show import status as status_line
-from hpcfed.report.show import title
+from hpcfed.options.metrics import text_of
+from hpcfed.results.clock_table import read_clock
+from hpcfed.results.folder import MODEL, RECORD, records, runs
+from hpcfed.results.parameters import Parameters, read_parameters
+from hpcfed.results.run import RunRecord
+from hpcfed.results.safe import readable, reading
+from hpcfed.results.sandbox import try_out
+from hpcfed.results.stored import read_run
+from hpcfed.runtime.timer import PHASES
 
 
 def open(folder: str | PathLike[str]) -> "Run":

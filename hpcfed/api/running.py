@@ -15,7 +15,8 @@ from hpcfed import plugins
 from hpcfed.api.opened import Run, path_of
 from hpcfed.cli import keyword_settings
 from hpcfed.cli.resume import complete, requeued
-from hpcfed.config import Settings, check, flag_of
+from hpcfed.options import Settings, flag_of
+from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.signals import STOPPED, Stop
 
@@ -37,7 +38,7 @@ def run(
     if settings.config.requeue:
         settings = requeued(settings)
     launch = launched()
-    check(settings, launch)
+    check_start(settings, launch)
     resume = settings.config.resume
     if resume is not None and complete(resume, settings.config.rounds):
         return Run(resume)

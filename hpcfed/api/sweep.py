@@ -13,8 +13,8 @@ import numpy as np
 from hpcfed.api.opened import Run, path_of
 from hpcfed.api.tables import table
 from hpcfed.errors import UserError
-from hpcfed.record.folder import records
-from hpcfed.record.metrics import global_name
+from hpcfed.options.metrics import global_name
+from hpcfed.results.folder import records
 from hpcfed.runtime.launcher import launched
 from hpcfed.studies.command import run_study
 from hpcfed.studies.launch import launcher as launched_by

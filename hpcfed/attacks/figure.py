@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpcfed.attacks.idlg import Theft
 from hpcfed.errors import UserError
-from hpcfed.record.folder import check_export
+from hpcfed.results.folder import check_export
 
 SIDE, GAP, NAMES = 96, 8, 150
 """Pixels of an image's side, between two images, and for the names at the left."""

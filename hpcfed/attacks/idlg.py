@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hpcfed.clients.initial import Tensors, start_from
-from hpcfed.config import Options, RunConfig
 from hpcfed.data.datasets import Dataset
 from hpcfed.methods import fedlg, genefl, parfed
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
+from hpcfed.options import Options, RunConfig
 from hpcfed.runtime import randomness
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hpcfed.attacks import ipm, mimic, noise, sign_flip
 from hpcfed.attacks.view import AttackView
-from hpcfed.config import RunConfig
-from hpcfed.config.attacks import ATTACKS
 from hpcfed.errors import remark
 from hpcfed.federation.aggregation import Aggregation
-from hpcfed.federation.way import Upload
+from hpcfed.federation.channel.channel import Upload
+from hpcfed.options import RunConfig
+from hpcfed.options.attacks import ATTACKS
 from hpcfed.runtime.collectives import Collectives
 
 FORGERS: dict[str, Callable[[AttackView], Tensor]] = {

@@ -5,8 +5,8 @@ from math import inf
 from pathlib import Path
 
 from hpcfed.cli.parser import CommandParser
-from hpcfed.config import RunConfig
 from hpcfed.errors import UserError, unknown
+from hpcfed.options import RunConfig
 
 SUMMARY = "what a server can steal of clients' images"
 EXAMPLES = """\

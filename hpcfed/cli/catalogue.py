@@ -5,13 +5,13 @@ from inspect import getdoc
 
 from hpcfed import methods, plugins, shipped
 from hpcfed.cli.parser import CommandParser
-from hpcfed.config.aggregation import RULES
-from hpcfed.config.attacks import ATTACKS
-from hpcfed.config.compression import COMPRESSORS
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.errors import UserError
 from hpcfed.models import MODELS
-from hpcfed.record.metrics import METRICS
+from hpcfed.options.aggregation import RULES
+from hpcfed.options.attacks import ATTACKS
+from hpcfed.options.compression import COMPRESSORS
+from hpcfed.options.metrics import METRICS
 
 SUMMARY = "methods, data sets, models, metrics, attacks, rules, ready studies"
 EXAMPLES = """\

@@ -10,8 +10,8 @@ from pydantic.fields import FieldInfo
 
 from hpcfed import methods, plugins
 from hpcfed.cli.parser import CommandParser
-from hpcfed.config import GROUPS, flag_of, suggest_option
-from hpcfed.config.declare import zero_unsets
+from hpcfed.options import GROUPS, flag_of, suggest_option
+from hpcfed.options.declare import zero_unsets
 
 EXAMPLES = """\
   hpcfed run --method fedavg-ft --clients 20 --rounds 10      alone, on the digits that come with it

@@ -8,14 +8,14 @@ from statistics import mean
 import torch
 from rich.table import Table
 
+from hpcfed.analysis.render.console import Output, say
 from hpcfed.attacks.figure import check_figure, save_figure
 from hpcfed.attacks.idlg import METHODS, Attack, Theft, Trained
-from hpcfed.config import RunConfig
 from hpcfed.data.datasets import Dataset
 from hpcfed.data.loading import load
 from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.errors import UserError, remark, unknown
-from hpcfed.report.console import Output, say
+from hpcfed.options import RunConfig
 
 COLUMNS = ("what is uploaded", "of the network", "label", "PSNR, dB", "least to most")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hpcfed.cli.parser import CommandParser
 from hpcfed.cli.settings import keyword_settings
-from hpcfed.config import check_text, read_toml
-from hpcfed.config.units import parse_bytes_per_second, parse_seconds
+from hpcfed.options import check_text, read_toml
+from hpcfed.options.units import parse_bytes_per_second, parse_seconds
 
 SUMMARY = "what a run will take on more ranks than there are here"
 EXAMPLES = """\

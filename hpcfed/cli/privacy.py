@@ -2,8 +2,8 @@
 
 from hpcfed.cli.parser import CommandParser
 from hpcfed.cli.settings import parse_run
-from hpcfed.config import check_privacy
 from hpcfed.errors import remark
+from hpcfed.options import check_privacy
 
 SUMMARY = "what noise a run needs for its privacy, or how private its noise makes it"
 EXAMPLES = """\
@@ -29,6 +29,6 @@ def command(arguments: list[str]) -> None:
     if settings.config.target_epsilon is not None:
         remark("looking for the noise; many rounds or little noise take some seconds")
     # Late: the accountant's library takes a second to load.
-    from hpcfed.transit.guarantee import guarantee
+    from hpcfed.federation.channel.guarantee import guarantee
 
     print(guarantee(settings.config))

@@ -6,8 +6,9 @@ from re import fullmatch
 
 from hpcfed.cli.parser import CommandParser
 from hpcfed.cli.settings import parse_run
-from hpcfed.config import RunConfig, check
 from hpcfed.errors import UserError
+from hpcfed.options import RunConfig
+from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import launched
 
 SUMMARY = "a run, and where its time goes"
@@ -21,7 +22,7 @@ def command(arguments: list[str]) -> None:
     options, words = _parser().parse_known_args(arguments)
     settings = parse_run(words)
     _check_profiled(settings.config)
-    check(settings, launched())
+    check_start(settings, launched())
     # Torch's profiler would complain about missing GPUs. It reads this when it loads.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from hpcfed.profile.command import profile

@@ -112,7 +112,7 @@ def command(arguments: list[str]) -> None:
     )
     options = parser.parse_args(arguments)
     # Late: charts and HDF5 take a second to load.
-    from hpcfed.report.command import report
+    from hpcfed.analysis.command import report
 
     code = report(options)
     if code:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfed import methods, plugins
-from hpcfed.config import TRACKERS, Settings, resolve
 from hpcfed.errors import UserError, no_checkpoint, remark
+from hpcfed.options import TRACKERS, Settings, resolve
 from hpcfed.runtime.launcher import launched
 
 if TYPE_CHECKING:
-    from hpcfed.record.run import RunRecord
+    from hpcfed.results.run import RunRecord
 
 BESIDE_RESUME = (
     "device",
@@ -47,7 +47,7 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
 
     `beside` are the options that the user gave with --resume.
     """
-    from hpcfed.record.folder import check_one_kind, check_plain, seed_folder
+    from hpcfed.results.folder import check_one_kind, check_plain, seed_folder
 
     check_plain(folder)
     check_one_kind(folder)
@@ -104,9 +104,9 @@ def _planned(runs: Sequence[Path], record: "RunRecord") -> int:
 
     `record` may be a checkpoint's, from before the run was made longer.
     """
-    from hpcfed.experiment.stored import read_run
-    from hpcfed.record.folder import records
-    from hpcfed.record.sandbox import try_out
+    from hpcfed.results.folder import records
+    from hpcfed.results.sandbox import try_out
+    from hpcfed.results.stored import read_run
 
     planned: list[int] = [record.config["rounds"]]
     for run in runs:
@@ -153,8 +153,8 @@ def _check_longer(folder: Path, settings: Settings, planned: int) -> None:
 
 def can_be_longer(settings: Settings) -> bool:
     """Tell whether more --rounds can make a resumed run longer."""
-    from hpcfed.record import checkpoints
-    from hpcfed.record.folder import runs
+    from hpcfed.results import checkpoints
+    from hpcfed.results.folder import runs
 
     config = settings.config
     if settings.options.has_server or config.target_epsilon is not None:
@@ -169,7 +169,7 @@ def _seeds_left(folder: Path, rounds: Any = None) -> list[int]:
 
     Finished seeds are left alone, unless all are finished.
     """
-    from hpcfed.record.folder import RECORD, holds_run, seed_folder, seeds
+    from hpcfed.results.folder import RECORD, holds_run, seed_folder, seeds
 
     # One run; `check_one_kind` has refused a folder that holds both.
     if (folder / RECORD).exists():
@@ -186,10 +186,10 @@ def _seeds_left(folder: Path, rounds: Any = None) -> list[int]:
 
 def _read_first(folder: Path, runs: Sequence[Path]) -> "RunRecord":
     """Read the record of the first run, after trying out the files of all."""
-    from hpcfed.experiment.stored import read_run
-    from hpcfed.record import checkpoints
-    from hpcfed.record.folder import PLAN, RECORD, STUDY
-    from hpcfed.record.sandbox import try_out
+    from hpcfed.results import checkpoints
+    from hpcfed.results.folder import PLAN, RECORD, STUDY
+    from hpcfed.results.sandbox import try_out
+    from hpcfed.results.stored import read_run
 
     # The root checks all files that any rank may read; others need the options alone.
     record_only = launched().rank > 0
@@ -213,7 +213,7 @@ def _check_checkpoints(
     folder: Path, runs: Sequence[Path], record: "RunRecord", *, extended: bool
 ) -> None:
     """Refuse to start again, unasked, where rounds are recorded but no checkpoint is."""
-    from hpcfed.record import checkpoints
+    from hpcfed.results import checkpoints
 
     lost = 0 if all(map(checkpoints.exist, runs)) else record.rounds_done
     if lost and (extended or record.status != "complete"):
@@ -224,7 +224,7 @@ def _check_files(folder: Path, record: "RunRecord") -> None:
     """Refuse to go on with another method, network or data than the run began with;
     before any of the files is imported.
     """
-    from hpcfed.experiment.stored import changed_files
+    from hpcfed.results.stored import changed_files
 
     for path in changed_files(record):
         raise UserError(
@@ -239,9 +239,9 @@ def requeued(settings: Settings) -> Settings:
     The job starts, or resumes in a folder that it has begun itself. A folder that
     another job has begun is left to `check`, which refuses it.
     """
-    from hpcfed.record import checkpoints
-    from hpcfed.record.folder import runs
-    from hpcfed.record.job import begun_by, this_job, was_requeued
+    from hpcfed.results import checkpoints
+    from hpcfed.results.folder import runs
+    from hpcfed.results.job import begun_by, this_job, was_requeued
 
     config, job = settings.config, this_job()
     if job is None:
@@ -267,9 +267,9 @@ def complete(folder: Path, rounds: Any = None) -> bool:
     """Tell whether a run, or every seed of it, is complete, with so many rounds where a
     number is given; a damaged record is not.
     """
-    from hpcfed.experiment.stored import is_complete
-    from hpcfed.record.folder import records
-    from hpcfed.record.sandbox import try_out
+    from hpcfed.results.folder import records
+    from hpcfed.results.sandbox import try_out
+    from hpcfed.results.stored import is_complete
 
     try:
         try_out(records(folder))

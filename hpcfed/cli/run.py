@@ -4,8 +4,8 @@ from hpcfed.cli import flags
 from hpcfed.cli.resume import can_be_longer, complete, requeued
 from hpcfed.cli.settings import parse_run
 from hpcfed.cli.show import print_run
-from hpcfed.config import check
 from hpcfed.errors import remark, unless_full
+from hpcfed.results.stored import check_start
 from hpcfed.runtime.imports import without_collecting
 from hpcfed.runtime.launcher import launched
 
@@ -18,7 +18,7 @@ def command(arguments: list[str]) -> None:
     if settings.config.requeue:
         settings = requeued(settings)
     # Every rank checks, so that none enters MPI with a mistake; the root reports it.
-    check(settings, launched())
+    check_start(settings, launched())
     resume = settings.config.resume
     if resume is not None and complete(resume, settings.config.rounds):
         if launched().rank == 0:

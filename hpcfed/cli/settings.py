@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 from hpcfed import methods
 from hpcfed.cli.flags import all_method_fields, run_parser, unknown_flag
 from hpcfed.cli.resume import BESIDE_RESUME, resumed
-from hpcfed.config import RunConfig, Settings, check_text, read_toml, resolve
 from hpcfed.errors import UserError
+from hpcfed.options import RunConfig, Settings, check_text, read_toml, resolve
 from hpcfed.runtime.launcher import launched
 
 

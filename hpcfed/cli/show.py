@@ -28,8 +28,8 @@ def command(arguments: list[str]) -> None:
         "--json", action="store_true", help="everything as JSON, for programs"
     )
     options = parser.parse_args(arguments)
-    from hpcfed.record.folder import STUDY, records
-    from hpcfed.record.sandbox import try_out
+    from hpcfed.results.folder import STUDY, records
+    from hpcfed.results.sandbox import try_out
 
     runs = records(options.folder)
     study = options.folder / STUDY
@@ -45,7 +45,7 @@ def command(arguments: list[str]) -> None:
 
 
 def _print_json(folder: Path) -> None:
-    from hpcfed.experiment.stored import read_run, read_seeds
+    from hpcfed.results.stored import read_run, read_seeds
 
     seeds = [record.summary() for record in read_seeds(folder)]
     content = {"seeds": seeds} if seeds else read_run(folder).summary()
@@ -54,8 +54,8 @@ def _print_json(folder: Path) -> None:
 
 
 def _print_study(path: Path, *, as_json: bool) -> None:
-    from hpcfed.report.console import Output
-    from hpcfed.report.figures import show_study, summary
+    from hpcfed.analysis.figures import show_study, summary
+    from hpcfed.analysis.render.console import Output
     from hpcfed.studies.gather import read_gathered
 
     study = read_gathered(path)
@@ -67,10 +67,10 @@ def _print_study(path: Path, *, as_json: bool) -> None:
 
 def print_run(folder: Path) -> None:
     """Print tables of a run, or of its seeds."""
-    from hpcfed.experiment.stored import read_run, read_seeds
-    from hpcfed.report.console import Output
-    from hpcfed.report.show import show
-    from hpcfed.report.show_seeds import show_seeds
+    from hpcfed.analysis.render.console import Output
+    from hpcfed.analysis.render.show import show
+    from hpcfed.analysis.render.show_seeds import show_seeds
+    from hpcfed.results.stored import read_run, read_seeds
 
     # Open MPI gives each rank a terminal of its own, even when the user's output goes
     # to a file.

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcfed.cli.settings import keyword_settings
-from hpcfed.config import check
 from hpcfed.errors import UserError
+from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import launched
 
 
@@ -23,7 +23,7 @@ def command(arguments: list[str]) -> None:
         # The record names the command that makes this run alone.
         words = ("hpcfed", "run", *flags(options))
         settings = replace(keyword_settings(options), command=words)
-        check(settings, launched())
+        check_start(settings, launched())
         points.append(settings)
     # Late: this loads torch, and MPI starts.
     from hpcfed.experiment.run import run_stacked

@@ -6,9 +6,9 @@ from pathlib import Path
 from re import fullmatch
 
 from hpcfed.cli.parser import CommandParser
-from hpcfed.config import check_text
-from hpcfed.config.seeds import MOST_SEEDS
 from hpcfed.errors import UserError, remark
+from hpcfed.options import check_text
+from hpcfed.options.seeds import MOST_SEEDS
 
 SUMMARY = "a sweep over any options, here or on Slurm"
 USUAL = 32

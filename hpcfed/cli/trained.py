@@ -7,16 +7,16 @@ import torch
 
 from hpcfed.attacks.idlg import Trained
 from hpcfed.clients.initial import Tensors, read_weights
-from hpcfed.config import RunConfig
 from hpcfed.data import DATASETS
 from hpcfed.errors import UserError
-from hpcfed.experiment.stored import read_run
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
-from hpcfed.record.folder import MODEL, RECORD, records, seed_folders, snapshots
-from hpcfed.record.parameters import read_parameters
-from hpcfed.record.run import RunRecord
-from hpcfed.record.sandbox import try_out
+from hpcfed.options import RunConfig
+from hpcfed.results.folder import MODEL, RECORD, records, seed_folders, snapshots
+from hpcfed.results.parameters import read_parameters
+from hpcfed.results.run import RunRecord
+from hpcfed.results.sandbox import try_out
+from hpcfed.results.stored import read_run
 
 
 def read_trained(folder: Path, client: int | None, data_root: Path | None) -> Trained:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from hpcfed.errors import UserError, did_you_mean, one_line
 from hpcfed.models.layout import Layout
-from hpcfed.record.folder import MODEL, RECORD
-from hpcfed.record.publish import replacing
-from hpcfed.record.safe import check_file, readable, reading
-from hpcfed.record.sandbox import try_out
+from hpcfed.results.folder import MODEL, RECORD
+from hpcfed.results.publish import replacing
+from hpcfed.results.safe import check_file, readable, reading
+from hpcfed.results.sandbox import try_out
 
 Tensors = Mapping[str, Tensor]
 KINDS = ".npz or .safetensors"

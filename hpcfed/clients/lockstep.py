@@ -35,7 +35,7 @@ from hpcfed.data.shards import Shard
 from hpcfed.errors import one_line
 from hpcfed.models.cost import Cost
 from hpcfed.plugins import without_exits
-from hpcfed.record.timing import Timer
+from hpcfed.runtime.timer import Timer
 
 
 class Stopped(Exception):

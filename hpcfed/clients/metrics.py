@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.objective import ABSOLUTE, CLASSES, OUTPUTS, TOP5, Sums, Wanted
-from hpcfed.record.metrics import PER_CLASS
+from hpcfed.options.metrics import PER_CLASS
 
 
 def wanted_sums(metrics: Sequence[str], outputs: int) -> Wanted:

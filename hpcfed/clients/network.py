@@ -5,13 +5,13 @@ from torch import nn
 
 from hpcfed import plugins
 from hpcfed.clients.initial import Tensors, model_of, read_weights, start_from
-from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
 from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import add_adapters
 from hpcfed.models.networks import build
 from hpcfed.models.own import Sample
+from hpcfed.options import RunConfig
 from hpcfed.runtime import randomness
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from hpcfed.config import RunConfig
 from hpcfed.models.cost import Cost
+from hpcfed.options import RunConfig
 from hpcfed.runtime import device
 from hpcfed.runtime.location import omp_threads
 from hpcfed.runtime.world import World

@@ -15,7 +15,6 @@ from hpcfed.clients.initial import frozen_tensors
 from hpcfed.clients.job import RowEngine
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
-from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import class_counts
 from hpcfed.data.shards import Shard
@@ -34,20 +33,21 @@ from hpcfed.experiment.materials import (
     validates,
 )
 from hpcfed.experiment.serving import open_transport
+from hpcfed.federation.channel.build import build_way
+from hpcfed.federation.channel.channel import Way
 from hpcfed.federation.federation import Federation
 from hpcfed.federation.training import Shards
-from hpcfed.federation.way import Way
 from hpcfed.methods import Method
-from hpcfed.record.metrics import chosen
-from hpcfed.record.timing import Timer
+from hpcfed.options import RunConfig, Settings
+from hpcfed.options.metrics import chosen
 from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 from hpcfed.server.client import ServerClient
 from hpcfed.server.columns import generated
 from hpcfed.server.options import server_options
 from hpcfed.server.transport import Transport
-from hpcfed.transit.build import build_way
 
 MOST_COUNTS = 1_000_000
 """Clients times classes up to which a run records who has how much of which class."""

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcfed.config import RunConfig
 from hpcfed.errors import UserError, one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.federation import Federation
-from hpcfed.record import checkpoints
-from hpcfed.record.checkpoints import StoredFile
-from hpcfed.record.folder import RECORD, checkpoint_folder
-from hpcfed.record.results import ResultsWriter
+from hpcfed.options import RunConfig
+from hpcfed.results import checkpoints
+from hpcfed.results.checkpoints import StoredFile
+from hpcfed.results.folder import RECORD, checkpoint_folder
+from hpcfed.results.results import ResultsWriter
 from hpcfed.runtime.signals import Stop
 
 LAST_BYTES = 64 * 2**20

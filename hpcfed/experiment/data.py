@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 
 from hpcfed.attacks.label_flip import Flipped
-from hpcfed.config import RunConfig
 from hpcfed.data.brought import is_brought
 from hpcfed.data.datasets import ArrayDataset, Dataset, Split
 from hpcfed.data.loading import Share, load
@@ -15,6 +14,7 @@ from hpcfed.data.partition import partition as deal_out
 from hpcfed.data.supplement import Supplement, nobody, supplemented
 from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.errors import UserError
+from hpcfed.options import RunConfig
 from hpcfed.runtime import randomness
 from hpcfed.runtime.sharing import once_per_host
 from hpcfed.runtime.world import World

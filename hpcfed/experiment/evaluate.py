@@ -11,13 +11,13 @@ from torch import Tensor
 
 from hpcfed.clients.metrics import class_accuracy, metric, wanted_sums
 from hpcfed.clients.objective import CLASSES, OBJECTIVES, Sums, Wanted
-from hpcfed.config import RunConfig
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation import exclusion
 from hpcfed.federation.federation import Federation
-from hpcfed.record.metrics import METRICS, PER_CLASS, global_name, of_clients
-from hpcfed.record.results import ResultsWriter
-from hpcfed.record.run import at_target, mean_accuracy
+from hpcfed.options import RunConfig
+from hpcfed.options.metrics import METRICS, PER_CLASS, global_name, of_clients
+from hpcfed.results.results import ResultsWriter
+from hpcfed.results.run import at_target, mean_accuracy
 from hpcfed.runtime.device import on_device
 
 PERSONAL_FLOATS = 2**28

@@ -12,9 +12,9 @@ from pathlib import Path
 from hpcfed.clients.lockstep import Stopped
 from hpcfed.errors import Diverged, UserError, one_line, remark, tell
 from hpcfed.plugins import ExitCalled, line_of_user, without_exits
-from hpcfed.record.folder import leave_failure
-from hpcfed.record.timing import Timer
+from hpcfed.results.folder import leave_failure
 from hpcfed.runtime.stalls import ending_stalls
+from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 BEAT = 1.0

@@ -7,11 +7,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hpcfed import plugins
-from hpcfed.config import RunConfig, Settings
 from hpcfed.errors import UserError, remark
-from hpcfed.experiment.stored import is_complete
-from hpcfed.record.claim import claimed
-from hpcfed.record.folder import (
+from hpcfed.options import RunConfig, Settings
+from hpcfed.results.claim import claimed
+from hpcfed.results.folder import (
     check_out,
     check_plain,
     empty,
@@ -19,7 +18,8 @@ from hpcfed.record.folder import (
     seed_folder,
     seed_folders,
 )
-from hpcfed.record.job import sign
+from hpcfed.results.job import sign
+from hpcfed.results.stored import is_complete
 from hpcfed.runtime.world import World
 
 RUNS = Path("runs")

@@ -18,10 +18,10 @@ from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.rebalance import Rebalancer
 from hpcfed.experiment.recording import Recorder, closing, open_results, open_snapshots
 from hpcfed.experiment.tracking import tracked
-from hpcfed.record.checkpoints import Checkpoint
-from hpcfed.record.energy import ENERGIES, Used
-from hpcfed.record.folder import SERVER
-from hpcfed.record.results import ResultsWriter
+from hpcfed.results.checkpoints import Checkpoint
+from hpcfed.results.folder import SERVER
+from hpcfed.results.results import ResultsWriter
+from hpcfed.runtime.energy import ENERGIES, Used
 from hpcfed.runtime.signals import Stop
 from hpcfed.server.options import server_options
 

@@ -16,13 +16,13 @@ from hpcfed.clients.engine import Engine
 from hpcfed.clients.network import client_layout, client_network, sample_of
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
 from hpcfed.clients.waiting import WaitingEngine
-from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import Partition
 from hpcfed.data.shards import Shard, join, shard, sub_shard
 from hpcfed.errors import UserError
 from hpcfed.experiment.arithmetic import dtype_of
 from hpcfed.experiment.data import Dealt, deal
+from hpcfed.options import RunConfig, Settings
 from hpcfed.runtime.world import World
 
 

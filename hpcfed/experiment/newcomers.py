@@ -9,7 +9,6 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed import methods
-from hpcfed.config import RunConfig, Settings
 from hpcfed.errors import UserError
 from hpcfed.experiment import checkpointing
 from hpcfed.experiment.assemble import Newcomers, Setup
@@ -22,8 +21,9 @@ from hpcfed.experiment.progress import RunProgress
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.federation import Federation
 from hpcfed.methods import not_led
-from hpcfed.record.results import ResultsWriter
-from hpcfed.record.run import LAST_UPDATES, mean_accuracy
+from hpcfed.options import RunConfig, Settings
+from hpcfed.results.results import ResultsWriter
+from hpcfed.results.run import LAST_UPDATES, mean_accuracy
 from hpcfed.runtime.device import on_device
 from hpcfed.runtime.signals import Stop
 

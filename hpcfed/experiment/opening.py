@@ -6,15 +6,15 @@ import numpy as np
 
 from hpcfed import plugins
 from hpcfed.clients.placement import Clients
-from hpcfed.config.chain import chain
-from hpcfed.config.compression import packing
-from hpcfed.config.declare import Choice
 from hpcfed.data.brought import is_brought
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup
+from hpcfed.federation.channel.guarantee import guarantee
 from hpcfed.models.hugging_face import is_hugging_face
 from hpcfed.models.layout import Layout
-from hpcfed.transit.guarantee import guarantee
+from hpcfed.options.chain import chain
+from hpcfed.options.compression import packing
+from hpcfed.options.declare import Choice
 
 
 def opening_lines(setup: Setup) -> Iterator[str]:

@@ -13,8 +13,8 @@ import numpy as np
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.progress import RunProgress
-from hpcfed.record.results import ResultsWriter
-from hpcfed.record.run import at_target
+from hpcfed.results.results import ResultsWriter
+from hpcfed.results.run import at_target
 
 _SERIES = ("accuracy", "global_accuracy", "global_loss")
 

@@ -13,7 +13,7 @@ from hpcfed.clients.placement import LONGEST, client_loads
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.federation.cohort import Cohort
-from hpcfed.record.results import ResultsWriter
+from hpcfed.results.results import ResultsWriter
 
 
 class Rebalancer:

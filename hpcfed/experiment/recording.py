@@ -13,24 +13,25 @@ from torch import Tensor
 from hpcfed import plugins
 from hpcfed.clients import initial
 from hpcfed.clients.balance import MAX_RELOCATIONS
-from hpcfed.config import RunConfig
-from hpcfed.config.chain import chain_line
 from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import AfterTraining, Evaluation
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.tracking import Tracking
+from hpcfed.federation.channel.accountant import noise_multiplier_of
+from hpcfed.federation.channel.guarantee import guarantee
 from hpcfed.federation.log import OnTrained, RoundLog
-from hpcfed.record import environment, series
-from hpcfed.record.results import ResultsWriter
-from hpcfed.record.server import ServerSize
-from hpcfed.record.snapshots import SnapshotWriter
-from hpcfed.record.timing import PHASES
+from hpcfed.options import RunConfig
+from hpcfed.options.chain import chain_line
+from hpcfed.results import series
+from hpcfed.results.results import ResultsWriter
+from hpcfed.results.server import ServerSize
+from hpcfed.results.snapshots import SnapshotWriter
+from hpcfed.runtime import environment
 from hpcfed.runtime.device import peak_memory
+from hpcfed.runtime.timer import PHASES
 from hpcfed.server.options import server_options
 from hpcfed.server.schedule import num_learnings, num_steps
-from hpcfed.transit.accountant import noise_multiplier_of
-from hpcfed.transit.guarantee import guarantee
 
 
 class Recorder:

@@ -14,11 +14,11 @@ from hpcfed.errors import UserError, count, no_checkpoint
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.checkpointing import WAY, as_array
 from hpcfed.experiment.evaluate import is_due
-from hpcfed.experiment.stored import read_run
-from hpcfed.record import checkpoints
-from hpcfed.record.checkpoints import Checkpoint
-from hpcfed.record.folder import RECORD, failures
-from hpcfed.record.results import ResultsWriter
+from hpcfed.results import checkpoints
+from hpcfed.results.checkpoints import Checkpoint
+from hpcfed.results.folder import RECORD, failures
+from hpcfed.results.results import ResultsWriter
+from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import Stop
 
 Say = Callable[[str], None]

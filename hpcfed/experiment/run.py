@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from hpcfed.clients.lockstep import Lockstep
-from hpcfed.config import Settings
 from hpcfed.errors import remark
 from hpcfed.experiment.assemble import Setup, assemble, assemble_stacked
 from hpcfed.experiment.failures import (
@@ -32,8 +31,9 @@ from hpcfed.experiment.serving import (
 )
 from hpcfed.experiment.signs import showing_life
 from hpcfed.experiment.tracking import check_account
-from hpcfed.record.observer import Observer, observer
+from hpcfed.options import Settings
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.observer import Observer, observer
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.world import World
 

@@ -5,9 +5,9 @@ with it.
 from collections.abc import Sequence
 
 from hpcfed.clients.network import client_layout
-from hpcfed.config import Settings
 from hpcfed.experiment.arithmetic import set_arithmetic
 from hpcfed.models.layout import Layout
+from hpcfed.options import Settings
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
 from hpcfed.server.auto import server_choices

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpcfed.experiment.failures import Reporting
-from hpcfed.record.folder import SIGN
-from hpcfed.record.signs import EVERY, RunSign, leave_sign, remove_sign
-from hpcfed.record.timing import Timer
+from hpcfed.results.folder import SIGN
+from hpcfed.results.signs import EVERY, RunSign, leave_sign, remove_sign
+from hpcfed.runtime.timer import Timer
 
 
 @contextmanager

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.config import RunConfig, expected_malicious
 from hpcfed.federation.cohort import Cohort, Sent, member_rows
+from hpcfed.options import RunConfig, expected_malicious
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.device import on_device
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.config.weights import Weighing
 from hpcfed.federation.log import RoundLog
 from hpcfed.kernels import distances
+from hpcfed.options.weights import Weighing
 from hpcfed.runtime.device import on_device
 
 

@@ -15,21 +15,21 @@ from torch import Tensor
 
 from hpcfed.clients.job import RowEngine
 from hpcfed.clients.placement import Clients
-from hpcfed.config import RunConfig
 from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
 from hpcfed.federation import exclusion
 from hpcfed.federation.aggregation import Aggregation, cluster_means, with_groups
+from hpcfed.federation.channel.channel import Download, Upload, Way
 from hpcfed.federation.clustering import left_vectors
 from hpcfed.federation.cohort import Cohort, Sent, member_rows, shares, update_norms
 from hpcfed.federation.log import Downloaded, RoundLog
 from hpcfed.federation.participants import MethodOptions
 from hpcfed.federation.selection import best_finite, scores_of
 from hpcfed.federation.training import LocalTraining
-from hpcfed.federation.way import Download, Upload, Way
-from hpcfed.record.timing import Timer
+from hpcfed.options import RunConfig
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.device import on_device
+from hpcfed.runtime.timer import Timer
 from hpcfed.server.client import ServerClient
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.clients.job import Losses
-from hpcfed.federation.clock import RoundClock
+from hpcfed.federation.channel.times import RoundClock
 from hpcfed.server.report import LearningReport
 
 OnTrained = Callable[[np.ndarray, Tensor], None]
@@ -113,7 +113,7 @@ class RoundLog:
     nobody takes part.
     """
     times: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What is recorded of every member's virtual time, by name; see `record/clock.py`."""
+    """What is recorded of every member's virtual time, by name; see `results/clock_table.py`."""
     wave: int = 0
     """Number of the wave that trains now, in rounds in which a client may train several
     times: so it draws other random numbers each time.

@@ -5,13 +5,13 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from hpcfed.clients.placement import Clients
-from hpcfed.config import Options, RunConfig, weighs_by
-from hpcfed.federation.clock import Clock
+from hpcfed.federation.channel.times import Clock
 from hpcfed.federation.cohort import Cohort, client_weights, shares
 from hpcfed.federation.log import OnTrained, RoundLog
-from hpcfed.record.timing import Timer
+from hpcfed.options import Options, RunConfig, weighs_by
 from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.timer import Timer
 
 MethodOptions = TypeVar("MethodOptions", bound=Options, covariant=True)
 

@@ -15,18 +15,18 @@ from hpcfed.clients.placement import Clients
 from hpcfed.clients.pull import Pull
 from hpcfed.clients.rates import RateSchedule
 from hpcfed.clients.schedule import num_steps
-from hpcfed.config import RunConfig
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
 from hpcfed.federation import exclusion
-from hpcfed.federation.clock import Clock
+from hpcfed.federation.channel.times import Clock
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.participants import MethodOptions, Participants
 from hpcfed.models.layout import Layout
-from hpcfed.record.timing import Timer
+from hpcfed.options import RunConfig
 from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.device import on_device
+from hpcfed.runtime.timer import Timer
 
 Shards = Callable[[Split, np.ndarray], Shard]
 """Gathers the samples of clients, by id, from one split of the data set."""

@@ -31,15 +31,6 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from hpcfed import plugins
-from hpcfed.config import (
-    Choice,
-    LocalWork,
-    Options,
-    RunConfig,
-    Switch,
-    Training,
-    option,
-)
 from hpcfed.errors import UserError, unknown
 from hpcfed.methods._interface import (
     CLUSTERS,
@@ -54,6 +45,15 @@ from hpcfed.methods._interface import (
     Layout,
     Positions,
     Tensor,
+)
+from hpcfed.options import (
+    Choice,
+    LocalWork,
+    Options,
+    RunConfig,
+    Switch,
+    Training,
+    option,
 )
 
 __all__ = [

@@ -22,11 +22,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from hpcfed import config
-from hpcfed.config import Choice, RunConfig, Switch, option
+from hpcfed import options
 from hpcfed.errors import UserError, count
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import FIXED, VARIES, Cohort, Federation, Tensor
+from hpcfed.options import Choice, RunConfig, Switch, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +39,7 @@ Versions = Mapping[int, Tensor]
 """Rows of the server by the number of their version."""
 
 
-class Options(config.Options):
+class Options(options.Options):
     averages = False
     asynchronous = True
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeVar
 
-from hpcfed import config
-from hpcfed.config import Choice, RunConfig, Switch, option
+from hpcfed import options
 from hpcfed.errors import UserError, count
 from hpcfed.methods import (
     CLUSTERS,
@@ -24,9 +23,10 @@ from hpcfed.methods import (
     _partial,
 )
 from hpcfed.models import MODELS
+from hpcfed.options import Choice, RunConfig, Switch, option
 
 
-class Options(config.Options):
+class Options(options.Options):
     averages = False  # a row for every cluster, and of some columns of uploads
 
     clusters: int = option(

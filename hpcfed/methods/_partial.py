@@ -4,8 +4,7 @@ private to each client.
 
 from dataclasses import dataclass, field, replace
 
-from hpcfed import config
-from hpcfed.config import option
+from hpcfed import options
 from hpcfed.errors import UserError
 from hpcfed.methods import (
     FIXED,
@@ -17,9 +16,10 @@ from hpcfed.methods import (
     Positions,
     Tensor,
 )
+from hpcfed.options import option
 
 
-class Options(config.Options):
+class Options(options.Options):
     whole_rows = False
 
     head_layers: int = option(
@@ -29,7 +29,7 @@ class Options(config.Options):
         ge=0,
     )
 
-    def check(self, config: config.RunConfig) -> None:
+    def check(self, config: options.RunConfig) -> None:
         info = config.model_info()
         if info is not None:
             self._check_layers(info.layers, config.network())

@@ -9,10 +9,10 @@ adapted.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpcfed.config import option
 from hpcfed.methods import _server_rate, fedavg
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.methods._server_rate import server_rate
+from hpcfed.options import option
 
 EXTENDS = fedavg
 

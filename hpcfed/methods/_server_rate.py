@@ -5,13 +5,13 @@ change from round to round.
 from collections.abc import Iterable
 from typing import Literal
 
-from hpcfed import config
-from hpcfed.config import RunConfig, Switch, option
+from hpcfed import options
 from hpcfed.errors import UserError, count
 from hpcfed.methods._interface import Federation
+from hpcfed.options import RunConfig, Switch, option
 
 
-class Options(config.Options):
+class Options(options.Options):
     server_lr: float = option(1.0, "η_g, the server's learning rate", gt=0)
     server_lr_decay: float = option(
         1.0, "factor on --server-lr after every round, as in 0.99", gt=0, le=1

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from hpcfed import config
-from hpcfed.config import option
+from hpcfed import options
 from hpcfed.methods._interface import Federation, Tensor
+from hpcfed.options import option
 
 if TYPE_CHECKING:
     from hpcfed.clients.job import Recipe
 
 
-class Options(config.Options):
+class Options(options.Options):
     needs_sgd = True
     divides_training = False  # momentum goes from step to step
     trains_by: ClassVar[Mapping[str, str]] = {"epochs": "local_steps"}

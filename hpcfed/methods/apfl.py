@@ -10,7 +10,6 @@ with the newest w in its mixture.
 
 from dataclasses import dataclass, field
 
-from hpcfed.config import LocalWork, RunConfig, Training, option
 from hpcfed.methods import _steps, fedavg
 from hpcfed.methods._interface import (
     IN_PLACE,
@@ -22,6 +21,7 @@ from hpcfed.methods._interface import (
     Tensor,
 )
 from hpcfed.methods._steps import followed, one_step, stepped
+from hpcfed.options import LocalWork, RunConfig, Training, option
 
 EXTENDS = fedavg
 

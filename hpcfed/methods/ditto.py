@@ -7,8 +7,7 @@ was sent, each for --epochs. The loss that is recorded is that of w.
 
 from dataclasses import dataclass, field
 
-from hpcfed import config
-from hpcfed.config import LocalWork, RunConfig, Training, option
+from hpcfed import options
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import (
     IN_PLACE,
@@ -19,11 +18,12 @@ from hpcfed.methods._interface import (
     Positions,
     Tensor,
 )
+from hpcfed.options import LocalWork, RunConfig, Training, option
 
 EXTENDS = fedavg
 
 
-class Options(config.Options):
+class Options(options.Options):
     private_mean = True
 
     ditto_lambda: float = option(

@@ -6,10 +6,10 @@ As in the paper there is no correction of bias: v starts at τ².
 
 from functools import partial
 
-from hpcfed.config import option
 from hpcfed.methods import _server_optimiser
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.methods._server_optimiser import State, adaptive_round
+from hpcfed.options import option
 
 EXTENDS = _server_optimiser
 

@@ -17,11 +17,11 @@ An upload that is not finite makes a version that is the one before.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from hpcfed.config import RunConfig, Switch, option
 from hpcfed.errors import UserError
 from hpcfed.methods import _asynchronous, fedavg
 from hpcfed.methods._asynchronous import Received, State, Versions, Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
+from hpcfed.options import RunConfig, Switch, option
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,14 +10,14 @@ With --weights samples 1 / N is nᵢ / Σn over all clients.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from hpcfed import config
-from hpcfed.config import RunConfig, Switch, option
+from hpcfed import options
 from hpcfed.methods import Cohort, Federation, Tensor, fedavg
+from hpcfed.options import RunConfig, Switch, option
 
 EXTENDS = fedavg
 
 
-class Options(config.Options):
+class Options(options.Options):
     weighs = "uniform"  # ωᵢ take the place of weights by samples
 
     au_cutoff: int = option(

@@ -4,11 +4,11 @@ rowᵢ.
 
 from dataclasses import dataclass
 
-from hpcfed import config
+from hpcfed import options
 from hpcfed.methods import Cohort, Federation, Positions, Tensor
 
 
-class Options(config.Options):
+class Options(options.Options):
     private_mean = True
 
 

@@ -8,14 +8,14 @@ head alone is an option.
 from dataclasses import replace
 from typing import Literal
 
-from hpcfed import config
-from hpcfed.config import LocalWork, RunConfig, Training, option
+from hpcfed import options
 from hpcfed.methods import Federation, Layout, Positions, Tensor, fedavg
+from hpcfed.options import LocalWork, RunConfig, Training, option
 
 EXTENDS = fedavg
 
 
-class Options(config.Options):
+class Options(options.Options):
     private_mean = True
 
     finetune_epochs: int | None = option(

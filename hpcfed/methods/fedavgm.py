@@ -8,11 +8,11 @@ of their own.
 
 from dataclasses import dataclass
 
-from hpcfed.config import option
 from hpcfed.methods import _server_rate, fedavg
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.methods._server_optimiser import mean_row, moved
 from hpcfed.methods._server_rate import server_rate
+from hpcfed.options import option
 
 EXTENDS = fedavg
 

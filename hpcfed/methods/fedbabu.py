@@ -8,7 +8,6 @@ fine-tunes the whole model.
 from dataclasses import replace
 from typing import Literal
 
-from hpcfed.config import LocalWork, RunConfig, Training, option
 from hpcfed.methods import (
     Cohort,
     Federation,
@@ -20,6 +19,7 @@ from hpcfed.methods import (
     no_finals,
 )
 from hpcfed.methods._partial import State, aggregate, body_and_head, download
+from hpcfed.options import LocalWork, RunConfig, Training, option
 
 EXTENDS = fedper
 FINALS = ()

@@ -7,9 +7,9 @@ shortcuts share theirs. Without batch norm all is shared.
 
 from collections.abc import Iterable
 
-from hpcfed.config import Choice, RunConfig
 from hpcfed.methods import Federation, Layout, _clusters, clustered_fedavg
 from hpcfed.models import MODELS
+from hpcfed.options import Choice, RunConfig
 
 EXTENDS = clustered_fedavg
 

@@ -13,11 +13,11 @@ An update that is not finite counts as one of the B and has no weight.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpcfed.config import option
 from hpcfed.methods import _asynchronous, _server_rate, fedavg
 from hpcfed.methods._asynchronous import Received, Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.methods._server_rate import server_rate
+from hpcfed.options import option
 
 EXTENDS = fedavg
 

@@ -11,15 +11,15 @@ the paper's sums. Running statistics of batch norm are averaged.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hpcfed import config
-from hpcfed.config import Choice, RunConfig, option
+from hpcfed import options
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import IN_PLACE, OWNED, Cohort, Federation, Tensor
+from hpcfed.options import Choice, RunConfig, option
 
 EXTENDS = fedavg
 
 
-class Options(config.Options):
+class Options(options.Options):
     dyn_alpha: float = option(
         0.1, "α: how strongly w draws rows, and h follows them", gt=0
     )

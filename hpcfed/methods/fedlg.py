@@ -12,9 +12,9 @@ the layers that most of the last senders sent.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from hpcfed.config import Choice, RunConfig, option
 from hpcfed.methods import Cohort, Federation, Layout, Tensor, _clusters
 from hpcfed.methods._clusters import State, aggregate, begin, download, inherited
+from hpcfed.options import Choice, RunConfig, option
 
 EXTENDS = _clusters
 RESNET18_POOLS = (

@@ -9,9 +9,9 @@ or for every cluster, are options.
 
 from typing import Literal
 
-from hpcfed.config import option
 from hpcfed.methods import Cohort, Federation, Tensor, _clusters
 from hpcfed.methods._clusters import State, aggregate, begin, download
+from hpcfed.options import option
 
 EXTENDS = _clusters
 

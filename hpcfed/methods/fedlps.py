@@ -11,7 +11,6 @@ grow again, and drops them afterwards.) A channel is the mean over its senders.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from hpcfed.config import Choice, RunConfig, option
 from hpcfed.errors import UserError
 from hpcfed.methods import (
     OWNED,
@@ -25,6 +24,7 @@ from hpcfed.methods import (
 )
 from hpcfed.methods._clusters import aggregate, arrive, begin, download
 from hpcfed.models import MODELS
+from hpcfed.options import Choice, RunConfig, option
 
 EXTENDS = _clusters
 

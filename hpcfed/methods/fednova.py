@@ -7,16 +7,16 @@ With --prox-mu clients minimise their loss + μ/2 ‖θ − w‖², as in FedPro
 η μ)^(τ−1), …, 1]. Running statistics of batch norm are averaged as they are.
 """
 
-from hpcfed import config
-from hpcfed.config import option
+from hpcfed import options
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import Cohort, Federation
 from hpcfed.methods._path import accumulated
+from hpcfed.options import option
 
 EXTENDS = fedavg
 
 
-class Options(config.Options):
+class Options(options.Options):
     needs_sgd = True  # to know what steps weigh
 
     prox_mu: float = option(

@@ -4,9 +4,9 @@ both are trained together.
 
 from collections.abc import Iterator
 
-from hpcfed.config import option
 from hpcfed.methods import Cohort, Federation, Positions, Tensor, _partial
 from hpcfed.methods._partial import State, aggregate, body_and_head, download
+from hpcfed.options import option
 
 EXTENDS = _partial
 FINALS: tuple[str, ...] = ("FedPer", "FedPer-FT")

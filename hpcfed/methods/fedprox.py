@@ -6,15 +6,15 @@ With μ = 0 it is FedAvg. The paper's clients that do less work in a round are t
 --deadline. Without it all clients train for --epochs.
 """
 
-from hpcfed import config
-from hpcfed.config import option
+from hpcfed import options
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import Cohort, Federation
+from hpcfed.options import option
 
 EXTENDS = fedavg
 
 
-class Options(config.Options):
+class Options(options.Options):
     private_mean = True
 
     prox_mu: float = option(0.01, "μ: how strongly w draws clients' rows", ge=0)

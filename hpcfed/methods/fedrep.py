@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from hpcfed.config import LocalWork, RunConfig, Training, option
 from hpcfed.methods import (
     Cohort,
     Federation,
@@ -21,6 +20,7 @@ from hpcfed.methods import (
     fedper,
 )
 from hpcfed.methods._partial import State, aggregate, body_and_head, download
+from hpcfed.options import LocalWork, RunConfig, Training, option
 
 EXTENDS = fedper
 FINALS = ("FedRep", "FedRep-FT")

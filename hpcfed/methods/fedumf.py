@@ -9,14 +9,14 @@ its stored update, and has none afterwards.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from hpcfed import config
-from hpcfed.config import RunConfig, Switch, option
+from hpcfed import options
 from hpcfed.methods import IN_PLACE, OWNED, Cohort, Federation, Tensor, fedavg
+from hpcfed.options import RunConfig, Switch, option
 
 EXTENDS = fedavg
 
 
-class Options(config.Options):
+class Options(options.Options):
     all_train = private_mean = True
 
     umf_beta: float = option(

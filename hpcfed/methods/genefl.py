@@ -28,7 +28,6 @@ from dataclasses import dataclass, field, replace
 from math import floor
 from typing import TYPE_CHECKING, Literal
 
-from hpcfed.config import LocalWork, RunConfig, Switch, option
 from hpcfed.errors import UserError
 from hpcfed.methods import (
     IN_PLACE,
@@ -47,6 +46,7 @@ from hpcfed.methods._clusters import (
     cluster_rows,
     inherited,
 )
+from hpcfed.options import LocalWork, RunConfig, Switch, option
 
 if TYPE_CHECKING:
     from hpcfed.clients.pull import Pull

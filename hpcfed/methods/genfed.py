@@ -11,15 +11,15 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-from hpcfed import config
-from hpcfed.config import RunConfig, Switch, option
+from hpcfed import options
 from hpcfed.methods import Cohort, Federation, fedavg
+from hpcfed.options import RunConfig, Switch, option
 
 EXTENDS = fedavg
 VALIDATES = True
 
 
-class Options(config.Options):
+class Options(options.Options):
     schedule: Literal["constant", "power", "linear", "sine", "arch"] = option(
         "linear",
         "how many uploads are selected: ρ_max; ρ_max(1 − b^t) + 1; ρ_max·t/c + 1; the same "

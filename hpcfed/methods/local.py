@@ -4,7 +4,7 @@ communicates.
 
 from dataclasses import dataclass, field
 
-from hpcfed import config
+from hpcfed import options
 from hpcfed.methods import (
     IN_PLACE,
     OWNED,
@@ -15,7 +15,7 @@ from hpcfed.methods import (
 )
 
 
-class Options(config.Options):
+class Options(options.Options):
     # There is nothing to forge, and nothing for a robust rule to aggregate.
     uploads = averages = False
 

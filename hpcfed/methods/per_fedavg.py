@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-from hpcfed.config import LocalWork, RunConfig, Switch, Training, option
 from hpcfed.methods import _steps, fedavg
 from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.methods._steps import followed, one_step, stepped
+from hpcfed.options import LocalWork, RunConfig, Switch, Training, option
 
 EXTENDS = fedavg
 

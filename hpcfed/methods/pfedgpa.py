@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
-from hpcfed.config import Choice, RunConfig, Switch, option
 from hpcfed.errors import UserError
 from hpcfed.methods import (
     GENERATED,
@@ -36,6 +35,7 @@ from hpcfed.methods import (
     Positions,
     Tensor,
 )
+from hpcfed.options import Choice, RunConfig, Switch, option
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.schedule import is_banked, learns_after
 

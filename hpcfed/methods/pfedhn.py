@@ -16,17 +16,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hpcfed import config
-from hpcfed.config import LocalWork, RunConfig, Switch, Training, option
+from hpcfed import options
 from hpcfed.errors import UserError
 from hpcfed.methods import IN_PLACE, Cohort, Federation, Layout, Positions, Tensor
+from hpcfed.options import LocalWork, RunConfig, Switch, Training, option
 
 if TYPE_CHECKING:
     from hpcfed.clients.job import Recipe
     from hpcfed.models.hypernetwork import Hypernetwork
 
 
-class Options(config.Options):
+class Options(options.Options):
     averages = False  # only running statistics are averaged
     weighs = "uniform"
     trains_by: ClassVar[Mapping[str, str]] = {

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from hpcfed import config
-from hpcfed.config import Choice, LocalWork, RunConfig, Training, option
+from hpcfed import options
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import (
     IN_PLACE,
@@ -28,11 +27,12 @@ from hpcfed.methods._interface import (
     Tensor,
 )
 from hpcfed.methods._server_optimiser import moved
+from hpcfed.options import Choice, LocalWork, RunConfig, Training, option
 
 EXTENDS = fedavg
 
 
-class Options(config.Options):
+class Options(options.Options):
     private_mean = True
     divides_training = False  # a client's row goes on moving towards its θ̃
     trains_by: ClassVar[Mapping[str, str]] = {"epochs": "local_rounds"}

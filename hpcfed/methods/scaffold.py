@@ -21,7 +21,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from hpcfed.config import Choice, LocalWork, RunConfig, Switch, Training, option
 from hpcfed.methods import _server_rate, fedavg
 from hpcfed.methods._interface import (
     IN_PLACE,
@@ -34,6 +33,7 @@ from hpcfed.methods._interface import (
 from hpcfed.methods._path import accumulated
 from hpcfed.methods._server_optimiser import moved
 from hpcfed.methods._server_rate import server_rate
+from hpcfed.options import Choice, LocalWork, RunConfig, Switch, Training, option
 
 if TYPE_CHECKING:
     from hpcfed.clients.job import Recipe

@@ -8,8 +8,8 @@ import torch
 
 from hpcfed import methods
 from hpcfed.clients.engine import CPU_ACTIVATIONS
-from hpcfed.config import Settings
 from hpcfed.federation.training import FLOPS
+from hpcfed.options import Settings
 from hpcfed.plan.constants import Constants, Machine, RoundPoint, Spread, Work
 from hpcfed.plan.loads import train_sizes
 from hpcfed.plan.rounds import MATRICES, samples_and_rows

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 
 from hpcfed.clients.network import client_layout, client_network, sample_of
-from hpcfed.config import RunConfig, Settings, idle, resolve
 from hpcfed.errors import UserError, count, remark
-from hpcfed.experiment.stored import read_run
 from hpcfed.models.cost import cost
+from hpcfed.options import RunConfig, Settings, idle, resolve
 from hpcfed.plan.constants import (
     Constants,
     LinkPoint,
@@ -36,9 +35,10 @@ from hpcfed.plan.loads import rank_loads
 from hpcfed.plan.rounds import mean_load
 from hpcfed.plan.server_calibration import measure_server
 from hpcfed.profile.ceilings import Ceilings
-from hpcfed.record.run import RunRecord
-from hpcfed.record.timing import PHASES
+from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import read_run
 from hpcfed.runtime.location import choose_device
+from hpcfed.runtime.timer import PHASES
 from hpcfed.server.options import server_options
 from hpcfed.studies.launch import environment_of, launcher
 from hpcfed.studies.plan import flags

@@ -8,8 +8,9 @@ from math import isclose, isinf
 from pathlib import Path
 from typing import Any
 
-from hpcfed.config import Settings, check
+from hpcfed.analysis.render.console import bytes_text
 from hpcfed.errors import UserError, count, remark
+from hpcfed.options import Settings
 from hpcfed.plan.assumptions import GUESSED, OTHER_WORK, assumed, scaled
 from hpcfed.plan.calibrate import calibrate, work_of
 from hpcfed.plan.constants import (
@@ -26,7 +27,7 @@ from hpcfed.plan.links import ASSUMED, Link, measured_link
 from hpcfed.plan.planner import Plan, Planner
 from hpcfed.plan.split import best_split, candidates
 from hpcfed.plan.tables import print_plan
-from hpcfed.report.console import bytes_text
+from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.server.options import NETWORKS, ServerOptions, server_options
 
@@ -80,9 +81,9 @@ def _check(options: argparse.Namespace, settings: Settings) -> None:
     if settings.options.has_server:
         # How many ranks the server gets is what a plan finds out.
         one = config.model_copy(update={"server_ranks": 1})
-        check(replace(settings, config=one), Launch("plan", 0, ranks + 1))
+        check_start(replace(settings, config=one), Launch("plan", 0, ranks + 1))
         return
-    check(settings, Launch("plan", 0, ranks))
+    check_start(settings, Launch("plan", 0, ranks))
 
 
 def make_plan(options: argparse.Namespace, settings: Settings, path: Path) -> Plan:

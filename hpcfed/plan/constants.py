@@ -11,8 +11,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcfed.errors import UserError
-from hpcfed.record.folder import check_export
-from hpcfed.record.publish import publish
+from hpcfed.results.folder import check_export
+from hpcfed.results.publish import publish
 
 MOST_BYTES = 2**20
 """The most bytes of a file of constants that are read."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hpcfed.report.costmodel import nonnegative
+from hpcfed.analysis.costmodel import nonnegative
 
 T = TypeVar("T")
 LEAST_WIDTH = 0.05

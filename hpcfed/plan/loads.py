@@ -6,8 +6,8 @@ import numpy as np
 
 from hpcfed.clients.placement import LONGEST, client_loads, place
 from hpcfed.clients.schedule import num_steps
-from hpcfed.config import LocalWork, RunConfig, Settings
 from hpcfed.experiment.data import deal, load_alone
+from hpcfed.options import LocalWork, RunConfig, Settings
 from hpcfed.runtime import randomness
 from hpcfed.studies.estimate import length_of, num_trained
 

@@ -7,8 +7,8 @@ import numpy as np
 from hpcfed import methods
 from hpcfed.clients.engine import LOOP_ABOVE_COLUMNS
 from hpcfed.clients.network import client_layout, client_network
-from hpcfed.config import Settings
 from hpcfed.models.layout import Layout
+from hpcfed.options import Settings
 from hpcfed.plan.constants import Constants
 from hpcfed.plan.fits import Range
 from hpcfed.plan.links import Link

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.network import client_layout, client_network
-from hpcfed.config import Settings
 from hpcfed.errors import remark
+from hpcfed.options import Settings
 from hpcfed.plan.constants import Preparation, ServerPoint, ZeroPreparation
 from hpcfed.plan.server import NetworkSize, network_sizes, preparation
 from hpcfed.runtime import world as worlds

@@ -1,10 +1,10 @@
 """A plan as tables on the terminal."""
 
-from hpcfed.config import Settings
+from hpcfed.analysis.render.console import Output, bare_table, bytes_text, say
 from hpcfed.errors import count
+from hpcfed.options import Settings
 from hpcfed.plan.fits import Range
 from hpcfed.plan.planner import Plan
-from hpcfed.report.console import Output, bare_table, bytes_text, say
 
 
 def print_plan(plan: Plan, settings: Settings) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from hpcfed.config import Settings
+from hpcfed.analysis.render.console import Output
 from hpcfed.errors import unless_full
 from hpcfed.experiment.run import run
-from hpcfed.experiment.stored import read_run
+from hpcfed.options import Settings
 from hpcfed.profile import tables
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.lanes import lanes
@@ -18,14 +18,14 @@ from hpcfed.profile.trace import trace
 from hpcfed.profile.verdict import Workload, advice, words
 from hpcfed.profile.watch import ProfileWatch
 from hpcfed.profile.workloads import Measured, workloads
-from hpcfed.record.folder import PROFILE, TRACE
-from hpcfed.record.json_values import plain
-from hpcfed.record.observer import observed_by
-from hpcfed.record.publish import publish
-from hpcfed.record.run import RunRecord
-from hpcfed.record.timing import PHASES
-from hpcfed.report.console import Output
+from hpcfed.results.folder import PROFILE, TRACE
+from hpcfed.results.json_values import plain
+from hpcfed.results.publish import publish
+from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import read_run
 from hpcfed.runtime.launcher import launched
+from hpcfed.runtime.observer import observed_by
+from hpcfed.runtime.timer import PHASES
 from hpcfed.server.options import NETWORKS
 
 Advised = list[tuple[Workload, list[str]]]

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.analysis.noise import MOST_VARIATION
+from hpcfed.analysis.render.console import Output, bare_table, bytes_text, say
 from hpcfed.profile.ceilings import TRIALS, Ceilings
 from hpcfed.profile.timeline import ROUNDS, Session, Timeline
 from hpcfed.profile.verdict import Workload, words
-from hpcfed.record.folder import PROFILE, TRACE
-from hpcfed.record.run import RunRecord
-from hpcfed.record.timing import PHASES
-from hpcfed.report.console import Output, bare_table, bytes_text, say
-from hpcfed.report.noise import MOST_VARIATION
+from hpcfed.results.folder import PROFILE, TRACE
+from hpcfed.results.run import RunRecord
+from hpcfed.runtime.timer import PHASES
 
 MOST_OPERATORS = 8
 """Operators that are shown of a session."""

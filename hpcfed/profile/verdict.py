@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any
 
-from hpcfed.report.noise import MOST_VARIATION
+from hpcfed.analysis.noise import MOST_VARIATION
 
 FED = 0.5
 """Below this share of busy time a device mostly waits for launches."""

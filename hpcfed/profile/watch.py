@@ -20,8 +20,8 @@ import torch
 
 from hpcfed.profile.sessions import Recording
 from hpcfed.profile.timeline import PROFILER, ROUNDS, Span, Timeline
-from hpcfed.record.observer import Observer
-from hpcfed.record.timing import Timer
+from hpcfed.runtime.observer import Observer
+from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 

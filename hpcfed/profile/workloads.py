@@ -8,12 +8,12 @@ from math import isnan, nan
 import numpy as np
 
 from hpcfed.clients.network import client_layout
-from hpcfed.config import Settings
+from hpcfed.options import Settings
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.timeline import PROFILER, ROUNDS, Timeline
 from hpcfed.profile.verdict import Workload
-from hpcfed.record.run import RunRecord
-from hpcfed.record.timing import PHASES
+from hpcfed.results.run import RunRecord
+from hpcfed.runtime.timer import PHASES
 from hpcfed.server.options import NETWORKS, ServerOptions, batching, server_options
 from hpcfed.server.schedule import num_steps
 from hpcfed.studies.estimate import memory_traffic, server_networks

@@ -4,8 +4,8 @@ that the GPU is quick with, and on a CPU one that learns in half a minute.
 
 from collections.abc import Iterator, Mapping, Set
 
-from hpcfed.config import Choice, flag_of
 from hpcfed.models.layout import Layout
+from hpcfed.options import Choice, flag_of
 from hpcfed.server.columns import WHOLE_UP_TO, generated
 from hpcfed.server.options import SAMPLES, ServerOptions
 from hpcfed.server.schedule import num_learnings

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.record import checkpoints
-from hpcfed.record.checkpoints import StoredFile
+from hpcfed.results import checkpoints
+from hpcfed.results.checkpoints import StoredFile
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.errors import GRACE, Diverged
-from hpcfed.record.checkpoints import StoredFile
+from hpcfed.results.checkpoints import StoredFile
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.server.diffusion import Sign
 from hpcfed.server.likeness import Likeness

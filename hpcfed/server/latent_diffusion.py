@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.kernels import cuda
-from hpcfed.record.observer import observer
 from hpcfed.runtime import randomness
+from hpcfed.runtime.observer import observer
 from hpcfed.server import diffusion, storage
 from hpcfed.server.chunks import in_chunks
 from hpcfed.server.diffusion import Schedule, Sign

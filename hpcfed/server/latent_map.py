@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpcfed.record.server import MOST_MAPPED, LatentMap
+from hpcfed.results.server import MOST_MAPPED, LatentMap
 
 
 def mapped_uploads(count: int) -> np.ndarray:

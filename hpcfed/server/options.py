@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hpcfed import config
-from hpcfed.config import Choice, Switch, option
+from hpcfed import options
 from hpcfed.errors import UserError, count
+from hpcfed.options import Choice, Switch, option
 from hpcfed.server.sizes import SIZES, Size
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ SAMPLES = {"autoencoder": 100_000, "denoiser": 400_000}
 BATCH = 50
 
 
-class ServerOptions(config.Options):
+class ServerOptions(options.Options):
     """Options of every method that has a server's model."""
 
     has_server: ClassVar[bool] = True
@@ -187,7 +187,7 @@ class ServerOptions(config.Options):
         True, "keep the trained server as server.h5 in the run's folder", group="server"
     )
 
-    def fit(self, config: config.RunConfig, ranks: int) -> Iterable[Choice]:
+    def fit(self, config: options.RunConfig, ranks: int) -> Iterable[Choice]:
         """Yield what is chosen in place of defaults that do not fit the run."""
         if self.bank_rounds > config.rounds:
             yield Choice(
@@ -212,7 +212,7 @@ class ServerOptions(config.Options):
             )
             yield Choice("server_batch", share * trainers, reason)
 
-    def switches(self, config: config.RunConfig) -> Iterable[Switch]:
+    def switches(self, config: options.RunConfig) -> Iterable[Switch]:
         """Yield options that change nothing without another one."""
         yield Switch(
             "inversion_noise", "an --inversion-depth above 0", self.inversion_depth > 0
@@ -229,7 +229,7 @@ class ServerOptions(config.Options):
                 "layers with weights"
             )
 
-    def check(self, config: config.RunConfig) -> None:
+    def check(self, config: options.RunConfig) -> None:
         """Refuse options that do not fit the run or each other."""
         info = config.model_info()
         if info is not None:
@@ -293,7 +293,7 @@ class ServerOptions(config.Options):
         )
 
 
-def server_options(settings: config.Settings) -> ServerOptions | None:
+def server_options(settings: options.Settings) -> ServerOptions | None:
     """Return the server's options of a run; None where its method has no server."""
     options = settings.options
     return options if isinstance(options, ServerOptions) else None

@@ -10,8 +10,8 @@ from pathlib import Path
 from torch import Tensor
 
 from hpcfed.errors import remark
-from hpcfed.record.pace import duration
-from hpcfed.record.signs import EVERY, LearningSign, leave_sign, remove_sign
+from hpcfed.results.pace import duration
+from hpcfed.results.signs import EVERY, LearningSign, leave_sign, remove_sign
 from hpcfed.server.latent_diffusion import Progress
 
 SECONDS_BETWEEN_LINES = 5.0

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from hpcfed.errors import Diverged, UserError
-from hpcfed.record import checkpoints
-from hpcfed.record.checkpoints import StoredFile
-from hpcfed.record.folder import LEARNING
-from hpcfed.record.observer import observer
-from hpcfed.record.server import LatentMap
+from hpcfed.results import checkpoints
+from hpcfed.results.checkpoints import StoredFile
+from hpcfed.results.folder import LEARNING
+from hpcfed.results.server import LatentMap
+from hpcfed.runtime.observer import observer
 from hpcfed.server import likeness
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.divergence import check_rows

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.record.server import LatentMap
+from hpcfed.results.server import LatentMap
 from hpcfed.runtime.device import peak_memory
 from hpcfed.server.options import ServerOptions
 

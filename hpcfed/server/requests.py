@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.record.checkpoints import StoredFile
+from hpcfed.results.checkpoints import StoredFile
 from hpcfed.server.diffusion import Sign
 from hpcfed.server.report import LearningReport
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hpcfed.errors import UserError, one_line
-from hpcfed.record.safe import Reader, reading
-from hpcfed.record.writing import check_limit, writing
+from hpcfed.results.safe import Reader, reading
+from hpcfed.results.writing import check_limit, writing
 from hpcfed.server.options import NETWORKS, ServerOptions
 from hpcfed.server.scaling import LatentScaling, RowScaling
 

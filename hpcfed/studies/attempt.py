@@ -16,9 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from hpcfed.errors import UserError, count, printable
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.claim import claimed, hold
-from hpcfed.record.folder import (
+from hpcfed.results.claim import claimed, hold
+from hpcfed.results.folder import (
     JOB,
     check_plain,
     empty,
@@ -26,7 +25,8 @@ from hpcfed.record.folder import (
     seed_folders,
     strangers,
 )
-from hpcfed.record.publish import check_target
+from hpcfed.results.publish import check_target
+from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import STOPPED
 from hpcfed.studies.launch import environment_of
 from hpcfed.studies.outcome import (

@@ -8,10 +8,10 @@ from math import isnan
 from pathlib import Path
 
 from hpcfed.errors import UserError, count, printable, say
-from hpcfed.record.claim import claimed
-from hpcfed.record.folder import POINTS, STUDY, STUDY_CLAIM
-from hpcfed.record.pace import flops_text
-from hpcfed.record.publish import check_target
+from hpcfed.results.claim import claimed
+from hpcfed.results.folder import POINTS, STUDY, STUDY_CLAIM
+from hpcfed.results.pace import flops_text
+from hpcfed.results.publish import check_target
 from hpcfed.runtime.launcher import launched
 from hpcfed.studies import execute
 from hpcfed.studies.gather import write_study

@@ -12,16 +12,16 @@ import torch
 
 from hpcfed.clients.network import client_layout, client_network, sample_of
 from hpcfed.clients.schedule import Length, num_samples, num_steps
-from hpcfed.config import RunConfig, Settings, Training
+from hpcfed.federation.channel.compression import compressor, packed_bytes
 from hpcfed.federation.training import FLOPS
 from hpcfed.models.cost import Cost, cost
 from hpcfed.models.layout import Layout
+from hpcfed.options import RunConfig, Settings, Training
 from hpcfed.server.columns import generated
 from hpcfed.server.networks import Autoencoder, Denoiser
 from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.server.schedule import num_learnings
 from hpcfed.studies.plan import Point
-from hpcfed.transit.compression import compressor, packed_bytes
 
 UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
 """FLOP/s that a rank is taken to reach as long as nothing has been measured: the order

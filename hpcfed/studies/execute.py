@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from pathlib import Path
 
-from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count, say
-from hpcfed.experiment.stored import changed_files, is_complete
-from hpcfed.record.claim import is_held
-from hpcfed.record.folder import STACKS, STUDY, runs
-from hpcfed.record.run import RunRecord
+from hpcfed.options import check_unchanged
+from hpcfed.results.claim import is_held
+from hpcfed.results.folder import STACKS, STUDY, runs
+from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import changed_files, is_complete
 from hpcfed.studies.attempt import attempt, attempt_stack
 from hpcfed.studies.gather import write_study
 from hpcfed.studies.launch import Start

@@ -15,12 +15,12 @@ import h5py
 import numpy as np
 
 from hpcfed.errors import UserError, printable
-from hpcfed.experiment.stored import record_of
-from hpcfed.record.folder import records
-from hpcfed.record.json_values import parsed
-from hpcfed.record.publish import publish
-from hpcfed.record.run import RunRecord
-from hpcfed.record.safe import Reader, check, check_file, readable, reading
+from hpcfed.results.folder import records
+from hpcfed.results.json_values import parsed
+from hpcfed.results.publish import publish
+from hpcfed.results.run import RunRecord
+from hpcfed.results.safe import Reader, check, check_file, readable, reading
+from hpcfed.results.stored import record_of
 from hpcfed.studies.outcome import Outcome, outcome_of, writing
 from hpcfed.studies.plan import Study, Trial
 

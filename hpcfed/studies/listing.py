@@ -12,9 +12,9 @@ from re import fullmatch
 
 from pydantic import TypeAdapter
 
-from hpcfed.record.folder import PLAN, POINTS
-from hpcfed.record.publish import publish
-from hpcfed.record.safe import check_file
+from hpcfed.results.folder import PLAN, POINTS
+from hpcfed.results.publish import publish
+from hpcfed.results.safe import check_file
 from hpcfed.studies.outcome import writing
 from hpcfed.studies.plan import Trial
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from hpcfed.errors import UserError, one_line
-from hpcfed.experiment.stored import read_run
-from hpcfed.record.folder import seed_folder
-from hpcfed.record.json_values import plain
-from hpcfed.record.publish import publish
-from hpcfed.record.run import RunRecord
-from hpcfed.record.safe import check_file
+from hpcfed.results.folder import seed_folder
+from hpcfed.results.json_values import plain
+from hpcfed.results.publish import publish
+from hpcfed.results.run import RunRecord
+from hpcfed.results.safe import check_file
+from hpcfed.results.stored import read_run
 from hpcfed.studies.plan import Trial
 
 MOST_BYTES = 2**20

@@ -19,7 +19,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcfed import methods, shipped
-from hpcfed.config import (
+from hpcfed.errors import UserError, did_you_mean
+from hpcfed.options import (
     RunConfig,
     Settings,
     by_option,
@@ -29,8 +30,7 @@ from hpcfed.config import (
     resolve,
     suggest_option,
 )
-from hpcfed.errors import UserError, did_you_mean
-from hpcfed.record.folder import POINTS
+from hpcfed.results.folder import POINTS
 from hpcfed.runtime.launcher import Launch
 
 RESERVED = ("out", "overwrite", "resume", "requeue")

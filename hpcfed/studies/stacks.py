@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count
-from hpcfed.experiment.stored import changed_files, read_run
-from hpcfed.record import checkpoints
-from hpcfed.record.publish import publish
-from hpcfed.record.safe import check_file
+from hpcfed.options import check_unchanged
+from hpcfed.results import checkpoints
+from hpcfed.results.publish import publish
+from hpcfed.results.safe import check_file
+from hpcfed.results.stored import changed_files, read_run
 from hpcfed.studies.outcome import run_folders, writing
 from hpcfed.studies.plan import Trial
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcfed.experiment.tracking.interface import Figures, Tracked
-from hpcfed.record.folder import TENSORBOARD
+from hpcfed.results.folder import TENSORBOARD
 
 METRICS = ("rounds/accuracy", "rounds/global_accuracy", "rounds/train_loss")
 """What the tab of hyperparameters shows beside them."""

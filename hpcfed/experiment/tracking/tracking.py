@@ -18,17 +18,17 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter
 
-from hpcfed.config import RunConfig
 from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.tracking.interface import Figures, Tracked, Tracker
 from hpcfed.experiment.tracking.to_mlflow import MLflow
 from hpcfed.experiment.tracking.to_tensorboard import TensorBoard
 from hpcfed.experiment.tracking.to_wandb import WeightsAndBiases, check_key
-from hpcfed.record.folder import TRACKED
-from hpcfed.record.publish import replace_quickly
-from hpcfed.record.results import ResultsWriter
-from hpcfed.record.safe import check_file
+from hpcfed.options import RunConfig
+from hpcfed.results.folder import TRACKED
+from hpcfed.results.publish import replace_quickly
+from hpcfed.results.results import ResultsWriter
+from hpcfed.results.safe import check_file
 from hpcfed.runtime.signals import Stop
 
 SHARE = 0.005

@@ -1,0 +1,205 @@
+"""Choices of options: the keys by which runs are put together, and what sets one choice
+apart from the others.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from hpcfed import methods
+from hpcfed.options import Options, RunConfig
+from hpcfed.options.devices import DeviceOptions
+from hpcfed.options.privacy import PrivacyOptions
+
+SIZES = ("clients", "ranks")
+"""What figures are drawn over: never in a key."""
+MEASURED_ON = ("on", "stacked_seeds", "side")
+"""How a run was measured, and whether it is A or B of a comparison. These are not the
+user's options.
+"""
+PARTS = {
+    "attack": ("attackers", "attack_strength"),
+    "devices": tuple(DeviceOptions.__annotations__),
+    "privacy": tuple(PrivacyOptions.__annotations__),
+    "compress": (),
+    "compress_down": (),
+}
+"""Parts of a run by the option that turns each on, with further options that say nothing
+where it is none.
+"""
+ALWAYS = ("dataset", "aggregation", *PARTS)
+"""Options that are in every key where they differ, even where another option would do.
+"""
+PACKED_BY = {
+    "keep": ("topk", "randomk"),
+    "levels": ("qsgd",),
+    "bucket": ("qsgd", "sign"),
+    "compress_rank": ("powersgd",),
+    "feedback": ("topk", "randomk", "sign", "powersgd"),
+    "ef21": ("topk", "randomk", "qsgd", "sign", "powersgd"),
+}
+"""Options of compressors, which say nothing with others."""
+MEANS_OFF = {"oversample": 1.0}
+"""Values that stand for none, where that is not None, 0 or an empty text."""
+
+
+class Choice(Mapping[str, Any]):
+    """Options with their values, usable as a key. Equal where the values are equal as
+    JSON; the order of the options is kept, but does not count.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+        # Values may be lists, which have no hash, or NaN, which differs from itself.
+        self._identity = json.dumps(self._values, sort_keys=True)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Choice):
+            return False
+        return self._identity == other._identity
+
+    def __repr__(self) -> str:
+        return f"Choice({self._values!r})"
+
+    def only(self, names: Sequence[str]) -> "Choice":
+        """Return the options of these names, in their order, as far as it has them."""
+        chosen = {}
+        for name in names:
+            if name in self:
+                chosen[name] = self[name]
+        return Choice(chosen)
+
+    def without(self, *names: str) -> "Choice":
+        others = [name for name in self if name not in names]
+        return self.only(others)
+
+
+def distinguish(choices: Sequence[Choice]) -> list[Choice]:
+    """Return a key for each choice: its method, and the options that set it apart from
+    the others of its method, beyond clients and ranks.
+
+    An option is left out where those before it already tell. A data set usually has a
+    network, rounds and a target of its own, which would make keys long and say nothing.
+    """
+    always = _always(choices)
+    by_method: dict[str, list[Choice]] = defaultdict(list)
+    for choice in choices:
+        by_method[choice["method"]].append(choice)
+    # Once for each method, because it looks at every option of every choice: done for
+    # each choice, it took minutes for a thousand runs.
+    names = {}
+    for method, members in by_method.items():
+        names[method] = _distinguishing(members, always)
+    keys = []
+    for choice in choices:
+        method = choice["method"]
+        keys.append(_key(choice, names[method]))
+    return keys
+
+
+def _always(choices: Sequence[Choice]) -> list[str]:
+    """Return the options that must be in the keys of all methods."""
+    always = []
+    for name in ALWAYS:
+        if len(values_of(choices, name)) > 1:
+            always.append(name)
+    datasets = {choice.only(("dataset",)) for choice in choices}
+    # Without these in the key, methods would be compared by their networks, or by how
+    # long they learnt. A data set may have its own.
+    for name in ("model", "rounds"):
+        if len({choice.only(("dataset", name)) for choice in choices}) > len(datasets):
+            always.append(name)
+    return always
+
+
+def values_of(choices: Sequence[Choice], name: str) -> set[str]:
+    """Return an option's different values, as JSON; `null` where a choice lacks it."""
+    return {json.dumps(choice.get(name)) for choice in choices}
+
+
+def _distinguishing(members: Sequence[Choice], always: Sequence[str]) -> list[str]:
+    """Return names of options that together tell all members apart.
+
+    An option is taken if members that agree in all options so far differ in it.
+    """
+    names: set[str] = set()
+    for choice in members:
+        names.update(choice)
+    names.difference_update(SIZES, MEASURED_ON, always)
+    taken = list(always)
+    # Sets of members that agree in all options taken so far.
+    alike = _split([list(members)], always)
+    for name in (*sorted(names), *MEASURED_ON):
+        finer = _split(alike, [name])
+        if len(finer) > len(alike):
+            taken.append(name)
+            alike = finer
+    return taken
+
+
+def _split(
+    alike: Sequence[Sequence[Choice]], names: Sequence[str]
+) -> list[Sequence[Choice]]:
+    """Split sets of choices further, so that the members of each agree in the names."""
+    made: list[Sequence[Choice]] = []
+    for members in alike:
+        if len(members) == 1:  # nothing is left to tell apart
+            made.append(members)
+            continue
+        by_value: dict[str, list[Choice]] = defaultdict(list)
+        for choice in members:
+            values = [choice.get(name) for name in names]
+            by_value[json.dumps(values)].append(choice)
+        made += by_value.values()
+    return made
+
+
+def _key(choice: Choice, names: Sequence[str]) -> Choice:
+    telling = ["method"]
+    for name in names:
+        if name in choice and not _idle(choice, name):
+            telling.append(name)
+    return choice.only(telling)
+
+
+def _idle(choice: Choice, name: str) -> bool:
+    """Whether the option says nothing in this choice, so that its key goes without."""
+    for part, others in PARTS.items():
+        if name in (part, *others) and choice.get(part, "none") == "none":
+            return True
+    if name in PACKED_BY:
+        used = (choice.get("compress"), choice.get("compress_down"))
+        return not any(one in PACKED_BY[name] for one in used)
+    value = choice[name]
+    if name in MEANS_OFF and value == MEANS_OFF[name]:
+        return True
+    if isinstance(value, bool):
+        return False
+    # A default of None, 0 or "" stands for none, or for what other options say. Choices
+    # with another value are told apart by that.
+    default = defaults_of(choice["method"]).get(name)
+    return value in (None, 0, "") and value == default
+
+
+@cache
+def defaults_of(method: str) -> dict[str, Any]:
+    """Return the defaults of all runs' options and of the method's own."""
+    own = Options()
+    if method in methods.names():  # a run may be of a method that is not installed here
+        own = methods.load(method).Options()
+    defaults = RunConfig().model_dump(mode="json")
+    return defaults | own.model_dump(mode="json")

@@ -1,0 +1,169 @@
+"""Finding and reading the runs and studies that a report is about."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hpcfed.analysis.groups import Sample
+from hpcfed.errors import UserError
+from hpcfed.results.folder import CHECKPOINTS, RECORD, STUDY, seed_folder, seed_folders
+from hpcfed.results.pace import WARMUP
+from hpcfed.results.run import RunRecord
+from hpcfed.results.sandbox import try_out
+from hpcfed.results.stored import read_run
+from hpcfed.studies.gather import StudyRecord, read_gathered
+
+
+@dataclass
+class Found:
+    """What was found under the paths of a report."""
+
+    samples: list[Sample] = field(default_factory=list)
+    unfinished: list[tuple[str, str, str]] = field(default_factory=list)
+    """Name, status and error of runs that did not come to their end."""
+    studies: list[StudyRecord] = field(default_factory=list)
+    single_runs: int = 0
+    """Runs that belong to no study."""
+    unread: list[str] = field(default_factory=list)
+    """Why files were left out."""
+
+
+def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
+    """Read every run and study under the paths. Name what cannot be read, and go on.
+
+    With `unfinished`, a run that still goes on, or did not end well, counts with the
+    rounds that it has.
+    """
+    found = Found()
+    seen = set()
+    for path in paths:
+        files = _files(path)
+        if not files:
+            raise UserError(
+                f"{path} holds no run and no study "
+                f"(there is no {RECORD} and no {STUDY} in it)"
+            )
+        for file in files:
+            # Paths may overlap, or lead to the same folder by links.
+            if file.resolve() not in seen:
+                seen.add(file.resolve())
+                _add(found, file, unfinished)
+    # At the end, because seeds of one run are found folder by folder.
+    found.samples = _stack_seeds(found.samples)
+    return found
+
+
+def joined(sides: Sequence[Found], *, apart: bool) -> Found:
+    """Put together what was found for A and for B, if there are two. `apart`: samples
+    remember whose they are, and are no repeats of each other.
+    """
+    both = Found()
+    for name, side in zip("AB", sides, strict=False):
+        for sample in side.samples:
+            both.samples.append(replace(sample, side=name) if apart else sample)
+        both.unfinished += side.unfinished
+        both.studies += side.studies
+        both.single_runs += side.single_runs
+        both.unread += side.unread
+    return both
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the records of all studies and runs under a path.
+
+    A study stands for the runs in its folder, and a run for its checkpoints, which hold
+    copies of its record. A run with seeds of another beside it stands for these:
+    reading it refuses both.
+    """
+    is_record = path.name in (STUDY, RECORD)
+    if is_record and path.is_file():
+        return [path]
+    if not path.exists():
+        raise UserError(f"no such folder: {path}")
+    # A study's file holds its runs whole, and has their warm-up.
+    studies = _plain_files(path, STUDY)
+    of_studies = {study.parent for study in studies}
+    runs = _outside(_plain_files(path, RECORD), of_studies)
+    checkpoints = {run.parent / CHECKPOINTS for run in runs}
+    runs = _outside(runs, checkpoints)
+    with_run = {run.parent for run in runs}
+    found = list(studies)
+    # `read_run` refuses a folder with a run and seeds of one: named once is enough.
+    for run in runs:
+        folder = run.parent
+        beside_run = folder.parent in with_run
+        if not (beside_run and folder in seed_folders(folder.parent)):
+            found.append(run)
+    return found
+
+
+def _plain_files(path: Path, name: str) -> list[Path]:
+    """Return files of a name, in order; a pipe or a folder of that name is none."""
+    found = sorted(path.rglob(name))
+    return [file for file in found if file.is_file()]
+
+
+def _outside(files: Sequence[Path], folders: set[Path]) -> list[Path]:
+    return [file for file in files if folders.isdisjoint(file.parents)]
+
+
+def _add(found: Found, file: Path, unfinished: bool) -> None:
+    try:
+        # In a process of its own first: HDF5's library may crash on a damaged file.
+        try_out([file])
+        if file.name == STUDY:
+            _add_study(found, file)
+        else:
+            _add_run(found, file.parent, unfinished)
+    except UserError as error:
+        found.unread.append(str(error))
+
+
+def _add_study(found: Found, path: Path) -> None:
+    study = read_gathered(path)
+    found.studies.append(study)
+    found.unread += study.unread
+    for trial in study.trials:
+        outcome = trial.outcome
+        if outcome.status == "complete" and trial.runs:
+            source = f"{path.parent.name}: {trial.name}"
+            sample = Sample(trial.runs, study.warmup, source)
+            found.samples.append(sample)
+        else:
+            why = (trial.name, outcome.status, outcome.error)
+            found.unfinished.append(why)
+
+
+def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
+    run = read_run(folder)
+    found.single_runs += 1
+    complete = run.status == "complete"
+    if run.rounds_done and (complete or unfinished):
+        sample = Sample((run,), WARMUP, str(folder))
+        found.samples.append(sample)
+    if not complete or not run.rounds_done:
+        why = (str(folder), run.status, run.error)
+        found.unfinished.append(why)
+
+
+def _stack_seeds(samples: Sequence[Sample]) -> list[Sample]:
+    """Make one sample of seeds that advanced together and were found one by one."""
+    by_process: dict[Path, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        run = sample.runs[0]
+        # Out of a study, stacked seeds come as one sample already.
+        several = len(sample.runs) > 1
+        # Nor are points of a study that advanced together seeds of one run.
+        is_seed = run.folder == seed_folder(run.folder.parent, run.facts["seed"])
+        alone = several or run.stacked_seeds == 1 or not is_seed
+        process = Path(sample.source) if alone else run.folder.parent
+        by_process[process].append(sample)
+    made = []
+    for members in by_process.values():
+        runs: list[RunRecord] = []
+        for sample in members:
+            runs += sample.runs
+        first = members[0]
+        made.append(Sample(tuple(runs), first.warmup, first.source))
+    return made

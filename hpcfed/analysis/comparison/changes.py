@@ -1,0 +1,191 @@
+"""What changed from A to B beside the figures: options, code and machine."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcfed import plugins
+from hpcfed.analysis.choices import SIZES, defaults_of
+from hpcfed.analysis.groups import Group
+from hpcfed.options import RunConfig
+from hpcfed.results.run import RunRecord
+
+ABSENT = "–"
+"""In place of what a side does not have."""
+UNGROUPED = ("backend", "device", "checkpoint_every", "checkpoint_minutes", "metrics")
+"""Options that do not set runs apart, but may change how long they take."""
+VARIABLES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NCCL_", "GLOO_")
+"""How names of variables begin that may change how long a run takes; others, such as a
+job's number, always differ.
+"""
+DIGITS = 10
+"""Letters of a commit or a checksum: enough to tell them apart."""
+
+Values = dict[str, dict[str, Any]]
+"""An option's different values on one side, by their JSON, under the option's name."""
+
+
+@dataclass(frozen=True)
+class Change:
+    name: str
+    before: str
+    after: str
+    default: str = ""
+    """An option's default."""
+
+
+def option_changes(before: Sequence[Group], after: Sequence[Group]) -> list[Change]:
+    """Return options whose values differ, and seeds where they do."""
+    ours, theirs = _values(before), _values(after)
+    # A method that is not installed here has no defaults of its own.
+    defaults = dict(defaults_of(str(after[0].options["method"])))
+    changes = []
+    for name in (*SIZES, *sorted({*ours, *theirs} - {*SIZES, "on"})):
+        old, new = ours.get(name, {}), theirs.get(name, {})
+        if old.keys() != new.keys():
+            default = value_text(defaults[name]) if name in defaults else ""
+            changes.append(Change(name, *_both_listed(old, new), default))
+    seeds = [_seeds(before), _seeds(after)]
+    if seeds[0] != seeds[1]:
+        changes.append(Change("seed", *seeds))
+    return changes
+
+
+def changed_as_a_whole(before: Sequence[Group], after: Sequence[Group]) -> set[str]:
+    """Return options that have one value in all of A and another in all of B. Points
+    are the same points nevertheless.
+    """
+    ours, theirs = _values(before), _values(after)
+    changed = set()
+    for name in {*ours, *theirs}:
+        old, new = ours.get(name, {}), theirs.get(name, {})
+        swept = len(old) > 1 or len(new) > 1
+        if not swept and old.keys() != new.keys():
+            changed.add(name)
+    return changed
+
+
+def _values(groups: Sequence[Group]) -> Values:
+    """Return every option's values. Groups without an option, which another method has,
+    say nothing about it.
+    """
+    found: Values = defaultdict(dict)
+    defaults = RunConfig().model_dump(mode="json")
+    for group in groups:
+        named = dict(group.options)
+        stored = defaults | group.first.config
+        for name in UNGROUPED:
+            named[name] = stored.get(name)
+        for name, value in named.items():
+            found[name][json.dumps(value)] = value
+    return found
+
+
+def _both_listed(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
+    """Return both sides' values, with their folders where files have the same name."""
+    before, after = _listed(old), _listed(new)
+    if before == after:
+        before = ", ".join(map(str, old.values()))
+        after = ", ".join(map(str, new.values()))
+    return before, after
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    texts = [value_text(value) for value in values.values()]
+    return ", ".join(texts) or ABSENT
+
+
+def value_text(value: Any) -> str:
+    """Return an option's value as people write it."""
+    if value is None or value == "":
+        return "none"
+    # Before numbers: a bool is one to Python.
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return plugins.label(str(value))
+
+
+def _seeds(groups: Sequence[Group]) -> str:
+    seeds: set[int] = set()
+    for group in groups:
+        seeds.update(int(run.facts["seed"]) for run in group.runs)
+    return ", ".join(map(str, sorted(seeds)))
+
+
+def code_changes(before: Sequence[Group], after: Sequence[Group]) -> list[Change]:
+    """Return what differs in hpcfed's source, the user's own files, versions of packages
+    and machines.
+    """
+    ours, theirs = _facts(before), _facts(after)
+    changes = []
+    for name in dict.fromkeys((*ours, *theirs)):
+        old, new = ours.get(name, set()), theirs.get(name, set())
+        if old != new:
+            texts = [", ".join(sorted(side)) or ABSENT for side in (old, new)]
+            changes.append(Change(name, *texts))
+    return changes
+
+
+def _facts(groups: Sequence[Group]) -> dict[str, set[str]]:
+    """Return every fact's different values, by its name for people."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for group in groups:
+        for sample in group.samples:
+            # Seeds of one process share what it ran on.
+            for name, value in _facts_of(sample.runs[0]):
+                found[name].add(value)
+    return found
+
+
+def _facts_of(run: RunRecord) -> list[tuple[str, str]]:
+    about = run.environment
+    source = about.get("source") or {}
+    facts = [("hpcfed", str(source.get("version", "?")))]
+    if source.get("commit"):
+        changed = "+" if source.get("changed") else ""
+        facts.append(("commit (+: changed)", str(source["commit"])[:DIGITS] + changed))
+    facts.append(("hpcfed's source, sha256", str(source.get("sha256", "?"))[:DIGITS]))
+    for path, checksum in (about.get("files") or {}).items():
+        facts.append((f"{Path(path).name}, sha256", checksum[:DIGITS]))
+    for package, version in (about.get("packages") or {}).items():
+        if package != "hpcfed":  # which is above
+            facts.append((str(package), str(version)))
+    for name, key in _PLAIN.items():
+        if about.get(key) is not None:
+            facts.append((name, str(about[key])))
+    for rank in about.get("ranks", []):
+        facts.append(("host", str(rank.get("host", "?"))))
+        facts.append(("device", str(rank.get("device", "?"))))
+        for name, key in {"processor": "cpu", "cores of a rank": "cores"}.items():
+            if rank.get(key):  # older runs have not recorded all
+                facts.append((name, str(rank[key])))
+    return facts + _variables(about.get("variables"))
+
+
+_PLAIN = {
+    "CUDA": "cuda",
+    "NCCL": "nccl",
+    "Python": "python",
+    "platform": "platform",
+    "launcher": "launcher",
+    "collectives": "backend",
+    "threads per rank": "threads_per_rank",
+}
+"""Facts of a run's environment, by their name for people."""
+
+
+def _variables(recorded: object) -> list[tuple[str, str]]:
+    if not isinstance(recorded, dict):  # which no run writes
+        return []
+    found = []
+    for name, value in recorded.items():
+        if str(name).startswith(VARIABLES):
+            found.append((str(name), str(value)))
+    return found

@@ -1,0 +1,138 @@
+"""A and B side by side: what changed, the points that both have, and all of them
+together.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property
+from math import hypot, inf, log
+from statistics import fmean
+
+from hpcfed.analysis.choices import distinguish
+from hpcfed.analysis.comparison.changes import (
+    Change,
+    changed_as_a_whole,
+    code_changes,
+    option_changes,
+)
+from hpcfed.analysis.comparison.difference import ONE_RUN, Difference, power
+from hpcfed.analysis.comparison.points import Figure, Point, matched
+from hpcfed.analysis.groups import Group
+from hpcfed.analysis.statistics import Estimate, of_seeds
+
+
+@dataclass(frozen=True)
+class Comparison:
+    names: tuple[str, str]
+    """The paths of A and B."""
+    options: list[Change]
+    code: list[Change]
+    """What changed in code, versions and machines."""
+    points: list[Point]
+    """At least one."""
+    only_before: list[Group]
+    """Points that A alone has."""
+    only_after: list[Group]
+    """Points that B alone has."""
+
+    @cached_property
+    def costs(self) -> list[Figure]:
+        """Seconds, memory, bytes and energy of a round, over all points."""
+        return _overall(self.points, lambda point: point.costs)
+
+    @cached_property
+    def phases(self) -> list[Figure]:
+        """Seconds of every phase, over all points."""
+        return _overall(self.points, lambda point: point.phases)
+
+    @cached_property
+    def headlines(self) -> list[Figure]:
+        """Accuracies, or what the task is judged by, over all points."""
+        return _overall(self.points, lambda point: point.headlines)
+
+
+def compare(
+    names: tuple[str, str], before: Sequence[Group], after: Sequence[Group]
+) -> Comparison | None:
+    """Compare groups of A with groups of B; None where they have no point in common."""
+    if not before or not after:
+        return None
+    changed = changed_as_a_whole(before, after)
+    pairs, only_before, only_after = matched(before, after, changed)
+    if not pairs:
+        return None
+    # Options that changed as a whole have one value in all of A: they set nothing apart.
+    keys = distinguish([group.options for group, _ in pairs])
+    points = []
+    for (ours, theirs), key in zip(pairs, keys, strict=True):
+        points.append(Point(ours, theirs, key.without(*changed)))
+    return Comparison(
+        names,
+        option_changes(before, after),
+        code_changes(before, after),
+        points,
+        only_before,
+        only_after,
+    )
+
+
+def _overall(
+    points: Sequence[Point], figures_of: Callable[[Point], Sequence[Figure]]
+) -> list[Figure]:
+    """Return every figure over the points that have it, in the order of the first."""
+    by_name: dict[str, list[Figure]] = {}
+    for point in points:
+        for figure in figures_of(point):
+            by_name.setdefault(figure.name, []).append(figure)
+    return [overall(figures) for figures in by_name.values()]
+
+
+def overall(figures: Sequence[Figure]) -> Figure:
+    """Return the mean change over points, the geometric mean of ratios."""
+    first = figures[0]
+    if len(figures) == 1:
+        return first
+    whole = replace(
+        first,
+        before=fmean(figure.before for figure in figures),
+        after=fmean(figure.after for figure in figures),
+    )
+    changes = [figure.change for figure in figures]
+    over_runs = all(figure.found.over_runs for figure in figures)
+    ratios = bool(first.neutral)
+    if not ratios:
+        return replace(whole, found=_mean(changes, over_runs=over_runs))
+    centres = [change.centre for change in changes]
+    if min(centres) <= 0 or max(centres) == inf:  # a side of a point sends nothing
+        return replace(whole, found=Difference(Estimate(fmean(centres)), ONE_RUN))
+    found = _mean([_log(change) for change in changes], over_runs=over_runs)
+    if first.counted and not over_runs:
+        # What points differ in is no noise.
+        found = Difference(Estimate(found.change.centre), f"{len(figures)} points")
+    change = Estimate(*(power(end) for end in astuple(found.change)))
+    return replace(whole, found=replace(found, change=change))
+
+
+def _log(change: Estimate) -> Estimate:
+    """Return a ratio on the scale of logarithms."""
+    if not change.bounded or change.low <= 0:
+        return Estimate(log(change.centre))
+    return Estimate(log(change.centre), log(change.low), log(change.high))
+
+
+def _mean(changes: Sequence[Estimate], *, over_runs: bool) -> Difference:
+    """Return the mean change of these very points.
+
+    Where each point tells its own noise from run to run, distances to the ends add up as
+    squares. Otherwise the points' spread has to tell it.
+    """
+    number = len(changes)
+    centres = [change.centre for change in changes]
+    if over_runs and all(change.bounded for change in changes):
+        centre = fmean(centres)
+        down = hypot(*(change.centre - change.low for change in changes))
+        up = hypot(*(change.high - change.centre for change in changes))
+        whole = Estimate(centre, centre - down / number, centre + up / number)
+        return Difference(whole, f"runs of {number} points", over_runs=True)
+    spread = of_seeds(centres, least=-inf)
+    return Difference(spread, f"spread of {number} points", over_runs=True)

@@ -1,0 +1,144 @@
+"""`--fail-if`: what must not become worse from A to B, and whether it has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from math import isfinite
+from pathlib import Path
+
+from hpcfed.analysis.comparison.comparison import Comparison
+from hpcfed.analysis.comparison.points import Figure
+from hpcfed.analysis.comparison.texts import NOISE, change_text
+from hpcfed.errors import UserError, count, unknown
+from hpcfed.results.pace import SECONDS_PER_ROUND
+
+IN_PER_CENT = {
+    "slower": SECONDS_PER_ROUND,
+    "more-memory": "peak memory of a rank",
+    "more-bytes": "sent per round, up and down",
+    "more-energy": "energy per round",
+}
+"""Conditions about ratios, with the figure that each looks at."""
+LESS_ACCURATE = "less-accurate"
+NAMES = (*IN_PER_CENT, LESS_ACCURATE)
+
+
+@dataclass(frozen=True)
+class Condition:
+    name: str
+    limit: float
+    """The largest ratio, or loss of points, that is no failure."""
+    text: str
+    """The words that the user wrote."""
+
+
+class Outcome(IntEnum):
+    """What became of a condition, the worst last."""
+
+    DOES_NOT_HOLD = 0
+    UNDECIDED = 1
+    """It would hold by one run of a side, which the machine's load may have slowed."""
+    HOLDS = 2
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A condition, and the figure that came closest to it."""
+
+    condition: Condition
+    outcome: Outcome
+    figure: Figure
+
+    @property
+    def line(self) -> str:
+        """What is printed."""
+        outcome = self.outcome.name.lower().replace("_", " ")
+        about = f"{self.figure.name}: {change_text(self.figure)}"
+        line = f"--fail-if {self.condition.text}: {outcome}: {about}"
+        if not self.figure.repeated:
+            line += f"; {NOISE}"
+        return line
+
+
+def read_conditions(texts: Sequence[str], paths: Sequence[Path]) -> list[Condition]:
+    """Read what was given with --fail-if, which needs two paths."""
+    if texts and len(paths) != 2:
+        given = count(len(paths), "path")
+        raise UserError(f"--fail-if compares two paths, A and B; {given} given")
+    return [_condition(text) for text in texts]
+
+
+def _condition(text: str) -> Condition:
+    """Read `slower=5%` or `less-accurate=1`."""
+    name, _, value = text.partition("=")
+    if name not in NAMES:
+        raise unknown("condition of --fail-if", name, NAMES)
+    in_per_cent = name in IN_PER_CENT
+    example = f"{name}=5%" if in_per_cent else f"{name}=1"
+    unit = "per cent" if in_per_cent else "points of accuracy"
+    wrong = UserError(f"--fail-if {text}: give a number of {unit}, as in {example}")
+    if value.endswith("%") != in_per_cent:
+        raise wrong
+    try:
+        amount = float(value.removesuffix("%"))
+    except ValueError:
+        raise wrong from None
+    if not isfinite(amount) or amount < 0:
+        raise wrong
+    limit = 1 + amount / 100 if in_per_cent else amount
+    return Condition(name, limit, text)
+
+
+def judge_all(
+    conditions: Sequence[Condition],
+    comparison: Comparison | None,
+    *,
+    one_run_decides: bool = False,
+) -> list[Judged]:
+    """Judge every condition, which needs a comparison. With `one_run_decides`, nothing
+    stays undecided.
+    """
+    if comparison is None:
+        return []
+    found = []
+    for condition in conditions:
+        judged = _judge(condition, comparison)
+        if one_run_decides and judged.outcome is Outcome.UNDECIDED:
+            judged = replace(judged, outcome=Outcome.HOLDS)
+        found.append(judged)
+    return found
+
+
+def _judge(condition: Condition, comparison: Comparison) -> Judged:
+    """Tell whether a condition holds beyond the noise, over all points."""
+    if condition.name == LESS_ACCURATE:
+        figures = [figure for figure in comparison.headlines if figure.unit == "%"]
+    else:
+        wanted = IN_PER_CENT[condition.name]
+        figures = [figure for figure in comparison.costs if figure.name == wanted]
+    if not figures:
+        raise UserError(
+            f"--fail-if {condition.text}: the runs have not recorded it on both sides"
+        )
+    judged = [
+        Judged(condition, _outcome(condition, figure), figure) for figure in figures
+    ]
+    # Accuracy is that of clients and that of the global model: either may fall.
+    return max(judged, key=_badness)
+
+
+def _outcome(condition: Condition, figure: Figure) -> Outcome:
+    # Of one run each, the interval over rounds has to do, or the figure alone.
+    if _worse(figure) <= condition.limit or not figure.beyond_interval:
+        return Outcome.DOES_NOT_HOLD
+    return Outcome.HOLDS if figure.repeated else Outcome.UNDECIDED
+
+
+def _worse(figure: Figure) -> float:
+    """Return the ratio, or the points that were lost."""
+    centre = figure.change.centre
+    return centre if figure.neutral else -centre
+
+
+def _badness(judged: Judged) -> tuple[Outcome, float]:
+    return judged.outcome, _worse(judged.figure)

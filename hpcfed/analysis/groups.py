@@ -1,0 +1,263 @@
+"""Runs put together where they differ in seed or repeat alone."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from hpcfed.analysis.choices import Choice, distinguish
+from hpcfed.analysis.labels import label
+from hpcfed.analysis.statistics import Estimate, middle, of_rounds, of_runs
+from hpcfed.options import ANYWHERE, RunConfig
+from hpcfed.results.pace import per_round
+from hpcfed.results.run import RunRecord
+from hpcfed.runtime.timer import PHASES
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One process: a run, or several seeds of one that advanced together and share
+    their times.
+    """
+
+    runs: tuple[RunRecord, ...]
+    warmup: int
+    """Rounds at the start whose times do not count."""
+    source: str
+    """Where it comes from, for people."""
+    side: str = ""
+    """A or B, where a report compares two paths."""
+
+    @cached_property
+    def seconds(self) -> np.ndarray:
+        """Seconds of the counted rounds."""
+        # Stacked seeds share their times.
+        return self.runs[0].counted_seconds(self.warmup)
+
+    @cached_property
+    def phases(self) -> np.ndarray:
+        """Seconds of the counted rounds: [round, rank, phase]."""
+        return self.runs[0].counted_phases(self.warmup)
+
+    @property
+    def round_seconds(self) -> float:
+        """Seconds per round."""
+        return float(per_round(self.seconds))
+
+    @cached_property
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds per round of every phase."""
+        return self.runs[0].phase_seconds(self.warmup)
+
+    @cached_property
+    def phase_means(self) -> dict[str, float]:
+        """Mean seconds of every phase over the counted rounds and ranks, which a phase
+        has that few rounds go through.
+        """
+        means = self.phases.mean((0, 1))
+        return dict(zip(PHASES, means.tolist(), strict=True))
+
+    @cached_property
+    def samples_per_second(self) -> float:
+        """Samples that a round trains on by its seconds, the median of the counted
+        rounds; NaN where an older version has not counted samples.
+        """
+        counted = len(self.seconds)
+        if not counted:
+            return nan
+        # Of all runs that share these seconds, whether or not they are in this sample.
+        trained = self.runs[0].rounds["engine_samples"][-counted:]
+        return float(np.median(trained / self.seconds))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Samples of the same options on the same number of ranks."""
+
+    options: Choice
+    samples: tuple[Sample, ...]
+    key: Choice
+    """The options that set it apart from other groups, beyond clients and ranks."""
+
+    @property
+    def first(self) -> RunRecord:
+        return self.samples[0].runs[0]
+
+    @property
+    def metrics(self) -> list[str]:
+        """Metrics beside accuracy that some run has recorded."""
+        found: dict[str, None] = {}
+        for run in self.seeds:
+            found |= dict.fromkeys(run.metrics)
+        return list(found)
+
+    @property
+    def ranks(self) -> int:
+        return int(self.options["ranks"])
+
+    @property
+    def clients(self) -> int:
+        return int(self.options["clients"])
+
+    @property
+    def columns(self) -> int:
+        return int(self.first.facts["columns"])
+
+    @property
+    def steps(self) -> float:
+        """Local steps per round of the client that takes most, on average; NaN where an
+        older version has not counted them.
+        """
+        counted = self.first.rounds["longest_steps"]
+        return float(counted.mean()) if len(counted) else nan
+
+    @property
+    def cohort(self) -> float:
+        """Clients that take part in a round, on average. Old records do not count them:
+        then all clients.
+        """
+        counted = self.first.rounds["cohort"]
+        if np.isnan(counted).all():
+            return float(self.clients)
+        # Reports divide by it, also where no round had a client with data.
+        return float(np.nanmean(counted)) or 1.0
+
+    @cached_property
+    def seconds(self) -> Estimate:
+        """Seconds per round."""
+        if len(self.samples) == 1:
+            return of_rounds(list(self.samples[0].seconds))
+        return of_runs([sample.round_seconds for sample in self.samples])
+
+    @cached_property
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds per round of every phase."""
+        return _over_samples([sample.phase_seconds for sample in self.samples])
+
+    @cached_property
+    def phase_means(self) -> dict[str, float]:
+        """Mean seconds of every phase, also of those that few rounds go through."""
+        return _over_samples([sample.phase_means for sample in self.samples])
+
+    @cached_property
+    def runs(self) -> list[RunRecord]:
+        """All runs, of every sample and seed."""
+        found: list[RunRecord] = []
+        for sample in self.samples:
+            found += sample.runs
+        return found
+
+    @cached_property
+    def seeds(self) -> list[RunRecord]:
+        """One run of every seed: a repeat of a seed says nothing new about accuracy."""
+        by_seed: dict[int, RunRecord] = {}
+        for run in self.runs:
+            by_seed.setdefault(run.facts["seed"], run)  # the first repeat stays
+        return [by_seed[seed] for seed in sorted(by_seed)]
+
+    @property
+    def peak_memory(self) -> float:
+        """Bytes of the rank that has most."""
+        peak = 0.0
+        for run in self.runs:
+            largest = float(run.peak_memory.max(initial=0))
+            peak = max(peak, largest)
+        return peak
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples that a round trains on by its seconds, over all repeats as `seconds`
+        is.
+        """
+        rates = [sample.samples_per_second for sample in self.samples]
+        # Of rounds in which nobody trains there is no logarithm.
+        return of_runs(rates).centre if min(rates) > 0 else median(rates)
+
+    def per_round(self, name: str) -> float:
+        """Mean of a series, over rounds and seeds."""
+        means = []
+        for run in self.seeds:
+            mean = np.nanmean(run.rounds[name])
+            means.append(float(mean))
+        return fmean(means)
+
+
+def _over_samples(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Put together every phase, as seconds per round are."""
+    return {phase: middle([one[phase] for one in found]) for phase in PHASES}
+
+
+def groups(samples: Sequence[Sample]) -> list[Group]:
+    """Put samples of the same options together, in the order of their labels."""
+    by_options: dict[Choice, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_options[_options(sample)].append(sample)
+    # What sets a choice apart depends on all others, so keys come after grouping.
+    keys = _with_sides(distinguish(list(by_options)), list(by_options))
+    made = []
+    for options, key in zip(by_options, keys, strict=True):
+        members = tuple(by_options[options])
+        made.append(Group(options, members, key))
+    # People look for a label first; nothing else depends on the order.
+    return sorted(made, key=_order)
+
+
+def fewest_ranks(every: Sequence[Group]) -> list[Group]:
+    """Return one group of each choice and number of clients, on the fewest ranks.
+
+    Ranks change nothing but rounding: what is asked of accuracy, one of them answers.
+    """
+    found: dict[tuple[Choice, int], Group] = {}
+    for group in sorted(every, key=lambda group: group.ranks):
+        found.setdefault((group.key, group.clients), group)
+    return list(found.values())
+
+
+def _with_sides(keys: Sequence[Choice], choices: Sequence[Choice]) -> list[Choice]:
+    """Add the side to keys that look alike: a method's file may have been changed in a
+    copy of the same name.
+    """
+    names = []
+    for key, choice in zip(keys, choices, strict=True):
+        names.append((label(key), choice["clients"], choice["ranks"]))
+    seen = Counter(names)
+    told = []
+    for key, choice, name in zip(keys, choices, names, strict=True):
+        side = choice.only(("side",))
+        told.append(Choice({**key, **side}) if seen[name] > 1 else key)
+    return told
+
+
+def _order(group: Group) -> tuple[str, int, int]:
+    return label(group.key), group.clients, group.ranks
+
+
+def _options(sample: Sample) -> Choice:
+    """Return what runs must have in common to be put together."""
+    run = sample.runs[0]
+    # Options that were added since the run have their defaults.
+    defaults = RunConfig().model_dump(mode="json")
+    found: dict[str, Any] = defaults | run.config
+    # Where a run is written, its seed, and what else it is judged by change nothing
+    # that is compared.
+    for name in (*ANYWHERE, "seed", "seeds", "metrics"):
+        found.pop(name, None)
+    found["ranks"] = run.facts["ranks"]
+    found["model"] = run.facts["model"]  # the network that `auto` stood for
+    if run.status != "complete":
+        found["rounds"] = run.rounds_done  # a run that learnt less is no repeat
+    # Not options, but times of other devices, or of more seeds, are other times.
+    found["stacked_seeds"] = run.stacked_seeds
+    devices = set()
+    for rank in run.environment.get("ranks", []):
+        devices.add(str(rank.get("device", "?")))
+    found["on"] = ", ".join(sorted(devices))
+    if sample.side:
+        # Runs of both sides are no repeats of each other, whatever their options are.
+        found["side"] = sample.side
+    return Choice(dict(sorted(found.items())))

@@ -1,0 +1,95 @@
+"""Noise: points whose times say that something else ran on the machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import isnan, nan
+from statistics import fmean, stdev
+
+import numpy as np
+
+from hpcfed.analysis.groups import Group, Sample
+from hpcfed.analysis.statistics import Estimate, of_rounds
+from hpcfed.runtime.timer import PHASES
+
+MOST_VARIATION = 0.10
+"""Coefficient of variation of repeats' medians up to which a machine counts as quiet."""
+MOST_DRIFT = 0.15
+"""Change from the first to the last third of a run's rounds up to which it does."""
+LEAST_ROUNDS = 18
+"""Fewest counted rounds in which a drift is looked for: six in each third, which are
+the fewest for an interval.
+"""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A point whose times cannot be trusted."""
+
+    group: Group
+    variation: float
+    """Standard deviation of the repeats' medians by their mean; NaN unless too large."""
+    drift: float
+    """Largest relative change within a run; NaN unless too large."""
+
+
+def noisy(every: Sequence[Group]) -> list[Noise]:
+    """Find the points whose repeats differ, or whose runs became slower or faster."""
+    found = []
+    for group in every:
+        variation = _variation(group)
+        drift = _drift(group)
+        if not (isnan(variation) and isnan(drift)):
+            found.append(Noise(group, variation, drift))
+    return found
+
+
+def _variation(group: Group) -> float:
+    """Return how much repeats differ, if by more than a quiet machine would explain."""
+    if len(group.samples) < 2:
+        return nan
+    medians = [sample.round_seconds for sample in group.samples]
+    variation = stdev(medians) / fmean(medians)
+    if variation <= MOST_VARIATION or not _apart(group.samples):
+        return nan
+    return variation
+
+
+def _apart(samples: Sequence[Sample]) -> bool:
+    """Whether two repeats differ by more than their own rounds do.
+
+    Medians of few rounds differ on a quiet machine, too. Where rounds are too few for
+    an interval, their spread is all there is to go by.
+    """
+    inside = [of_rounds(list(sample.seconds)) for sample in samples]
+    return any(_disjoint(one, other) for one, other in combinations(inside, 2))
+
+
+def _disjoint(one: Estimate, other: Estimate) -> bool:
+    if not (one.bounded and other.bounded):
+        return True
+    return one.high < other.low or other.high < one.low
+
+
+def _drift(group: Group) -> float:
+    """Return the largest change of local training within a run, if beyond the noise of
+    its rounds.
+
+    Training alone: other phases may change because the method does, as where a server
+    begins to learn.
+    """
+    largest = nan
+    for sample in group.samples:
+        # The slowest rank is what a round waits for.
+        train = sample.phases[:, :, PHASES.index("train")].max(1)
+        if len(train) < LEAST_ROUNDS:
+            continue
+        parts = np.array_split(train, 3)
+        first, _, last = (of_rounds(part.tolist()) for part in parts)
+        if first.centre <= 0 or not _disjoint(first, last):
+            continue
+        change = abs(last.centre / first.centre - 1)
+        # The largest so far may still be NaN, which no number is above.
+        if change > MOST_DRIFT and not largest > change:
+            largest = change
+    return largest

@@ -1,0 +1,235 @@
+"""What a point has come to: how well its clients do, and what a run of it costs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite, isnan, nan
+from statistics import fmean
+
+import numpy as np
+
+from hpcfed.analysis.groups import Group
+from hpcfed.analysis.statistics import Estimate, difference, of_runs, of_seeds
+from hpcfed.options.metrics import HEADLINES, METRICS, global_name, label_of, metric_of
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How points of one task are judged: by the last value of a series."""
+
+    series: str
+    name: str
+    """What people call it."""
+    whose: str
+    lower_is_better: bool
+    in_percent: bool
+
+    @property
+    def scale(self) -> float:
+        return 100.0 if self.in_percent else 1.0
+
+    @property
+    def axis(self) -> str:
+        """Its name with its unit."""
+        return f"{self.name}, %" if self.in_percent else self.name
+
+    @property
+    def unit(self) -> str:
+        return " %" if self.in_percent else ""
+
+    @property
+    def steps(self) -> str:
+        """What differences are counted in."""
+        return " points" if self.in_percent else ""
+
+    def by_seed(self, group: Group) -> dict[int, float]:
+        """Return the scaled value of every seed that has one."""
+        found = {}
+        for run in group.seeds:
+            value = run.last(self.series)
+            if isfinite(value):
+                found[int(run.facts["seed"])] = self.scale * value
+        return found
+
+    def estimate(self, group: Group) -> Estimate:
+        """Estimate the scaled value over seeds."""
+        values = list(self.by_seed(group).values())
+        if not values:
+            return Estimate(nan)
+        least, most = metric_limits(metric_of(self.series))
+        return of_seeds(values, least=least, most=self.scale * most)
+
+    def gain(self, one: Group, other: Group) -> Estimate:
+        """Estimate by how much one point is better than another."""
+        found = difference(self.by_seed(one), self.by_seed(other))
+        if not self.lower_is_better:
+            return found
+        return Estimate(-found.centre, -found.high, -found.low)
+
+    def better(self, one: float, other: float) -> bool:
+        return one < other if self.lower_is_better else one > other
+
+    def rank(self, group: Group) -> float:
+        """Return a number that sorts the best point first, unknown ones last."""
+        centre = self.estimate(group).centre
+        if not isfinite(centre):
+            return inf
+        return centre if self.lower_is_better else -centre
+
+
+def measure(every: Sequence[Group]) -> Measure | None:
+    """Return how these points are judged: by what their task is about, on the clients'
+    own test data or, where some point has none, by the global model. None where they
+    cannot be compared.
+    """
+    for judged in measures(every):
+        if all(_known(group, judged.series) for group in every):
+            return judged
+    return None
+
+
+def measures(every: Sequence[Group]) -> list[Measure]:
+    """Return what points of one task may be judged by: the clients' own test data, and
+    the global model. None where tasks differ.
+    """
+    tasks = {group.first.task for group in every}
+    if len(tasks) != 1:
+        return []
+    (task,) = tasks
+    metric = METRICS[HEADLINES.get(task, "accuracy")]
+    whose = {
+        metric.name: "clients, own test data",
+        global_name(metric.name): "global model, all test data",
+    }
+    found = []
+    for series, name in whose.items():
+        judged = Measure(
+            series=series,
+            name=label_of(metric.name, task),
+            whose=name,
+            lower_is_better=metric.lower_is_better,
+            in_percent=metric.in_percent,
+        )
+        found.append(judged)
+    return found
+
+
+def _known(group: Group, series: str) -> bool:
+    return any(isfinite(run.last(series)) for run in group.seeds)
+
+
+def last_accuracy(group: Group, name: str) -> Estimate:
+    """Estimate the last value of a series of accuracies, over seeds."""
+    return known_mean([run.last(name) for run in group.seeds])
+
+
+def known_mean(accuracies: Sequence[float]) -> Estimate:
+    """Estimate an accuracy from the seeds that have one."""
+    known = [value for value in accuracies if not isnan(value)]
+    return of_seeds(known, most=1) if known else Estimate(nan)
+
+
+def known_metric(name: str, values: Sequence[float]) -> Estimate:
+    """Estimate a metric from the seeds that have one, and have not diverged."""
+    known = [value for value in values if isfinite(value)]
+    least, most = metric_limits(name)
+    return of_seeds(known, least=least, most=most) if known else Estimate(nan)
+
+
+def metric_limits(name: str) -> tuple[float, float]:
+    """Return what a metric's values lie between."""
+    metric = METRICS[name]
+    # R² alone has no lower limit.
+    least = -inf if name == "r2" else 0.0
+    return least, 1.0 if metric.in_percent else inf
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a whole run takes of something."""
+
+    name: str
+    unit: str
+    of: Callable[[Group], Estimate]
+
+    @property
+    def axis(self) -> str:
+        return f"{self.name}, {self.unit}"
+
+
+def run_seconds(group: Group) -> Estimate:
+    """Estimate the seconds of all rounds of a run, on the slowest rank."""
+    totals = []
+    for sample in group.samples:
+        total = float(np.nansum(sample.runs[0].rounds["seconds"]))
+        totals.append(total)
+    return of_runs(totals)
+
+
+def run_bytes(group: Group) -> Estimate:
+    """Estimate the bytes that clients and the server send each other in a run."""
+    totals = []
+    for run in group.seeds:
+        both = run.rounds["bytes_up"] + run.rounds["bytes_down"]
+        totals.append(float(np.nansum(both)))
+    return of_seeds(totals)
+
+
+def run_energy(group: Group) -> Estimate:
+    """Estimate the joules of all GPUs in a run; unknown where no GPU counts them."""
+    totals = []
+    for sample in group.samples:
+        energy = sample.runs[0].energy
+        if energy is not None and isfinite(energy) and energy > 0:
+            totals.append(energy)
+    return of_runs(totals) if totals else Estimate(nan)
+
+
+def run_virtual_seconds(group: Group) -> Estimate:
+    """Estimate the virtual time of all rounds of a run; unknown without a clock."""
+    return _of_known([run.last("virtual_seconds") for run in group.seeds])
+
+
+def run_epsilon(group: Group) -> Estimate:
+    """Estimate the privacy that a run has spent; unknown where none was asked for."""
+    return _of_known([run.last("epsilon") for run in group.seeds])
+
+
+def _of_known(values: Sequence[float]) -> Estimate:
+    known = [value for value in values if isfinite(value)]
+    return of_seeds(known) if known else Estimate(nan)
+
+
+def _scaled(estimate: Estimate, scale: float) -> Estimate:
+    return Estimate(
+        scale * estimate.centre, scale * estimate.low, scale * estimate.high
+    )
+
+
+def _virtual_hours(group: Group) -> Estimate:
+    return _scaled(run_virtual_seconds(group), 1 / 3600)
+
+
+def _mib(group: Group) -> Estimate:
+    return _scaled(run_bytes(group), 1 / MIB)
+
+
+COSTS = {
+    "seconds": Cost("time of a run", "s", run_seconds),
+    "bytes": Cost("bytes of a run", "MiB", _mib),
+    "virtual": Cost("virtual time of a run", "h", _virtual_hours),
+    "energy": Cost("energy of a run", "J", run_energy),
+}
+"""What points are weighed against, by the name that exports use."""
+
+
+def mean_to_target(group: Group, name: str) -> float:
+    """Return the mean `seconds`, `virtual_seconds` or `bytes` until the target was
+    reached; NaN unless every seed has reached it.
+    """
+    reached = [run.reached() for run in group.seeds]
+    values = [getattr(one, name) for one in reached if one is not None]
+    if len(values) < len(reached):
+        return nan
+    return fmean(values)

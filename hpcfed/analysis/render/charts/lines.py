@@ -1,0 +1,187 @@
+"""Charts of lines, with intervals as bands or bars, and dashed lines to compare with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from hpcfed.analysis.render.charts.drawing import (
+    Axis,
+    Drawing,
+    Record,
+    Spec,
+    chart,
+    chosen,
+    clicks,
+    series_colour,
+    short,
+    tip,
+    tip_name,
+)
+from hpcfed.analysis.render.charts.whiskers import whiskers
+
+MOST_MARKERS = 24
+"""On one line: more would hide it. They still have their tooltips."""
+MOST_REACH = 2.5
+"""How many times beyond the points an axis follows the ends of their intervals."""
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    """Lower ends of the confidence intervals; NaN where there are none."""
+    high: Sequence[float] = ()
+    """Their upper ends."""
+    interval: str = "95 %"
+    """What the intervals are, in a word."""
+    band: bool = False
+    """Intervals as a band, for curves with many points, instead of bars."""
+    ideal: bool = False
+    """A dashed line without points, to compare with."""
+
+    @property
+    def near_ends(self) -> list[float]:
+        """Ends of intervals, as far as an axis follows them: those of few runs would
+        press everything else together.
+        """
+        known = [value for value in self.y if isfinite(value)]
+        if not known:
+            return []
+        least = min(known) / MOST_REACH
+        most = max(known) * MOST_REACH
+        ends = []
+        for end in (*self.low, *self.high):
+            if isfinite(end):
+                ends.append(min(max(end, least), most))
+        return ends
+
+
+def lines(title: str, every: Sequence[Line], x: Axis, y: Axis) -> Drawing:
+    """Draw lines with their intervals over both axes."""
+    coloured = [line for line in every if not line.ideal]
+    ideals = [line for line in every if line.ideal]
+    names = [line.name for line in coloured]
+    data: list[Record] = []
+    for line in coloured:
+        data += _records(line, x, y)
+    up = _reach(y.encoding("y"), every, y)
+    across = x.over(at for line in every for at in line.x).encoding("x")
+    # Room for the markers at both ends.
+    across["scale"] |= {"padding": 6, "nice": False}
+    layers = _intervals(coloured, across, up)
+    layers.append(_curve(names, across, up))
+    layers.append(_points(coloured, x, y, across, up))
+    highest = max((max(line.y) for line in every if line.y), default=0.0)
+    for line in ideals:
+        # Over a level line at the top there is no room for its name.
+        below = min(line.y) == highest
+        layers += _ideal(line, x, y, across, up, below=below)
+    spec = chart(f"{y.label} over {x.label}", data, layers)
+    return Drawing(title, spec)
+
+
+def _records(line: Line, x: Axis, y: Axis) -> list[Record]:
+    """Return the points that both axes show, with their intervals."""
+    records = []
+    for number, (across, up) in enumerate(zip(line.x, line.y, strict=True)):
+        if not (x.shows(across) and y.shows(up)):
+            continue
+        record: Record = {"series": line.name, "x": short(across), "y": short(up)}
+        # A line without intervals has no ends at all.
+        ends = (line.low[number], line.high[number]) if line.low else ()
+        if ends and all(y.shows(end) for end in ends):
+            record |= {"low": short(ends[0]), "high": short(ends[1])}
+        records.append(record)
+    return records
+
+
+def _reach(up: Spec, every: Sequence[Line], y: Axis) -> Spec:
+    """End the axis before the ends of intervals that are far away."""
+    shown: list[float] = []
+    beyond = False
+    for line in every:
+        shown += [value for value in (*line.y, *line.near_ends) if y.shows(value)]
+        near = set(line.near_ends)
+        ends = [end for end in (*line.low, *line.high) if isfinite(end)]
+        beyond = beyond or any(end not in near for end in ends)
+    if not beyond or not shown:
+        return up
+    low = 0.0 if y.zero else min(shown)
+    return {**up, "scale": {**up["scale"], "domain": [short(low), short(max(shown))]}}
+
+
+def _intervals(every: Sequence[Line], across: Spec, up: Spec) -> list[Spec]:
+    """Draw intervals, under the lines: a band for curves, otherwise a bar for a point."""
+    # Of single runs all ends are NaN.
+    if not any(isfinite(end) for line in every for end in line.low):
+        return []
+    names = [line.name for line in every]
+    colour = series_colour(names)
+    if not any(line.band for line in every):
+        ends = up["scale"].get("domain", ())
+        place = {"x": across, "color": colour}
+        return whiskers(names, "y", up, place, domain=ends)
+    return [
+        {
+            "transform": [*chosen(names), {"filter": "isValid(datum.low)"}],
+            "mark": {"type": "area", "opacity": 0.18, "clip": True},
+            "encoding": {
+                "x": across,
+                "y": {**up, "field": "low"},
+                "y2": {"field": "high"},
+                "color": colour,
+            },
+        }
+    ]
+
+
+def _curve(names: Sequence[str], across: Spec, up: Spec) -> Spec:
+    return {
+        "transform": chosen(names),
+        "params": clicks(names),
+        "mark": {"type": "line", "clip": True},
+        "encoding": {"x": across, "y": up, "color": series_colour(names)},
+    }
+
+
+def _points(every: Sequence[Line], x: Axis, y: Axis, across: Spec, up: Spec) -> Spec:
+    """Mark points, or only let them be found by the mouse where there are many."""
+    names = [line.name for line in every]
+    longest = max((len(line.x) for line in every), default=0)
+    few = longest <= MOST_MARKERS
+    tips = [tip_name(), tip("x", x.label), tip("y", y.label)]
+    for line in every[:1]:
+        if any(map(isfinite, line.low)):
+            tips += [tip("low", f"{line.interval} from"), tip("high", "to")]
+    encoding = {"x": across, "y": up, "color": series_colour(names), "tooltip": tips}
+    if few:
+        # Lines differ in their markers too, for those who cannot tell the colours.
+        encoding["shape"] = series_colour(names)
+    mark: Spec = {"type": "point", "filled": True, "size": 40, "clip": True}
+    if not few:
+        mark |= {"size": 90, "opacity": 0}
+    return {"transform": chosen(names), "mark": mark, "encoding": encoding}
+
+
+def _ideal(
+    line: Line, x: Axis, y: Axis, across: Spec, up: Spec, *, below: bool
+) -> list[Spec]:
+    """Draw a dashed line with its name at its end."""
+    data = _records(line, x, y)
+    place = {"baseline": "top", "dy": 4} if below else {}
+    where = {"x": across, "y": up}
+    name = {"text": {"field": "series", "type": "nominal"}}
+    return [
+        {
+            "data": {"values": data},
+            "mark": {"type": "line", "style": "ideal", "clip": True},
+            "encoding": where,
+        },
+        {
+            "data": {"values": data[-1:]},
+            "mark": {"type": "text", "style": "ideal-name", **place},
+            "encoding": where | name,
+        },
+    ]

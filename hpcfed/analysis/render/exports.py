@@ -1,0 +1,273 @@
+"""The figures for other programs: CSV of every round, rank and point, JSON of what the
+page shows, and input of Extra-P.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from hpcfed.analysis.choices import values_of
+from hpcfed.analysis.comparison import Comparison, exported
+from hpcfed.analysis.costmodel import Fitted, fit_groups
+from hpcfed.analysis.groups import Group, Sample
+from hpcfed.analysis.labels import label, scaling_label
+from hpcfed.analysis.noise import Noise, noisy
+from hpcfed.analysis.outcomes import (
+    known_metric,
+    last_accuracy,
+    run_bytes,
+    run_energy,
+    run_epsilon,
+    run_seconds,
+    run_virtual_seconds,
+)
+from hpcfed.analysis.scaling import Scaling, scalings
+from hpcfed.analysis.statistics import Estimate
+from hpcfed.analysis.verdicts import verdicts
+from hpcfed.options.metrics import metric_of
+from hpcfed.results.json_values import plain
+from hpcfed.results.run import RunRecord
+from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES
+from hpcfed.runtime.timer import PHASES
+
+POINT = ("method", "dataset", "clients", "ranks", "columns")
+FACTS = (*POINT, "seed")
+ABOUT = ("source", *FACTS, "stacked_seeds", "counted")
+"""The first columns; the options that differ follow."""
+ESTIMATED: dict[str, Callable[[Group], Estimate]] = {
+    "seconds_per_round": lambda group: group.seconds,
+    "seconds": run_seconds,
+    "accuracy": lambda group: last_accuracy(group, "accuracy"),
+    "global_accuracy": lambda group: last_accuracy(group, "global_accuracy"),
+    "bytes": run_bytes,
+    "energy": run_energy,
+    "virtual_seconds": run_virtual_seconds,
+    "epsilon": run_epsilon,
+}
+"""Figures of a point; each has columns of its own for the ends of its interval."""
+SECONDS = [f"{phase}_seconds" for phase in PHASES]
+"""Columns of phases."""
+
+
+def csv_text(every: Sequence[Group]) -> str:
+    """Return a line for every round of every run, with a column for each option that
+    differs. Phases are means over ranks.
+    """
+    series = [*ROUND_SERIES, *_metric_series(every)]
+    figures = ["round", *series, *SECONDS]
+    swept = _swept(every, known=[*ABOUT, *figures])
+    head = [*ABOUT, *swept, *figures]
+    lines: list[list[Any]] = [head]
+    for group in every:
+        values = [_cell(group.options.get(name)) for name in swept]
+        for sample in group.samples:
+            for run in sample.runs:
+                lines += _round_lines(sample, run, values, series)
+    return _csv(lines)
+
+
+def ranks_csv_text(every: Sequence[Group]) -> str:
+    """Return a line for every rank of every round; source, seed and round say which
+    line of `csv_text` it belongs to.
+    """
+    head = ["source", "seed", "round", "rank", "rank_seconds", *SECONDS]
+    lines: list[list[Any]] = [head]
+    for group in every:
+        for sample in group.samples:
+            for run in sample.runs:
+                lines += _rank_lines(sample, run)
+    return _csv(lines)
+
+
+def points_csv_text(every: Sequence[Group]) -> str:
+    """Return a line for every point, with a column for each option that differs. Runs
+    and seeds are summed up: the mean, and the ends of its confidence interval.
+    """
+    estimated = [*ESTIMATED, *_metric_series(every)]
+    figures = ["runs", "seeds"]
+    for name in estimated:
+        figures += [name, f"{name}_low", f"{name}_high"]
+    figures += ["peak_memory", *SECONDS]
+    swept = _swept(every, known=[*POINT, *figures])
+    lines: list[list[Any]] = [[*POINT, *swept, *figures]]
+    for group in every:
+        cells = [group.first.facts[fact] for fact in POINT]
+        cells += [_cell(group.options.get(name)) for name in swept]
+        cells += [len(group.samples), len(group.seeds)]
+        for name in estimated:
+            estimate = _estimate(group, name)
+            cells += [estimate.centre, estimate.low, estimate.high]
+        lines.append([*cells, group.peak_memory, *group.phase_seconds.values()])
+    return _csv(lines)
+
+
+def _estimate(group: Group, name: str) -> Estimate:
+    if name in ESTIMATED:
+        return ESTIMATED[name](group)
+    # A metric that --metrics has added.
+    return known_metric(metric_of(name), [run.last(name) for run in group.seeds])
+
+
+def _metric_series(every: Sequence[Group]) -> list[str]:
+    """Return the series of metrics that some run has."""
+    recorded: set[str] = set()
+    for group in every:
+        for sample in group.samples:
+            for run in sample.runs:
+                recorded |= run.rounds.keys()
+    return [name for name in METRIC_SERIES if name in recorded]
+
+
+def _swept(every: Sequence[Group], known: Sequence[str]) -> list[str]:
+    """Return options in which the groups differ and that have no column yet."""
+    # A dict as an ordered set: methods have options of their own.
+    names: dict[str, None] = {}
+    for group in every:
+        names |= dict.fromkeys(group.options)
+    for name in known:
+        names.pop(name, None)
+    choices = [group.options for group in every]
+    return [name for name in names if len(values_of(choices, name)) > 1]
+
+
+def _cell(value: Any) -> Any:
+    """Return an option's value as a cell: lists as JSON, and nothing where a method has
+    no such option.
+    """
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return value
+
+
+def _round_lines(
+    sample: Sample,
+    run: RunRecord,
+    swept: Sequence[Any],
+    series: Sequence[str],
+) -> Iterator[list[Any]]:
+    facts = [run.facts[fact] for fact in FACTS]
+    # A metric that only other runs have.
+    unknown = np.full(run.rounds_done, np.nan)
+    # Warm-up rounds come first, so the counted ones are the last.
+    first_counted = run.rounds_done - len(sample.seconds)
+    for round in range(run.rounds_done):
+        counted = int(round >= first_counted)
+        about = [
+            sample.source,
+            *facts,
+            run.stacked_seeds,
+            counted,
+        ]
+        # Whatever the table of series holds: a new one needs no change here.
+        cells = [run.rounds.get(name, unknown)[round] for name in series]
+        phases = run.phases[round].mean(0)
+        yield [*about, *swept, round + 1, *cells, *phases]
+
+
+def _rank_lines(sample: Sample, run: RunRecord) -> Iterator[list[Any]]:
+    seed = run.facts["seed"]
+    for round, rank in np.ndindex(*run.wall.shape):
+        seconds = run.wall[round, rank]
+        phases = run.phases[round, rank]
+        yield [sample.source, seed, round + 1, rank, seconds, *phases]
+
+
+def _csv(lines: Iterable[Sequence[Any]]) -> str:
+    # Not the module's default \r\n, which Unix tools trip over.
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def json_text(every: Sequence[Group], comparison: Comparison | None = None) -> str:
+    """Return what the page shows, and every seed's summary, as JSON."""
+    content = {
+        "comparison": None if comparison is None else exported(comparison),
+        "verdicts": [asdict(verdict) for verdict in verdicts(every)],
+        "noisy": [_noise(noise) for noise in noisy(every)],
+        "groups": [_group(group) for group in every],
+        "scaling": [_scaling(one) for one in scalings(every)],
+        "cost_models": [_cost_model(one) for one in fit_groups(every)],
+    }
+    # JSON has no NaN and no infinity: `plain` makes them null.
+    return json.dumps(plain(content), indent=1, allow_nan=False)
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "label": label(group.key),
+        "options": dict(group.options),
+        "seconds_per_round": asdict(group.seconds),
+        "samples": [sample.seconds.tolist() for sample in group.samples],
+        "phase_seconds": group.phase_seconds,
+        "peak_memory": group.peak_memory,
+        "runs": [run.summary() for run in group.seeds],
+    }
+
+
+def _noise(noise: Noise) -> dict[str, Any]:
+    return {
+        "label": label(noise.group.key),
+        "options": dict(noise.group.options),
+        "variation_of_repeats": noise.variation,
+        "drift_within_runs": noise.drift,
+    }
+
+
+def _scaling(one: Scaling) -> dict[str, Any]:
+    return {
+        "name": scaling_label(one.key, one.kind, one.clients),
+        "kind": one.kind,
+        "ranks": one.ranks,
+        "seconds": [asdict(estimate) for estimate in one.seconds],
+        "speedup": [asdict(estimate) for estimate in one.speedup],
+        "efficiency": [asdict(estimate) for estimate in one.efficiency],
+        "ideal": one.ideal,
+    }
+
+
+def _cost_model(one: Fitted) -> dict[str, Any]:
+    return {
+        "name": label(one.key),
+        "points": [asdict(point) for point in one.points],
+        "model": asdict(one.model),
+        "held_out": None if one.held_out is None else asdict(one.held_out),
+    }
+
+
+def extrap_text(every: Sequence[Group]) -> str:
+    """Return JSON Lines as Extra-P reads them: every counted round is a repetition,
+    phases are call paths.
+    """
+    lines = []
+    for group in every:
+        parameters = {"clients": group.clients, "ranks": group.ranks}
+        name = label(group.key)
+        for sample in group.samples:
+            for path, seconds in _call_paths(sample).items():
+                about = {
+                    "params": parameters,
+                    "callpath": f"{name}->{path}",
+                    "metric": "time",
+                }
+                # Extra-P reads no NaN.
+                for value in seconds[np.isfinite(seconds)]:
+                    line = about | {"value": float(value)}
+                    lines.append(json.dumps(line))
+    return "\n".join(lines) + "\n"
+
+
+def _call_paths(sample: Sample) -> dict[str, np.ndarray]:
+    """Return the counted rounds' seconds, whole and by phase; a phase's are means over
+    ranks.
+    """
+    paths = {"round": sample.seconds}
+    for number, phase in enumerate(PHASES):
+        by_rank = sample.phases[:, :, number]
+        paths[f"round->{phase}"] = by_rank.mean(1)
+    return paths

@@ -1,0 +1,74 @@
+"""`hpcfed report --figures`: every chart of the page as a file for a paper."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from re import sub
+
+from hpcfed.analysis.render.charts import Drawing
+from hpcfed.analysis.render.charts.figures import COLUMN, FORMATS, image
+from hpcfed.analysis.render.sections.section import Section
+from hpcfed.errors import UserError
+from hpcfed.results.folder import check_export
+
+LONGEST_NAME = 80
+"""Letters, without the number and the ending."""
+WIDTHS = (1.0, 20.0)
+"""Inches that a figure may be wide."""
+
+
+def check_figures(folder: Path | None, kinds: str | None, inches: float | None) -> None:
+    """Refuse, before any run is read, what cannot be written."""
+    if folder is None:
+        for option, value in (("--format", kinds), ("--width", inches)):
+            if value is not None:
+                raise UserError(
+                    f"{option} is for figures; name a folder: --figures DIR"
+                )
+        return
+    formats(kinds)
+    if inches is not None and not WIDTHS[0] <= inches <= WIDTHS[1]:
+        raise UserError(f"--width {inches:g}: from 1 to 20 inches")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--figures {folder} is a file; name a folder")
+    # Whatever the files will be called.
+    check_export("--figures", folder / "chart")
+
+
+def formats(kinds: str | None) -> list[str]:
+    """Return the formats that `pdf,png` names; PDF alone where none is named."""
+    chosen = [] if kinds is None else [kind.strip() for kind in kinds.split(",")]
+    for kind in chosen:
+        if kind not in FORMATS:
+            raise UserError(f"--format {kind}: choose from {', '.join(FORMATS)}")
+    return list(dict.fromkeys(chosen)) or ["pdf"]
+
+
+def figure_files(
+    sections: Sequence[Section], folder: Path, kinds: str | None, inches: float | None
+) -> Iterator[tuple[Path, bytes]]:
+    """Yield the path and content of every file."""
+    for name, drawing in named(sections):
+        for kind in formats(kinds):
+            path = folder / f"{name}.{kind}"
+            check_export("--figures", path)
+            yield path, image(drawing, kind, inches=inches or COLUMN)
+
+
+def named(sections: Sequence[Section]) -> Iterator[tuple[str, Drawing]]:
+    """Yield every drawing under a name such as `accuracy-digits-20-clients`."""
+    seen: dict[str, int] = {}
+    for section in sections:
+        for drawing in section.charts:
+            name = _plain(drawing.title)
+            if not name.startswith(section.id):
+                name = f"{section.id}-{name}"
+            name = name[:LONGEST_NAME].strip("-")
+            seen[name] = seen.get(name, 0) + 1
+            # Charts of many lines are cut into several of one title.
+            number = f"-{seen[name]}" if seen[name] > 1 else ""
+            yield name + number, drawing
+
+
+def _plain(title: str) -> str:
+    """Return a title in letters that every system and every \\includegraphics takes."""
+    return sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")

@@ -1,0 +1,262 @@
+"""Accuracy and other metrics over rounds: curves, best values, and what methods judge at
+the end.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+import numpy as np
+
+from hpcfed import plugins
+from hpcfed.analysis.curves import MOST_POINTS, curve, merged
+from hpcfed.analysis.groups import Group, fewest_ranks
+from hpcfed.analysis.labels import ACCURACIES, ALL_ACCURACIES, both_series, label
+from hpcfed.analysis.outcomes import known_mean, known_metric, metric_limits
+from hpcfed.analysis.render.charts import Axis, Drawing, Line, lines, stripes
+from hpcfed.analysis.render.sections.section import (
+    MOST_BARS,
+    MOST_LINES,
+    WHICH,
+    Section,
+    Table,
+    batches,
+    held_text,
+    interval,
+    number,
+    which,
+)
+from hpcfed.analysis.statistics import Estimate
+from hpcfed.analysis.swept import Swept, held
+from hpcfed.options.metrics import METRICS, label_of, metric_of
+from hpcfed.results.run import RunRecord, mean_accuracy
+
+CLASSES_PER_ROW = 10
+"""Classes beside each other in a table, by their last digit."""
+MOST_BANDS = 4
+"""Curves of a chart up to which their bands can be told apart."""
+MOST_FAMILIES = 4
+"""Data sets and numbers of clients that have charts of their own."""
+MOST_CURVES = 2 * MOST_LINES
+"""In two charts for each series."""
+
+
+def accuracy(
+    every: Sequence[Group], options: Sequence[Swept], *, drawn: bool = True
+) -> Section:
+    """Show accuracies over rounds; without charts unless `drawn`."""
+    section = Section("accuracy", "Accuracy over rounds")
+    if drawn:
+        _add_curves(section, every, options)
+    section.tables += _best_table(every)
+    section.tables += _metric_tables(every)
+    section.tables += _class_tables(every)
+    section.tables += _finals_table(every)
+    return section
+
+
+def _add_curves(
+    section: Section, every: Sequence[Group], options: Sequence[Swept]
+) -> None:
+    section.text.append(
+        f"Bands are 95 % confidence over seeds, drawn for up to {MOST_BANDS} curves. A "
+        f"curve of more than {MOST_POINTS} evaluations shows means of several in a row."
+    )
+    families = chart_families(every)
+    for about, family in islice(families.items(), MOST_FAMILIES):
+        shown = held(family, options, keep=("ranks",), most=MOST_CURVES)
+        section.text += held_text(shown)
+        members = shown.groups
+        for series, whose in ALL_ACCURACIES.items():
+            curves = _curves(members, series)
+            section.charts += _draw(f"{about}: {whose}", curves, Axis("accuracy, %"))
+        section.charts += _metric_charts(about, members)
+    left_out = list(families)[MOST_FAMILIES:]
+    if left_out:
+        section.text.append(f"Without curves here: {'; '.join(left_out)}.")
+
+
+def chart_families(every: Sequence[Group]) -> dict[str, list[Group]]:
+    """Put groups together whose curves stand in one chart, by what the chart is about:
+    the data set, and the clients where there are too many curves otherwise.
+    """
+    datasets: dict[str, list[Group]] = defaultdict(list)
+    for group in fewest_ranks(every):
+        datasets[str(group.options["dataset"])].append(group)
+    families: dict[str, list[Group]] = defaultdict(list)
+    for dataset, members in sorted(datasets.items()):
+        name = plugins.label(dataset)
+        for group in sorted(members, key=lambda group: group.clients):
+            together = len(members) <= MOST_LINES and _several_clients(members)
+            about = name if together else f"{name}, {group.clients:,} clients"
+            families[about].append(group)
+    return families
+
+
+def _several_clients(members: Sequence[Group]) -> bool:
+    return len({group.clients for group in members}) > 1
+
+
+def recorded_metrics(every: Sequence[Group]) -> dict[str, str]:
+    """Return the metrics beside accuracy that some run has, and what they are called."""
+    found: dict[str, str] = {}
+    for group in every:
+        for name in group.metrics:
+            metric = label_of(name, group.first.task)
+            # Where tasks differ, their losses are different things under one name.
+            same = found.setdefault(name, metric) == metric
+            found[name] = metric if same else METRICS[name].label
+    return found
+
+
+def _metric_charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
+    """Draw every metric beside accuracy, of groups that have it."""
+    for name, metric in recorded_metrics(members).items():
+        axis = Axis(f"{metric}, %" if METRICS[name].in_percent else metric)
+        for series, whose in both_series(name).items():
+            title = f"{about}: {metric}, {whose}"
+            yield from _draw(title, _curves(members, series), axis)
+
+
+def _metric_tables(every: Sequence[Group]) -> Iterator[Table]:
+    """Return last and best values of every metric beside accuracy."""
+    for name, metric in recorded_metrics(every).items():
+        scale = 100 if METRICS[name].in_percent else 1
+        unit = ", %" if METRICS[name].in_percent else ""
+        rows = []
+        for group in every:
+            if name not in group.metrics:
+                continue
+            row = which(group)
+            for series in both_series(name):
+                last = [run.last(series) for run in group.seeds]
+                best = [run.best(series) for run in group.seeds]
+                row.append(interval(known_metric(name, last), scale))
+                row.append(interval(known_metric(name, best), scale))
+            rows.append(row)
+        columns = (f"clients' last{unit}", "best", f"global model's last{unit}", "best")
+        yield Table((*WHICH, *columns), rows, caption=metric)
+
+
+def _class_tables(every: Sequence[Group]) -> Iterator[Table]:
+    """Return the last accuracy of every class, of the global model or else of the
+    clients; a mean over seeds.
+    """
+    for group in every:
+        lasts = [run.last_class_accuracy() for run in group.seeds]
+        if not all(lasts):
+            continue
+        for name, whose in ACCURACIES.items():
+            by_seed = np.array([last[name] for last in lasts if name in last])
+            if not len(by_seed):
+                continue
+            cells = [number(100 * value) for value in by_seed.mean(0)]
+            rows = []
+            for first in range(0, len(cells), CLASSES_PER_ROW):
+                some = cells[first : first + CLASSES_PER_ROW]
+                missing = [""] * (CLASSES_PER_ROW - len(some))
+                last = first + len(some) - 1
+                rows.append([f"{first} to {last}", *some, *missing])
+            columns = ("class", *map(str, range(CLASSES_PER_ROW)))
+            caption = f"{label(group.key)}: accuracy by class, %, {whose}"
+            yield Table(columns, rows, caption)
+
+
+def _curves(members: Sequence[Group], series: str) -> list[Line]:
+    """Return the curves of groups that were evaluated at all."""
+    return told_apart(members, partial(curve_of, name=series))
+
+
+def told_apart(
+    members: Sequence[Group], curve_of_group: Callable[[Group], Line]
+) -> list[Line]:
+    """Return the curves that have points, with clients in their names where these
+    differ, and without bands where there are too many.
+    """
+    curves = []
+    for group in members:
+        one = curve_of_group(group)
+        if _several_clients(members):
+            one = replace(one, name=f"{one.name}, {group.clients:,} clients")
+        if one.x:
+            curves.append(one)
+    curves = merged(curves)
+    if len(curves) <= MOST_BANDS:
+        return curves
+    return [replace(one, low=(), high=()) for one in curves]
+
+
+def curve_of(group: Group, name: str) -> Line:
+    """Return a series over rounds, its mean over seeds; without points if there was no
+    evaluation.
+    """
+    recorded = [run.rounds[name] for run in group.seeds if name in run.rounds]
+    metric = metric_of(name)
+    least, most = metric_limits(metric)
+    return curve(
+        label(group.key.without("dataset")),  # which the chart's title has
+        recorded,
+        scale=100 if METRICS[metric].in_percent else 1,
+        least=least,
+        most=most,
+    )
+
+
+def _draw(title: str, curves: Sequence[Line], axis: Axis) -> Iterator[Drawing]:
+    """Draw curves over rounds, or lying bars where runs were evaluated once. A single
+    value is in the overview already.
+    """
+    longest = max((len(curve.x) for curve in curves), default=1)
+    once = longest == 1
+    if once and len(curves) == 1:
+        return
+    most = MOST_BARS if once else MOST_LINES
+    for some in batches(curves, most):
+        if once:
+            names = [curve.name for curve in some]
+            ends = [curve.y[0] for curve in some]
+            yield stripes(title, names, {"after the last round": ends}, axis)
+        else:
+            yield lines(title, some, Axis("rounds", whole=True), axis)
+
+
+def _best_table(every: Sequence[Group]) -> list[Table]:
+    """Return best accuracies of runs that were evaluated more than once, if any."""
+    rows = []
+    for group in every:
+        times = [_evaluations(group.first, name) for name in ACCURACIES]
+        if max(times) > 1:
+            row = which(group)
+            for name in ACCURACIES:
+                best = [run.best(name) for run in group.seeds]
+                row.append(interval(known_mean(best), 100))
+            rows.append(row)
+    columns = (*WHICH, "clients' best accuracy, %", "global model's, %")
+    return [Table(columns, rows)] if rows else []
+
+
+def _evaluations(run: RunRecord, name: str) -> int:
+    evaluated = np.isfinite(run.rounds[name])
+    return int(evaluated.sum())
+
+
+def _finals_table(every: Sequence[Group]) -> list[Table]:
+    """Return what methods had judged at the end, where one did."""
+    rows = []
+    for group in every:
+        for name in group.first.finals:
+            judged = interval(_final(group, name), 100)
+            rows.append([*which(group), name, judged])
+    columns = (*WHICH, "judged at the end", "clients, own test data, %")
+    return [Table(columns, rows)] if rows else []
+
+
+def _final(group: Group, name: str) -> Estimate:
+    """Estimate what the method had judged at the end, over the seeds that have it."""
+    means = []
+    for run in group.seeds:
+        if name in run.finals:
+            means.append(mean_accuracy(run.finals[name]))
+    return known_mean(means)

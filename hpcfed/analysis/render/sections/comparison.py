@@ -1,0 +1,123 @@
+"""Comparison of two paths, A and B: what changed, and what it did."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import inf, log
+
+from hpcfed.analysis.comparison import Comparison
+from hpcfed.analysis.comparison.points import Figure, Point
+from hpcfed.analysis.comparison.texts import (
+    MINUS,
+    Cells,
+    change_cells,
+    changed,
+    cost_cells,
+    headline_cells,
+    long_phases,
+    point_cells,
+    point_name,
+    verdict,
+    verdicts,
+)
+from hpcfed.analysis.labels import both_series
+from hpcfed.analysis.render.charts import Axis, Dot, Drawing, Line, dots, lines
+from hpcfed.analysis.render.sections.accuracy import curve_of
+from hpcfed.analysis.render.sections.section import Section, Table
+from hpcfed.options.metrics import HEADLINES, METRICS, label_of
+from hpcfed.results.pace import SECONDS_PER_ROUND
+
+MOST_DOTS = 16
+"""In a chart; of more points, those that differ most."""
+VERDICTS = (
+    "not told apart", "slower", "faster", "more", "less", "one run each", "same",
+    "lower", "higher",
+)  # fmt: skip
+"""In the order of their colours."""
+
+
+def comparison(compared: Comparison) -> Section:
+    section = Section("comparison", "Comparison")
+    section.text.append(f"A is {compared.names[0]}. B is {compared.names[1]}.")
+    section.text += [changed(compared), *verdicts(compared)]
+    several = len(compared.points) > 1
+    section.charts += _of_points(compared) if several else _of_one(compared)
+    changes = change_cells(compared)
+    if changes.rows:
+        section.tables.append(_table(changes, words=True))
+    if several:
+        section.tables.append(_table(point_cells(compared), "every point"))
+    caption = "all points together" if several else ""
+    section.tables.append(_table(cost_cells(compared), caption))
+    section.tables.append(_table(headline_cells(compared), caption))
+    return section
+
+
+def _table(cells: Cells, caption: str = "", *, words: bool = False) -> Table:
+    return Table(cells.columns, cells.rows, caption, words=words)
+
+
+def _of_one(compared: Comparison) -> Iterator[Drawing]:
+    """Draw ratios of all costs, and curves of A and B over each other."""
+    seconds, *others = compared.costs
+    figures = [seconds, *long_phases(compared), *others]
+    by_name = {figure.name: figure for figure in figures}
+    yield _dots("costs of a round, B / A", by_name, "B / A")
+    (point,) = compared.points
+    yield from _curves(point)
+
+
+def _curves(point: Point) -> Iterator[Drawing]:
+    task = point.before.first.task
+    for name in dict.fromkeys(("accuracy", HEADLINES[task])):
+        metric = label_of(name, task)
+        axis = Axis(f"{metric}, %" if METRICS[name].in_percent else metric)
+        for series, whose in both_series(name).items():
+            curves: list[Line] = []
+            for side, group in {"A": point.before, "B": point.after}.items():
+                curves.append(replace(curve_of(group, series), name=side))
+            if max(len(curve.x) for curve in curves) > 1:
+                title = f"{metric}: {whose}"
+                yield lines(title, curves, Axis("rounds", whole=True), axis)
+
+
+def _of_points(compared: Comparison) -> Iterator[Drawing]:
+    """Draw what every point has of seconds and accuracies."""
+    points = compared.points
+    seconds = {point_name(point): point.seconds for point in points}
+    yield _dots(f"{SECONDS_PER_ROUND}, B / A", seconds, "B / A")
+    for whole in compared.headlines:
+        having: dict[str, Figure] = {}
+        for point in points:
+            for figure in point.headlines:
+                if figure.name == whole.name:
+                    having[point_name(point)] = figure
+        # A chart of zeros says less than the sentence above it.
+        if all(figure.same for figure in having.values()):
+            continue
+        unit = "points" if whole.unit == "%" else "difference"
+        title = f"{whole.name}, B {MINUS} A"
+        yield _dots(title, having, unit)
+
+
+def _dots(title: str, figures: Mapping[str, Figure], unit: str) -> Drawing:
+    """Draw a dot for every figure, or for those that differ most."""
+    most_first = sorted(figures, key=lambda name: -_distance(figures[name]))
+    chosen = set(most_first[:MOST_DOTS])
+    if len(chosen) < len(figures):
+        title += f": the {len(chosen)} of {len(figures)} points that differ most"
+    rows = []
+    for name, figure in figures.items():
+        if name in chosen:
+            change = figure.change
+            ends = (change.centre, change.low, change.high)
+            rows.append(Dot(name, *ends, verdict(figure)))
+    neutral = next(iter(figures.values())).neutral
+    return dots(title, rows, Axis(unit), line=neutral, order=VERDICTS)
+
+
+def _distance(figure: Figure) -> float:
+    """Return how far a figure is from no change; half as much counts as twice as much."""
+    centre = figure.change.centre
+    if not figure.neutral:
+        return abs(centre)
+    return abs(log(centre)) if centre > 0 else inf

@@ -1,0 +1,150 @@
+"""Where the figures come from: machines, versions, options and commands."""
+
+import json
+import shlex
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcfed.analysis.collect import Found
+from hpcfed.analysis.groups import Group
+from hpcfed.analysis.labels import label
+from hpcfed.analysis.render.sections.section import Section, Table, size_name
+from hpcfed.results.run import RunRecord
+
+COLUMNS = (
+    "points", "hosts", "devices", "processors", "threads per rank", "launcher",
+    "collectives", "torch", "CUDA", "commit (+: changed) or version and checksum",
+    "first started",
+)  # fmt: skip
+MOST_NAMED = 3
+"""Points of an environment that are named."""
+
+
+def environment(every: Sequence[Group]) -> Section:
+    section = Section("environment", "Environment and options")
+    rows = _rows(every)
+    section.tables.append(Table(COLUMNS, rows, words=True))
+    files = _files(every)
+    if files:
+        section.tables.append(Table(("file of your own", "sha256"), files, words=True))
+    shared = json.dumps(_shared_options(every), indent=1)
+    section.listings.append(("options that all runs share", shared))
+    # Of one run alone: the table above has what differs between runs.
+    first = json.dumps(every[0].first.environment, indent=1)
+    section.listings.append(("environment of the first run", first))
+    return section
+
+
+def _rows(every: Sequence[Group]) -> list[list[str]]:
+    """Return a row for each different environment, and how many points it made."""
+    alike: dict[tuple[str, ...], list[Group]] = defaultdict(list)
+    for group in every:
+        alike[tuple(_environment(group))].append(group)
+    rows = []
+    for cells, members in alike.items():
+        first = min(str(group.first.facts.get("started", "?")) for group in members)
+        rows.append([_points(members, every), *cells, first])
+    return rows
+
+
+def _points(members: Sequence[Group], every: Sequence[Group]) -> str:
+    """Name the points of an environment, or count them where they are many."""
+    if len(members) == len(every):
+        return "all"
+    if len(members) > MOST_NAMED:
+        return f"{len(members)} of {len(every)}"
+    names = [f"{label(group.key)}: {size_name(group)}" for group in members]
+    return "; ".join(names)
+
+
+def _environment(group: Group) -> list[str]:
+    about = group.first.environment
+    hosts, processors = set(), set()
+    for rank in about.get("ranks", []):
+        hosts.add(str(rank.get("host", "?")))
+        processors.add(_processor(rank))
+    packages = about.get("packages") or {}
+    return [
+        ", ".join(sorted(hosts)),
+        str(group.options["on"]),
+        ", ".join(sorted(processors)),
+        str(about.get("threads_per_rank", "?")),
+        str(about.get("launcher", "?")),
+        str(about.get("backend", "?")),
+        str(packages.get("torch", "?")),
+        str(about.get("cuda") or "–"),
+        _version(about.get("source") or {}),
+    ]
+
+
+def _processor(rank: Mapping[str, Any]) -> str:
+    """Return the processor of a rank's host, and which of its cores the rank has."""
+    if not rank.get("cpu"):  # older runs have not recorded it
+        return "?"
+    return f"{rank['cpu']} (cores {rank.get('binding', '?')})"
+
+
+def _files(every: Sequence[Group]) -> list[list[str]]:
+    """Return the user's own files that made these figures, with their checksums."""
+    # A pair, because a file may have changed between two runs.
+    found = set()
+    for group in every:
+        for sample in group.samples:
+            # Seeds of one process share its files.
+            run = sample.runs[0]
+            for path, checksum in (run.environment.get("files") or {}).items():
+                found.add((str(path), str(checksum)))
+    return [list(pair) for pair in sorted(found)]
+
+
+def _version(source: Mapping[str, Any]) -> str:
+    """Return what was run: a commit or, from a wheel, a version and the checksum of its
+    files.
+    """
+    if source.get("commit"):
+        changed = "+" if source.get("changed") else ""
+        return str(source["commit"])[:10] + changed
+    checksum = str(source.get("sha256", ""))[:10]
+    return f"{source.get('version', '?')} {checksum}".strip()
+
+
+def _shared_options(every: Sequence[Group]) -> dict[str, Any]:
+    """Return options that are alike in all groups that have them."""
+    shared = dict(every[0].options)
+    for group in every:
+        for name in list(shared):
+            # A method's own options are in its groups alone.
+            value = shared[name]
+            if group.options.get(name, value) != value:
+                del shared[name]
+    return shared
+
+
+def reproduce(every: Sequence[Group], found: Found) -> Section:
+    section = Section("reproduce", "Reproduce")
+    section.text.append("The commands that made these figures, as they were given.")
+    # A study's commands hold the launcher and its number of ranks too.
+    for study in found.studies:
+        folder = study.path.parent.name
+        title = study.title or folder
+        section.listings.append((f"study file: {title}", study.text))
+        commands = []
+        for trial in study.trials:
+            if trial.outcome.command:  # one that waits has none yet
+                commands.append(trial.outcome.command)
+        lines = "\n".join(commands)
+        section.listings.append((f"commands of {folder}", lines))
+    # A dict, because runs on several numbers of ranks have the same command.
+    different: dict[str, None] = {}
+    for group in every:
+        different[_command(group.first)] = None
+    lines = "\n".join(different)
+    section.listings.append(("hpcfed's part of every command", lines))
+    return section
+
+
+def _command(run: RunRecord) -> str:
+    # The first word is the program's path, which differs between machines.
+    words = run.environment.get("command", ["?"])
+    return shlex.join(["hpcfed", *words[1:]])

@@ -1,0 +1,216 @@
+"""What `hpcfed profile` has found: where the time goes, what limits it, what to try."""
+
+from collections.abc import Iterator, Sequence
+from math import nan
+
+from hpcfed.analysis.noise import MOST_VARIATION
+from hpcfed.analysis.render.charts import (
+    Axis,
+    Drawing,
+    Point,
+    Span,
+    scatter,
+    stripes,
+    timeline,
+)
+from hpcfed.analysis.render.sections.section import Section, Table, number
+from hpcfed.results.profiles import Operator, Part, Profile, Rank, Session
+from hpcfed.runtime.timer import PHASES
+
+MOST_OPERATORS = 8
+"""Operators that a chart names; the others are one more bar."""
+MOST_RANKS = 32
+"""Ranks of a timeline; of more, the first ones, and those of the server."""
+MOST_LANES = 400
+"""Pieces of a rank's time that are drawn."""
+ROUNDS = "rounds"
+"""The session of clients' rounds; others have the names of the server's networks."""
+MARGIN = 4.0
+"""How many times beyond parts and corners the roofs reach."""
+
+
+def profile(found: Profile) -> Section:
+    """Make the section of a run that was profiled."""
+    section = Section("profile", "Profile")
+    # What takes longest comes first: that is where a change pays.
+    longest_first = sorted(found.parts, key=lambda part: -part.seconds)
+    section.text += [_sentence(part) for part in longest_first]
+    section.text += _unsteady(found)
+    drawn = _roofline(found)
+    if drawn:
+        section.text.append(
+            "On the roofline's slope a part is as fast as copies are, on its level as "
+            "products are. Only bytes that must move are counted: with all of them, "
+            "parts would lie further left."
+        )
+    section.charts += drawn
+    section.charts += _ranks(found.ranks)
+    section.tables.append(_parts(found))
+    section.tables += _ceilings(found)
+    return section
+
+
+def operators(found: Profile) -> Section:
+    """Make the section of the longest operators or kernels."""
+    section = Section("operators", "Operators")
+    section.charts += _operator_charts(found.sessions)
+    return section
+
+
+def _sentence(part: Part) -> str:
+    text = part.words[:1].upper() + part.words[1:].rstrip(".") + "."
+    if part.next:
+        text += f" Next: {'; '.join(part.next)}."
+    return text
+
+
+def _unsteady(found: Profile) -> list[str]:
+    worst = max((one.variation for one in found.ceilings.values()), default=0.0)
+    if worst <= MOST_VARIATION:
+        return []
+    return [
+        f"The machine was not quiet: trials of its ceilings vary by {worst:.0%}. It may "
+        "reach more, and then shares of them are smaller than shown."
+    ]
+
+
+def _parts(found: Profile) -> Table:
+    rows = []
+    for part in found.parts:
+        shares = (part.busy, part.compute, part.bandwidth)
+        cells = [_cell(share, 100) for share in shares]
+        rows.append([part.name, number(part.seconds), _cell(part.warm), *cells])
+    columns = (
+        "part",
+        "seconds",
+        "warm",
+        "busy, %",
+        "of the arithmetic, %",
+        "of the bandwidth, at least, %",
+    )
+    caption = (
+        f"beside the measured ceilings of {found.device}; warm: at the pace of the "
+        "last rounds or steps, which the shares are of"
+    )
+    return Table(columns, rows, caption)
+
+
+def _ceilings(found: Profile) -> list[Table]:
+    """Return the speeds that shares are of; older profiles do not have them."""
+    rows = []
+    for name, one in found.ceilings.items():
+        speeds = [number(one.flops / 1e12), number(one.bytes_per_second / 1e9)]
+        rows.append([name, *speeds, number(100 * one.variation)])
+    columns = ("ceiling", "products, TFLOP/s", "copies, GB/s", "trials vary by, %")
+    caption = f"measured on {found.device} after the run, the best of several trials"
+    return [Table(columns, rows, caption)] if rows else []
+
+
+def _cell(value: float | None, scale: float = 1) -> str:
+    return number(nan if value is None else scale * value)
+
+
+def _roofline(found: Profile) -> list[Drawing]:
+    """Draw what every part reaches under the roofs that were measured: bytes times
+    FLOP per byte, up to the products' speed.
+    """
+    reached = []
+    for part in found.parts:
+        roof = found.ceilings.get(part.numbers)
+        copies = found.ceilings.get("float32", roof)
+        if roof is None or copies is None or not part.compute or not part.bandwidth:
+            continue
+        flops = part.compute * roof.flops
+        moved = part.bandwidth * copies.bytes_per_second
+        if moved > 0:  # a file that somebody handed in may have numbers too small
+            reached.append(Point(flops / moved, flops / 1e9, series=part.name))
+    if not reached:
+        return []
+    return [
+        scatter(
+            "roofline: what is reached of what the device can do",
+            reached,
+            Axis("FLOP per byte that must at least be moved (log)", log=True),
+            Axis("GFLOP/s of a rank (log)", log=True),
+            roofs=_roofs(found, [point.x for point in reached]),
+        )
+    ]
+
+
+def _roofs(
+    found: Profile, intensities: Sequence[float]
+) -> dict[str, list[tuple[float, float]]]:
+    """Return the roof of every type of number: a slope, a corner, and a level."""
+    every = found.ceilings
+    bandwidth = every.get("float32", next(iter(every.values()))).bytes_per_second
+    ridges = [one.flops / bandwidth for one in every.values()]
+    left = min(*intensities, *ridges) / MARGIN
+    right = max(*intensities, *ridges) * MARGIN
+    roofs = {}
+    for name, one in every.items():
+        across = [left, one.flops / bandwidth, right]
+        corners = [(at, min(one.flops, at * bandwidth) / 1e9) for at in across]
+        roofs[f"{name} products"] = corners
+    return roofs
+
+
+def _ranks(ranks: Sequence[Rank]) -> list[Drawing]:
+    """Draw what every rank did when, also those of the server."""
+    servers = [rank for rank in ranks if rank.role == "server"]
+    workers = [rank for rank in ranks if rank.role != "server"]
+    shown = [*workers[: max(1, MOST_RANKS - len(servers))], *servers][:MOST_RANKS]
+    spans = []
+    for rank in shown:
+        row = f"rank {rank.rank}"
+        if servers:
+            row += ", server" if rank in servers else ", clients"
+        for lane in rank.lanes[:MOST_LANES]:
+            spans.append(Span(row, lane.begin, lane.end, lane.name))
+    if not spans:
+        return []
+    title = "what every rank did, by what took most of each moment"
+    names = _colours([span.series for span in spans])
+    x = Axis("seconds since the start", zero=True)
+    return [timeline(title, spans, x, names=names)]
+
+
+def _colours(shown: Sequence[str]) -> list[str]:
+    """Return names in the order of their colours: phases have those of other charts,
+    and the server's parts those of phases that are not there.
+    """
+    names = list(PHASES)
+    free = [name for name in names if name not in shown]
+    for name in dict.fromkeys(shown):
+        if name in names:
+            continue
+        if free:
+            names[names.index(free.pop(0))] = name
+        else:
+            names.append(name)
+    return names
+
+
+def _operator_charts(sessions: list[Session]) -> Iterator[Drawing]:
+    """Draw the longest operators or kernels of every session."""
+    for session in sessions:
+        if not session.operators:
+            continue
+        of = ROUNDS if session.name == ROUNDS else f"steps of the {session.name}"
+        title = f"operators in {session.number} {of}"
+        names, milliseconds = _longest(session.operators)
+        yield stripes(title, names, {"ms": milliseconds}, Axis("ms in all"))
+
+
+def _longest(operators: list[Operator]) -> tuple[list[str], list[float]]:
+    """Return names and milliseconds of the longest, and of all others together."""
+    ordered = sorted(operators, key=lambda operator: -operator.seconds)
+    names, milliseconds = [], []
+    for operator in ordered[:MOST_OPERATORS]:
+        calls = f"{operator.calls:,} calls" if operator.calls != 1 else "1 call"
+        names.append(f"{operator.name.removeprefix('void ')} ({calls})")
+        milliseconds.append(1e3 * operator.seconds)
+    others = ordered[MOST_OPERATORS:]
+    if others:
+        names.append(f"{len(others)} others")
+        milliseconds.append(1e3 * sum(operator.seconds for operator in others))
+    return names, milliseconds

@@ -1,0 +1,219 @@
+"""A section of the page, and what all sections share: cells, lines, and charts of bars."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from typing import TypeVar
+
+from hpcfed.analysis.choices import SIZES, Choice
+from hpcfed.analysis.groups import Group
+from hpcfed.analysis.labels import label, option_text
+from hpcfed.analysis.render.charts import Axis, Drawing, Line, bars, stripes
+from hpcfed.analysis.statistics import Estimate
+from hpcfed.analysis.swept import Held, Swept, held
+from hpcfed.analysis.verdicts import Verdict
+from hpcfed.errors import count
+
+MOST_LINES = 8
+"""In one chart; more could not be told apart."""
+MOST_BARS = 12
+"""In one chart; more would be too thin, or the chart too high."""
+LOG_SPREAD = 20
+"""From this ratio of the largest to the smallest value on, a scale is logarithmic."""
+MOST_ROWS = 30
+"""Rows of a table that stand on the page at once."""
+MOST_LYING = 24
+"""Lying bars of a section."""
+MOST_BAR_CHARTS = 4
+"""Charts of upright bars in a section, each of one choice of options."""
+MIB = 2**20
+T = TypeVar("T")
+
+Segments = Mapping[str, Callable[[Group], float]]
+"""How high the segments of a group's bar are, by name."""
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    words: bool = False
+    """Whether the cells hold words, which stand to the left, instead of numbers."""
+
+    @property
+    def long(self) -> bool:
+        """Whether it would take the page over, and scrolls by itself instead."""
+        return len(self.rows) > MOST_ROWS
+
+
+@dataclass
+class Section:
+    id: str
+    """For links to it."""
+    title: str
+    text: list[str] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    charts: list[Drawing] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    listings: list[tuple[str, str]] = field(default_factory=list)
+    """Long texts by name, folded up."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to see but a title and remarks."""
+        return not (self.verdicts or self.charts or self.tables or self.listings)
+
+
+def held_text(shown: Held) -> list[str]:
+    """Return the sentence that says which points charts leave out, if any."""
+    if not shown.left_out:
+        return []
+    words = [option_text(name, value) for name, value in shown.options.items()]
+    return [
+        f"Charts show the points with {', '.join(words)}; "
+        f"{count(shown.left_out, 'more point')} in the tables and in the CSV."
+    ]
+
+
+def number(value: float) -> str:
+    """Return a number as a cell; a dash where it is not known."""
+    if isnan(value):
+        return "–"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def interval(estimate: Estimate, scale: float = 1.0) -> str:
+    """Return `12.3 [11.8, 12.9]`."""
+    # Of a single run there is no interval.
+    text = number(scale * estimate.centre)
+    if estimate.bounded:
+        low = number(scale * estimate.low)
+        high = number(scale * estimate.high)
+        text += f" [{low}, {high}]"
+    return text
+
+
+# Most tables begin with these columns.
+WHICH = ("options", "clients", "ranks")
+"""Columns of `which`."""
+
+
+def which(group: Group) -> list[str]:
+    """Return the cells that say which group a row is about."""
+    name = label(group.key)
+    return [name, f"{group.clients:,}", str(group.ranks)]
+
+
+def estimates_line(
+    name: str,
+    x: Sequence[float],
+    estimates: Sequence[Estimate],
+    scale: float = 1.0,
+    *,
+    band: bool = False,
+) -> Line:
+    """Return a line through estimates, with their intervals."""
+    y, low, high = [], [], []
+    for estimate in estimates:
+        y.append(scale * estimate.centre)
+        low.append(scale * estimate.low)
+        high.append(scale * estimate.high)
+    return Line(
+        name,
+        x=[float(value) for value in x],
+        y=y,
+        low=low,
+        high=high,
+        band=band,
+    )
+
+
+def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """Cut a list into pieces for one chart each."""
+    for start in range(0, len(items), most):
+        yield items[start : start + most]
+
+
+def ticks(lines: Sequence[Line]) -> list[float]:
+    """Return every x at which something was measured."""
+    return sorted({x for line in lines for x in line.x})
+
+
+def by_key_and_ranks(every: Sequence[Group]) -> dict[tuple[Choice, int], list[Group]]:
+    """Put groups together that differ in clients alone."""
+    families: dict[tuple[Choice, int], list[Group]] = defaultdict(list)
+    for group in every:
+        families[group.key, group.ranks].append(group)
+    return families
+
+
+def by_key(every: Sequence[Group]) -> dict[Choice, list[Group]]:
+    """Put groups together that differ in clients and ranks alone, by these."""
+    families: dict[Choice, list[Group]] = defaultdict(list)
+    by_size = sorted(every, key=lambda group: (group.ranks, group.clients))
+    for group in by_size:
+        families[group.key].append(group)
+    return families
+
+
+def one_size_each(every: Sequence[Group]) -> bool:
+    """Whether each of several choices of options was run with one number of clients and
+    ranks: there is nothing to draw over.
+    """
+    # A single choice has a chart of its own anyway.
+    families = by_key(every)
+    sizes = [len(members) for members in families.values()]
+    return len(families) > 1 and max(sizes) == 1
+
+
+def few_bars(every: Sequence[Group], options: Sequence[Swept]) -> Held:
+    """Hold options until the bars of all points fill a few charts."""
+    most = MOST_LYING if one_size_each(every) else MOST_BAR_CHARTS
+    return held(every, options, keep=SIZES, most=most)
+
+
+def stacked_bars(every: Sequence[Group], segments: Segments, y: Axis) -> list[Drawing]:
+    """Draw a chart for each choice of options, or one for all of them where each has a
+    single bar.
+    """
+    # A chart with a single bar shows nothing; beside each other they do.
+    if one_size_each(every):
+        return lying_bars(every, segments, y)
+    charts = []
+    for key, family in by_key(every).items():
+        for members in batches(family, MOST_BARS):
+            names = [size_name(group) for group in members]
+            heights = _heights(members, segments)
+            drawn = bars(label(key), names, heights, y, "clients on ranks")
+            charts.append(drawn)
+    return charts
+
+
+def lying_bars(every: Sequence[Group], segments: Segments, x: Axis) -> list[Drawing]:
+    """Draw a lying bar for every group, under its long name."""
+    charts = []
+    for members in batches(every, MOST_BARS):
+        names = []
+        for group in members:
+            name = label(group.key)
+            names.append(f"{name}: {size_name(group)}")
+        heights = _heights(members, segments)
+        title = f"{x.label} by options: clients on ranks"
+        charts.append(stripes(title, names, heights, x))
+    return charts
+
+
+def size_name(group: Group) -> str:
+    """Return `100 on 2`: clients on ranks."""
+    return f"{group.clients:,} on {group.ranks}"
+
+
+def _heights(every: Sequence[Group], segments: Segments) -> dict[str, list[float]]:
+    heights = {}
+    for name, height in segments.items():
+        heights[name] = [height(group) for group in every]
+    return heights

@@ -1,0 +1,249 @@
+"""A run on a terminal while it goes on: how far it is, curves, where its time goes."""
+
+from math import isnan
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hpcfed.analysis.labels import all_series
+from hpcfed.analysis.render.console import bytes_text
+from hpcfed.analysis.render.show import title
+from hpcfed.analysis.render.watch.curves import curves
+from hpcfed.analysis.render.watch.looking import RunView, learns_at_end
+from hpcfed.errors import count, printable
+from hpcfed.options.metrics import label_of, text_of
+from hpcfed.results.pace import duration, short_seconds, time_text
+
+STYLES = ("cyan", "magenta", "green")
+"""Colours of a metric's series: clients, participants, global model."""
+LOSS_STYLE = "yellow"
+HEIGHT = 6
+"""Lines of a curve."""
+NARROW = 100
+"""Columns below which curves stand one above the other."""
+LABEL = 8
+"""Columns of a curve's axis."""
+MOST_PHASES = 5
+BAR = 24
+"""Columns of a phase that takes all the time."""
+STATUS_STYLES = {
+    "complete": "bold green",
+    "failed": "bold red",
+    "interrupted": "bold red",
+    "stopped": "bold yellow",
+}
+MOST_SEEDS = 12
+"""Seeds in the table."""
+
+
+def run_frame(view: RunView, console: Console) -> RenderableType:
+    """Return everything worth knowing about a run at this moment."""
+    folder = printable(str(view.folder))
+    if not view.records:
+        text = f"{folder}: a run is starting; it has recorded nothing yet"
+        return Group(Text(text), life_line(view))
+    width = min(console.width, 160)
+    first = view.records[0]
+    seeds = len(view.records)
+    whose = f"seed {first.facts['seed']}" if seeds == 1 else f"{seeds} seeds at once"
+    parts: list[RenderableType] = [
+        Text(printable(f"{title(first)}, {whose}")),
+        Text(folder, style="dim"),
+        status_line(view),
+    ]
+    life = life_line(view)
+    if life:
+        parts.append(life)
+    if view.done:
+        parts += [Text(), _charts(view, console, width)]
+        if seeds > 1:
+            parts += [Text(), _seeds(view)]
+        parts += [Text(), _phases(view), *_facts(view)]
+    return Group(*parts)
+
+
+def status_line(view: RunView) -> RenderableType:
+    """Return status, rounds and the time that is left, with a bar."""
+    line = Table.grid(padding=(0, 2, 0, 0))
+    style = STATUS_STYLES.get(view.status, "bold")
+    rounds = f"round {view.done} of {view.planned}"
+    bar = ProgressBar(total=max(view.planned, 1), completed=view.done, width=30)
+    line.add_row(Text(view.status, style=style), rounds, bar, Text(speed(view)))
+    return line
+
+
+def speed(view: RunView) -> str:
+    """Return how long recent rounds take and, of a run that goes on, what is left."""
+    if isnan(view.pace):
+        return ""
+    text = f"pace {short_seconds(view.pace)}/round"
+    # The server learns after the last round, which is recorded only then.
+    if view.over or view.done == view.planned or view.learning is not None:
+        return text
+    text += f"  ETA {duration(view.left)}"
+    if any(map(learns_at_end, view.records)):
+        text += ", then the server learns"
+    return text
+
+
+def life_line(view: RunView) -> Text:
+    """Return what the run is doing, how it ended, or for how long it has been silent."""
+    errors = {record.error for record in view.records if record.error}
+    if view.over:
+        return Text(printable("; ".join(errors)), style="red")
+    text = Text()
+    learning = view.learning
+    if learning is not None:
+        loss = "" if learning.loss is None else f", loss {learning.loss:.4g}"
+        text.append(
+            printable(
+                f"the server learns: {learning.network} step {learning.step} of "
+                f"{learning.steps}{loss}, ETA {duration(learning.left)}"
+            ),
+            style="bold",
+        )
+    elif view.sign is not None:
+        text.append(printable(f"now: {view.sign.phase}"))
+        # Quick rounds change their phase all the time.
+        if view.sign.seconds >= 1:
+            text.append(f", for {duration(view.sign.seconds)}")
+    if view.silent:
+        text.append(f"  no sign of life for {duration(view.age)}", style="bold red")
+    elif not isnan(view.age):
+        text.append(f"  last sign of life {view.age:.0f} s ago", style="dim")
+    return text
+
+
+def _charts(view: RunView, console: Console, width: int) -> RenderableType:
+    """Return the curves of the main metric and of the training loss."""
+    narrow = width < NARROW
+    each = (width if narrow else width // 2) - LABEL - 3
+    by_style, legend = {}, Table.grid(padding=(0, 2, 0, 0))
+    metric = view.metric
+    for style, (name, whose) in zip(STYLES, all_series(metric).items(), strict=False):
+        values = view.series(name)
+        if np.isfinite(values).any():
+            by_style[style] = values
+            last = text_of(metric, view.last(name))
+            legend.add_row(Text("━", style), whose, Text(last, "bold"))
+    label = label_of(metric, view.records[0].task)
+    loss = view.series("train_loss")
+    losses = Table.grid(padding=(0, 2, 0, 0))
+    last = f"{view.last('train_loss'):.4f}"
+    losses.add_row(Text("━", LOSS_STYLE), "train loss", Text(last, "bold"))
+    charts = [
+        Group(_chart(view, by_style, metric, console, each), legend),
+        Group(_chart(view, {LOSS_STYLE: loss}, "loss", console, each), losses),
+    ]
+    if not by_style:
+        charts = [Group(Text(f"{label}: not evaluated yet")), charts[1]]
+    if narrow:
+        return Group(*charts)
+    side_by_side = Table.grid(padding=(0, 3, 0, 0))
+    side_by_side.add_row(*charts)
+    return side_by_side
+
+
+def _chart(
+    view: RunView,
+    by_style: dict[str, np.ndarray],
+    metric: str,
+    console: Console,
+    width: int,
+) -> RenderableType:
+    ascii_only = console.options.ascii_only
+    by_factors = metric == "loss" and all(map(_spans_decades, by_style.values()))
+    if by_factors:
+        by_style = {style: np.log(values) for style, values in by_style.items()}
+    drawn, low, high = curves(
+        by_style, width=width, height=HEIGHT, ascii_only=ascii_only
+    )
+    chart = Table.grid()
+    for number, line in enumerate(drawn):
+        label = ""
+        if number in (0, HEIGHT - 1):
+            value = low if number else high
+            label = text_of(metric, np.exp(value) if by_factors else value)
+        edge = "|" if ascii_only else "│"
+        chart.add_row(Text(f"{label:>{LABEL}}{edge}", "dim"), line)
+    ends = f"1{f'round {view.done}':>{width - 1}}"
+    chart.add_row("", Text(ends, "dim"))
+    return chart
+
+
+def _spans_decades(values: np.ndarray) -> bool:
+    """Tell whether a loss falls so far that a plain scale would show a corner alone."""
+    known = values[np.isfinite(values)]
+    return len(known) > 0 and known.min() > 0 and known.max() > 20 * known.min()
+
+
+def _seeds(view: RunView) -> Table:
+    """Return a row for every seed: how far it is, and its last figures."""
+    metric = view.metric
+    names = {}
+    for name, whose in all_series(metric).items():
+        if not isnan(view.last(name)):
+            names[name] = whose
+    table = Table.grid(padding=(0, 3, 0, 0))
+    table.add_row(
+        Text("seed", "dim"), "", *(Text(whose, "dim") for whose in names.values())
+    )
+    for record in view.records[:MOST_SEEDS]:
+        cells = [text_of(metric, record.last(name)) for name in names]
+        seed, done = str(record.facts["seed"]), f"round {record.rounds_done}"
+        table.add_row(seed, f"{printable(record.status)}, {done}", *cells)
+    more = len(view.records) - MOST_SEEDS
+    if more > 0:
+        table.add_row("…", f"and {count(more, 'seed')} more")
+    return table
+
+
+def _phases(view: RunView) -> Table:
+    """Return where a round's time goes, the longest phases first."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    phases = view.phases()
+    total = sum(phases.values())
+    table.add_row(
+        "", Text("mean", "dim", justify="right"), "", Text("recent rounds", "dim")
+    )
+    for name, seconds in list(phases.items())[:MOST_PHASES]:
+        share = seconds / total
+        bar = "▇" * round(BAR * share)
+        table.add_row(
+            name, Text(short_seconds(seconds), justify="right"), f"{share:4.0%}", bar
+        )
+    return table
+
+
+def way_facts(view: RunView) -> list[str]:
+    """Return the virtual time so far, and the privacy spent, of runs that have them."""
+    facts = []
+    virtual = view.last("virtual_seconds")
+    if not isnan(virtual):
+        facts.append(f"virtual time {time_text(virtual)}")
+    epsilon = view.last("epsilon")
+    if not isnan(epsilon):
+        facts.append(f"ε {epsilon:.3g}")
+    return facts
+
+
+def _facts(view: RunView) -> list[Text]:
+    """Return who is slowest, what has been sent, and the server's learnings so far."""
+    first = view.records[0]
+    facts = []
+    slowest = view.slowest()
+    if slowest is not None:
+        rank, ratio = slowest
+        facts.append(f"slowest rank {rank}: trains {ratio:.2f} × the mean")
+    facts.append(f"memory {bytes_text(first.peak_memory.max())}")
+    sent = first.rounds["bytes_up"].sum() + first.rounds["bytes_down"].sum()
+    facts.append(f"sent {bytes_text(float(sent))}")
+    facts += way_facts(view)
+    if first.learnings:
+        seconds = sum(sum(one.seconds.values()) for one in first.learnings)
+        times = count(len(first.learnings), "time")
+        facts.append(f"the server has learnt {times}, {duration(seconds)} in all")
+    return [Text(" · ".join(facts), style="dim")]

@@ -1,0 +1,222 @@
+"""Looking at a run while it goes on: only at its files, so it may be on another machine.
+
+`run.h5` is replaced whole, so it can be read at any time. It is read again only when it
+has changed. The signs of life beside it say what the run is doing in between.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.errors import UserError
+from hpcfed.options.metrics import HEADLINES
+from hpcfed.results.claim import is_abandoned
+from hpcfed.results.folder import (
+    LEARNING,
+    RECORD,
+    SIGN,
+    failures,
+    holds_run,
+    runs,
+    seed_folders,
+)
+from hpcfed.results.pace import pace, recent, rest
+from hpcfed.results.run import RunRecord
+from hpcfed.results.sandbox import try_out
+from hpcfed.results.signs import EVERY, LearningSign, RunSign, read_sign
+from hpcfed.results.stored import read_run
+from hpcfed.runtime.timer import PHASES
+
+SILENT = 5 * EVERY
+"""Seconds without a sign of life that are worth a word."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run, or its seeds, as its files show it at a moment."""
+
+    folder: Path
+    records: tuple[RunRecord, ...] = ()
+    """One for every seed; none while the run is starting."""
+    sign: RunSign | None = None
+    learning: LearningSign | None = None
+    age: float = float("nan")
+    """Seconds since the last sign of life."""
+
+    @property
+    def status(self) -> str:
+        """What the seeds have in common; else the one that matters most."""
+        found = {record.status for record in self.records}
+        for status in ("failed", "interrupted", "running", "stopped", "complete"):
+            if status in found:
+                return status
+        return "starting"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will happen any more."""
+        return self.status not in ("starting", "running")
+
+    @property
+    def silent(self) -> bool:
+        """Whether a run that should be going on shows no sign of life."""
+        return not self.over and self.age > SILENT
+
+    @property
+    def planned(self) -> int:
+        return int(self.records[0].config["rounds"]) if self.records else 0
+
+    @property
+    def done(self) -> int:
+        """Rounds that every seed has done; seeds may be a round apart."""
+        return min((record.rounds_done for record in self.records), default=0)
+
+    @property
+    def metric(self) -> str:
+        """The metric that says most about the task."""
+        return HEADLINES[self.records[0].task]
+
+    def series(self, name: str) -> np.ndarray:
+        """Return the mean over seeds of a series, as far as all of them have come."""
+        columns = []
+        for record in self.records:
+            values = record.rounds.get(name)
+            if values is not None:
+                columns.append(values[: self.done])
+        if not columns:
+            return np.full(self.done, np.nan)
+        return np.mean(columns, axis=0)
+
+    def last(self, name: str) -> float:
+        """Return the latest known mean over seeds of a series; NaN without any."""
+        values = self.series(name)
+        known = values[~np.isnan(values)]
+        return float(known[-1]) if len(known) else float("nan")
+
+    @property
+    def pace(self) -> float:
+        """Seconds of a round, as they are now; NaN before the first."""
+        return pace(self.series("seconds"))
+
+    @property
+    def left(self) -> float:
+        """Seconds that the rounds that are left will take; NaN when unknown."""
+        return rest(self.series("seconds"), self.planned - self.done)
+
+    def phases(self) -> dict[str, float]:
+        """Return the mean seconds of a recent round by phase, the longest first."""
+        phases = self._recent_phases()
+        if not len(phases):
+            return {}
+        means = phases.mean((0, 1))
+        found = dict(zip(PHASES, means.tolist(), strict=True))
+        longest_first = sorted(found.items(), key=lambda item: -item[1])
+        return {name: seconds for name, seconds in longest_first if seconds > 0}
+
+    def slowest(self) -> tuple[int, float] | None:
+        """Return the rank whose recent training takes longest, and how long it takes by
+        the mean over ranks; None with a single rank.
+        """
+        phases = self._recent_phases()
+        if not len(phases) or phases.shape[1] < 2:
+            return None
+        of_ranks = phases[:, :, PHASES.index("train")].mean(0)
+        mean = float(of_ranks.mean())
+        if not mean > 0:
+            return None
+        rank = int(of_ranks.argmax())
+        return rank, float(of_ranks[rank]) / mean
+
+    def _recent_phases(self) -> np.ndarray:
+        """Return the phases of the rounds whose pace is shown: [rounds, ranks, phases]."""
+        if not self.records:
+            return np.empty((0, 0, 0))
+        # Stacked seeds share their time, so the first one's stands for all.
+        phases = self.records[0].phases
+        return recent(phases[~np.isnan(phases).any((1, 2))])
+
+
+class Looker:
+    """Looks at runs again and again, and reads only what has changed."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, tuple[int, float]] = {}
+        """When a file was last changed, by its own clock, and when we saw that."""
+        self._records: dict[Path, tuple[object, RunRecord]] = {}
+
+    def look(self, folder: Path) -> RunView:
+        """Look at a run's folder, or that of its seeds."""
+        found = [run for run in runs(folder) if (run / RECORD).is_file()]
+        signs = [folder / SIGN]
+        for run in found:
+            signs += [run / RECORD, run / LEARNING]
+        age = min(map(self._age, signs))
+        read = (self._read(run, age) for run in found)
+        records = [record for record in read if record is not None]
+        learnings = [read_sign(run / LEARNING, LearningSign) for run in found]
+        return RunView(
+            folder=folder,
+            records=tuple(sorted(records, key=lambda one: one.facts["seed"])),
+            sign=read_sign(folder / SIGN, RunSign),
+            # The server learns for one seed after the other.
+            learning=next(filter(None, learnings), None),
+            age=float("nan") if age == float("inf") else age,
+        )
+
+    def _age(self, path: Path) -> float:
+        """Return for how many seconds a file has not changed; infinite for one that is
+        not there.
+
+        Another machine's clock may be wrong. So our own counts from the moment when we
+        saw the file change; only of a file as we find it there is nothing better.
+        """
+        try:
+            changed = path.stat().st_mtime_ns
+        except OSError:
+            return float("inf")
+        now = time.monotonic()
+        before = self._seen.get(path)
+        if before is None:
+            since = max(0.0, time.time() - changed / 1e9)
+            self._seen[path] = changed, now - since
+        elif before[0] != changed:
+            self._seen[path] = changed, now
+        return now - self._seen[path][1]
+
+    def _read(self, run: Path, age: float) -> RunRecord | None:
+        """Read a run's record if something about it has changed; None for one that has
+        just been removed.
+        """
+        path = run / RECORD
+        try:
+            found = path.stat()
+            # What a rank leaves that fails, or a claim without an owner, ends a run
+            # whose record says nothing of it.
+            gone = age > SILENT and is_abandoned(run)
+            now = (found.st_mtime_ns, found.st_ino, len(failures(run)), gone)
+            before = self._records.get(run)
+            if before is None or before[0] != now:
+                # A damaged record can crash HDF5: a child process opens it first.
+                try_out([path])
+                self._records[run] = now, read_run(run)
+        except FileNotFoundError:
+            return None
+        except UserError:
+            # A run that begins anew removes its record before it writes the next.
+            if path.exists():
+                raise
+            return None
+        return self._records[run][1]
+
+
+def holds_any_run(folder: Path) -> bool:
+    """Tell whether a run, or a seed of one, has begun in a folder."""
+    return any(map(holds_run, (folder, *seed_folders(folder))))
+
+
+def learns_at_end(record: RunRecord) -> bool:
+    """Tell whether the server's model has yet to learn after the last round."""
+    has_server = "bank_rounds" in record.config
+    return has_server and record.rounds_done < record.config["rounds"]

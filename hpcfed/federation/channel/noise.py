@@ -1,0 +1,174 @@
+"""Gaussian noise that hides what a client has sent: on the mean of a round's updates,
+by a server that is trusted, or on each update, by its client.
+
+Noise is drawn from the run's seed, as everything is: it simulates privacy, and whoever
+knows the seed can take it off again.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.errors import UserError
+from hpcfed.federation.channel.channel import Memory, Upload
+from hpcfed.federation.channel.clipping import ClipNorm, Clipping, QuantileStep
+from hpcfed.federation.cohort import Cohort
+from hpcfed.runtime import randomness
+from hpcfed.runtime.device import on_device
+
+NOISE_NUMBERS = 2**22
+"""Numbers of local noise that are drawn at a time: 32 MiB of hashes."""
+
+
+@dataclass
+class OnceARound:
+    """Refuses what a round releases beyond the one release that ε counts.
+
+    Noise is drawn by the round's number: a second release would have the same noise, and
+    their difference none. Numbers that ascend and end with the run's rounds bound the
+    releases of a whole run, whatever a method makes of its cohorts.
+    """
+
+    rounds: int
+    """Rounds of the run, which ε is for."""
+    refusal: str
+    _last: int = field(default=-1, init=False)
+
+    def __call__(self, round: int) -> None:
+        """Count the release of a round, counted from 0."""
+        if not self._last < round < self.rounds:
+            raise UserError(self.refusal)
+        self._last = round
+
+
+@dataclass
+class CentralNoise:
+    """Makes the mean of a round's rows private: w + (Σ updates + noise) / K.
+
+    K is the number of clients that a round is expected to have. Clients that were not
+    drawn, came late or diverged count as updates of 0: so nobody learns how many there
+    were.
+    """
+
+    deviation: float
+    """Standard deviation of the noise on the mean, by C."""
+    cohort_size: int
+    seed: int
+    rounds: int
+    """Rounds of the run."""
+    clipping: Clipping
+    epsilons: np.ndarray | None
+    """ε after each round; None on all ranks but the root, which records it."""
+    quantile_step: QuantileStep | None = None
+
+    def __post_init__(self) -> None:
+        self._count = OnceARound(
+            self.rounds,
+            "--privacy central counts one mean a round for its ε, and this method "
+            "takes more: fed.mean may be called once in a round",
+        )
+
+    def __call__(self, row: Tensor, cohort: Cohort) -> Tensor:
+        """Return the private mean; `row` is the mean of the cohort's rows alone."""
+        self._count(cohort.round)
+        log = cohort.log
+        start = _start(cohort, row)
+        norm = self.clipping.norm.value(row.device)
+        row = torch.lerp(start, row, len(cohort.clients) / self.cohort_size)
+        if self.deviation:
+            noise = self._noise(row, cohort.round)
+            row = row + (self.deviation * norm).to(row.dtype) * noise
+        log.clip_norm = norm
+        if self.quantile_step is not None:
+            self.quantile_step(self.clipping, cohort, row.device)
+        if self.epsilons is not None:
+            log.epsilon = float(self.epsilons[cohort.round])
+        return row
+
+    def _noise(self, row: Tensor, round: int) -> Tensor:
+        """Draw as many numbers as the row has, by a hash: the same on every rank."""
+        server = torch.zeros(1, dtype=torch.int64, device=row.device)
+        key = randomness.client_keys(self.seed, "central noise", round, server)
+        return randomness.normal(key, len(row))[0].to(row.dtype)
+
+
+def _start(cohort: Cohort, row: Tensor) -> Tensor:
+    """Return the row that updates are counted from; refuse means in which a client may
+    weigh more than its share of the sum.
+    """
+    start = cohort.log.sent_row
+    if start is None or start.shape != row.shape:
+        raise UserError(
+            "--privacy central needs a method that sends one row to all, and takes the "
+            "mean of rows with the same columns"
+        )
+    share = 1 / max(1, len(cohort.clients))
+    if not np.allclose(cohort.weights, share, rtol=1e-9, atol=0):
+        raise UserError(
+            "--privacy central counts clients alike, and this method gives fed.mean "
+            "other weights"
+        )
+    return start
+
+
+@dataclass
+class LocalNoise:
+    """Adds noise to every update before it leaves its client."""
+
+    multiplier: float
+    """Standard deviation of the noise, by C."""
+    seed: int
+    rounds: int
+    """Rounds of the run."""
+    norm: ClipNorm
+    memory: Memory
+    num_clients: int
+    """Clients of the federation."""
+    epsilons: np.ndarray | None
+    """ε after each round of a client; None on all ranks but the root, which records the
+    largest.
+    """
+    phase: str = field(default="upload", init=False)
+
+    def __post_init__(self) -> None:
+        self._count = OnceARound(
+            self.rounds,
+            "--privacy local counts one upload of a client a round for its ε, and this "
+            "method makes more: fed.upload may be called once in a round",
+        )
+
+    def __call__(self, upload: Upload) -> Upload:
+        """Return the upload with noise on all columns, in place: clipping has made the
+        rows anew.
+        """
+        rows, cohort = upload.rows, upload.cohort
+        self._count(cohort.round)
+        norm = self.norm.value(rows.device)
+        cohort.log.clip_norm = norm
+        if self.multiplier:
+            self._add(rows, cohort, norm)
+        participations = self._participations(cohort)
+        if self.epsilons is not None:
+            cohort.log.epsilon = float(self.epsilons[participations - 1])
+        return upload
+
+    def _add(self, rows: Tensor, cohort: Cohort, norm: Tensor) -> None:
+        deviation = (self.multiplier * norm).to(rows.dtype)
+        ids = on_device(cohort.clients[cohort.chosen], rows.device)
+        keys = randomness.client_keys(self.seed, "local noise", cohort.round, ids)
+        # A few members at a time: the hashes are twice as large as the rows.
+        size = max(1, NOISE_NUMBERS // max(1, rows.shape[1]))
+        for first in range(0, len(rows), size):
+            block = slice(first, first + size)
+            noise = randomness.normal(keys[block], rows.shape[1])
+            rows[block] += deviation * noise.to(rows.dtype)
+
+    def _participations(self, cohort: Cohort) -> int:
+        """Return how often the client has taken part that has done so most."""
+        none = torch.zeros(self.num_clients, dtype=torch.int64)
+        counts = self.memory.common("participations", none).clone()
+        counts[torch.from_numpy(cohort.clients)] += 1
+        self.memory.keep("participations", counts)
+        return int(counts.max())

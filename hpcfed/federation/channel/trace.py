@@ -1,0 +1,185 @@
+"""Reads devices from a CSV file: a line for each client, `client,speed,downlink,uplink`.
+
+Speed is relative (1: a step takes --step-seconds), links are in bytes per second. Two
+more columns may say when a client is there: `available`, as in `0-3600;7200-9000` in
+seconds of virtual time, and `period`, after which these spans come again (86400 for
+every day). An empty `available` means always, an empty `period` once.
+
+    client,speed,downlink,uplink,available,period
+    0,1.0,750000,250000,,
+    1,0.4,200000,50000,0-25200;79200-86400,86400
+
+The file may be anything: every mistake is one line with the number of the line.
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.errors import UserError
+from hpcfed.federation.channel.availability import Availability
+
+NEEDED = ("client", "speed", "downlink", "uplink")
+OPTIONAL = ("available", "period")
+MOST_BYTES = 256 * 2**20
+"""A trace of millions of phones is smaller; anything larger is another file."""
+LEAST, MOST = 1e-9, 1e15
+"""Bounds of all numbers but moments: their quotients stay finite."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Devices in the order of the file's clients."""
+
+    speed: np.ndarray
+    downlink: np.ndarray
+    uplink: np.ndarray
+    availability: Availability | None
+    """None where no client is ever away."""
+
+
+@dataclass
+class _Columns:
+    """What has been read so far."""
+
+    client: list[int] = field(default_factory=list)
+    speed: list[float] = field(default_factory=list)
+    downlink: list[float] = field(default_factory=list)
+    uplink: list[float] = field(default_factory=list)
+    owner: list[int] = field(default_factory=list)
+    begin: list[float] = field(default_factory=list)
+    end: list[float] = field(default_factory=list)
+    period: list[float] = field(default_factory=list)
+
+
+def read_trace(path: Path) -> Trace:
+    """Read the devices of a file; UserError names the line of the first mistake."""
+    columns = _Columns()
+    seen: set[int] = set()
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UserError(f"{path}: more than {MOST_BYTES:,} bytes are no trace")
+        # -sig: spreadsheets begin their files with a byte order mark.
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            for number, row in _rows(file, path):
+                try:
+                    _read_row(columns, row, seen)
+                except ValueError as mistake:
+                    raise UserError(f"{path}, line {number}: {mistake}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise UserError(f"{path}: {reason}") from None
+    if not columns.client:
+        raise UserError(f"{path}: there is no client below the heading")
+    if max(columns.client) >= len(columns.client):
+        missing = min(set(range(len(columns.client))) - seen)
+        raise UserError(
+            f"{path}: clients count from 0 without gaps, and {missing} is missing"
+        )
+    return _trace(columns)
+
+
+def _rows(file: Iterator[str], path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield each line's number and its cells by name; refuse a wrong heading."""
+    # Strict: a quote that is never closed would swallow the rest of the file.
+    reader = csv.reader(file, strict=True)
+    try:
+        heading = [cell.strip() for cell in next(reader, [])]
+        known = (*NEEDED, *OPTIONAL)
+        fits = set(NEEDED) <= set(heading) <= set(known)
+        if not fits or len(set(heading)) < len(heading):
+            raise UserError(
+                f"{path}, line 1: must name the columns {', '.join(NEEDED)}, and may "
+                f"name {' and '.join(OPTIONAL)}"
+            )
+        for cells in reader:
+            if not cells:  # an empty line
+                continue
+            if len(cells) != len(heading):
+                raise UserError(
+                    f"{path}, line {reader.line_num}: {len(cells)} cells, but the "
+                    f"heading has {len(heading)}"
+                )
+            yield reader.line_num, dict(zip(heading, cells, strict=True))
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: {error}") from None
+
+
+def _read_row(columns: _Columns, row: dict[str, str], seen: set[int]) -> None:
+    """Add a line's device; ValueError says what is wrong with it."""
+    client = row["client"].strip()
+    # isdecimal allows digits of all scripts, and int any number of them.
+    if not (client.isascii() and client.isdecimal() and len(client) <= 9):
+        raise ValueError(f"client must be a number from 0 on, got {client[:40]!r}")
+    if int(client) in seen:
+        raise ValueError(f"client {client} was there before")
+    seen.add(int(client))
+    columns.client.append(int(client))
+    for name in ("speed", "downlink", "uplink"):
+        getattr(columns, name).append(_positive(row[name], name))
+    period = inf
+    if row.get("period", "").strip():
+        period = _positive(row["period"], "period")
+    for begin, end in _spans(row.get("available", ""), period):
+        columns.owner.append(int(client))
+        columns.begin.append(begin)
+        columns.end.append(end)
+        columns.period.append(period)
+
+
+def _positive(text: str, name: str) -> float:
+    number = _number(text, name)
+    if not LEAST <= number <= MOST:
+        raise ValueError(f"{name} must be from {LEAST:g} to {MOST:g}, got {number:g}")
+    return number
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        # float() takes 1_000 and digits of other scripts.
+        number = float(text) if text.isascii() and "_" not in text else inf
+    except ValueError:
+        number = inf
+    if not isfinite(number):
+        raise ValueError(f"{name} must be a number, got {text.strip()[:40]!r}")
+    return number
+
+
+def _spans(text: str, period: float) -> Iterator[tuple[float, float]]:
+    """Yield beginning and end of each span of `0-3600;7200-9000`."""
+    for span in filter(None, map(str.strip, text.split(";"))):
+        first, dash, last = span.partition("-")
+        if not dash:
+            raise ValueError(f"available must look like 0-3600, got {span[:40]!r}")
+        begin, end = _number(first, "available"), _number(last, "available")
+        if not 0 <= begin < end <= MOST:
+            raise ValueError(f"available must begin before it ends, got {span[:40]!r}")
+        if end > period:
+            raise ValueError(
+                f"available must end within the period of {period:g}, got {span[:40]!r}"
+            )
+        yield begin, end
+
+
+def _trace(columns: _Columns) -> Trace:
+    """Sort what was read by client."""
+    order = np.argsort(columns.client)
+    availability = None
+    if columns.owner:
+        availability = Availability(
+            num_clients=len(columns.client),
+            owner=np.array(columns.owner),
+            begin=np.array(columns.begin),
+            end=np.array(columns.end),
+            period=np.array(columns.period),
+        )
+    return Trace(
+        speed=np.array(columns.speed)[order],
+        downlink=np.array(columns.downlink)[order],
+        uplink=np.array(columns.uplink)[order],
+        availability=availability,
+    )

@@ -1,0 +1,51 @@
+"""What a run is: typed options with limits and defaults, from TOML, flags or keywords.
+
+A file per group of options holds the options, their checks, and what turns them on.
+`declare` says how an option is written, `runconfig` joins the groups, `method` is for
+the options that a method adds, `resolution` makes `Settings` of what a user wrote, and
+`checks` refuses what cannot work.
+
+Nothing here imports torch: a command line is checked, and its mistakes are reported,
+before anything heavy starts.
+"""
+
+from hpcfed.options.aggregation import expected_malicious
+from hpcfed.options.checks import check, idle
+from hpcfed.options.declare import Choice, Switch, flag_of, option
+from hpcfed.options.method import Options
+from hpcfed.options.privacy import check_privacy
+from hpcfed.options.recording import TRACKERS
+from hpcfed.options.resolution import check_text, resolve
+from hpcfed.options.runconfig import GROUPS, RunConfig
+from hpcfed.options.settings import ANYWHERE, Settings, check_unchanged
+from hpcfed.options.synonyms import suggest_option
+from hpcfed.options.tomlfile import by_option, load_toml, read_toml
+from hpcfed.options.weights import weighs_by
+from hpcfed.options.work import LocalWork, Training
+
+__all__ = [
+    "ANYWHERE",
+    "GROUPS",
+    "TRACKERS",
+    "Choice",
+    "LocalWork",
+    "Options",
+    "RunConfig",
+    "Settings",
+    "Switch",
+    "Training",
+    "by_option",
+    "check",
+    "check_privacy",
+    "check_text",
+    "check_unchanged",
+    "expected_malicious",
+    "flag_of",
+    "idle",
+    "load_toml",
+    "option",
+    "read_toml",
+    "resolve",
+    "suggest_option",
+    "weighs_by",
+]

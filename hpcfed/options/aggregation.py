@@ -1,0 +1,106 @@
+"""Options of how the server makes one row of the uploads."""
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from hpcfed.errors import UserError, count
+from hpcfed.options.declare import Switch, option
+from hpcfed.options.run import RunOptions
+from hpcfed.options.traits import MethodTraits
+
+Rule = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "sign-majority"]
+# Robust rules see the uploads of all ranks; the mean needs one all-reduce.
+RULES: dict[str, str] = {
+    "mean": "mean of the uploads, weighted as the method says",
+    "median": "the median of every column",
+    "trimmed-mean": "the mean of every column without its largest and smallest values",
+    "krum": "the one upload that is nearest to its neighbours",
+    "multi-krum": "the mean of the uploads that are nearest to their neighbours",
+    "sign-majority": "each column goes to the side of most clients, as with "
+    "--compress sign",
+}
+"""Every rule of aggregation with its line in `hpcfed list`."""
+
+
+class AggregationOptions(RunOptions):
+    title: ClassVar[str] = "aggregation"
+
+    on_bad_update: Literal["exclude", "stop"] = option(
+        "exclude",
+        "what to do with clients whose update is NaN or infinite: exclude and count "
+        "them, or stop the run",
+    )
+    # `weights.weighs_by` says what "method" stands for.
+    weights: Literal["method", "samples", "uniform"] = option(
+        "method",
+        "what clients weigh in means: their samples, or all alike (uniform); method: "
+        "as the method has it, which is by samples for most",
+    )
+    aggregation: Rule = option(
+        "mean",
+        "how the server makes one row of the uploads; sign-majority: each column goes "
+        "to the side of most clients, as with --compress sign",
+    )
+    # Below one half: no rule can tell a malicious majority from an honest one.
+    tolerance: float = option(
+        0.2,
+        "share of the uploads that may be malicious: trimmed-mean drops as many at "
+        "each end, krum expects as many",
+        ge=0,
+        lt=0.5,
+    )
+    krum_keep: int | None = option(
+        None,
+        "multi-krum: number of uploads in its mean (default: all but those that may "
+        "be malicious)",
+        ge=0,
+    )
+
+
+def aggregation_switches(config: AggregationOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
+    rule = config.aggregation
+    tolerant = rule in ("trimmed-mean", "krum", "multi-krum")
+    yield Switch("tolerance", "--aggregation trimmed-mean", tolerant)
+    yield Switch("krum_keep", "--aggregation multi-krum", rule == "multi-krum")
+
+
+def expected_malicious(tolerance: float, uploads: int) -> int:
+    """Return f of the robust rules: how many of the uploads may be malicious."""
+    # 0.29 of 100 are 29, although 0.29 * 100 is 28.999999999999996.
+    return int(tolerance * uploads + 1e-9)
+
+
+def check_aggregation(config: AggregationOptions, method: MethodTraits) -> None:
+    """Refuse a rule that the method cannot use, or that a cohort is too small for."""
+    rule, uploads = config.aggregation, config.cohort_size
+    if rule != "mean" and not method.averages:
+        raise UserError(
+            f"--aggregation {rule}, but method {config.method} takes no mean of uploads"
+        )
+    # As for privacy: each class has to say it anew, since its round may be another.
+    one_mean = vars(type(method)).get("private_mean", False)
+    if rule == "sign-majority" and not one_mean:
+        raise UserError(
+            f"--aggregation sign-majority votes once a round on rows that start from "
+            f"one, and method {config.method} does otherwise (use fedavg, fedadam, "
+            "fedprox …; a method of yours says private_mean = True in its Options)"
+        )
+    if config.krum_keep is not None and config.krum_keep > uploads:
+        raise UserError(
+            f"--krum-keep {config.krum_keep}, but a round has "
+            f"{count(uploads, 'upload')}"
+        )
+    malicious = expected_malicious(config.tolerance, uploads)
+    if rule == "trimmed-mean" and 2 * malicious >= uploads:
+        raise UserError(
+            f"--tolerance {config.tolerance} of {count(uploads, 'upload')} makes "
+            "trimmed-mean drop all of them; lower it, or use --aggregation median"
+        )
+    # Krum's guarantee (Blanchard et al. 2017) needs n > 2f + 2.
+    least = 2 * malicious + 3
+    if rule in ("krum", "multi-krum") and uploads < least:
+        raise UserError(
+            f"{rule} needs at least {least} uploads to bear --tolerance "
+            f"{config.tolerance}, a round has {uploads}; sample more clients or lower it"
+        )

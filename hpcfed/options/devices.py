@@ -1,0 +1,171 @@
+"""Options of the clients' devices: the virtual clock, stragglers and loss.
+
+Defaults are those of phones. The links are the medians that Wang et al. 2021, "A Field
+Guide to Federated Optimization", Section 4.3, take for cross-device federations: 0.75
+MB/s down and 0.25 MB/s up. With a spread of 0.75 the fastest tenth of the devices is
+seven times as fast as the slowest tenth, as the phones of FedScale's traces (Lai et al.
+2022) are, roughly. A step's 0.1 s is a choice: it depends on the network.
+"""
+
+import os
+from collections.abc import Iterable
+from math import ceil
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import field_validator
+
+from hpcfed.errors import UserError, did_you_mean
+from hpcfed.options.compression import CompressionOptions
+from hpcfed.options.declare import Switch, option
+from hpcfed.options.traits import MethodTraits
+from hpcfed.options.units import BytesPerSecond
+
+DISTRIBUTIONS = ("lognormal", "uniform")
+TRACE = "file:"
+TURN_ON = "--devices lognormal"
+"""What turns on all options of devices."""
+
+
+class DeviceOptions(CompressionOptions):
+    title: ClassVar[str] = "devices and the virtual clock"
+
+    # Not a Literal: file:PATH names any file of the user's.
+    devices: str = option(
+        "none",
+        "how fast clients' devices are, which turns on the virtual clock: none, "
+        "lognormal, uniform, or file:TRACE.csv with a line client,speed,downlink,uplink "
+        "for each client, as in --devices lognormal --deadline 30",
+    )
+    step_seconds: float = option(
+        0.1, "virtual seconds of a local step on a device of speed 1, as in 0.5", gt=0
+    )
+    speed_spread: float = option(
+        0.75,
+        "lognormal: σ of the logarithm of speeds, whose median is 1; uniform: speeds "
+        "lie within 1 ± so much, as in 0.5",
+        ge=0,
+        le=10,
+    )
+    downlink: BytesPerSecond = option(
+        750_000.0,
+        "median bytes per second from the server to a client, or with a unit, as in "
+        "6Mb/s",
+        gt=0,
+    )
+    uplink: BytesPerSecond = option(
+        250_000.0,
+        "median bytes per second from a client to the server, or with a unit, as in "
+        "2Mb/s",
+        gt=0,
+    )
+    link_spread: float = option(
+        0.75,
+        "as --speed-spread, of links: a client's two directions are fast or slow "
+        "together",
+        ge=0,
+        le=10,
+    )
+    deadline: float | None = option(
+        None,
+        "virtual seconds after which a round ends, as in 30: uploads that come later "
+        "are dropped; if none has come by then, the server waits for the first "
+        "(default: it waits for all)",
+        ge=0,
+    )
+    oversample: float = option(
+        1.0,
+        "invite so many times the cohort, as in 1.3: the first uploads that come, as "
+        "many as the cohort, count",
+        ge=1,
+        le=1000,
+    )
+    dropout_rate: float = option(
+        0.0,
+        "probability that an invited client vanishes in a round, as in 0.1: its upload "
+        "never comes",
+        ge=0,
+        lt=1,
+    )
+    partial: bool = option(
+        False,
+        "clients that would miss --deadline do only the local steps that fit, and "
+        "upload in time",
+    )
+
+    @field_validator("devices")
+    @classmethod
+    def whole_trace(cls, value: str) -> str:
+        """Make the path of a trace absolute: the record must be understood from any
+        folder.
+        """
+        if not value.startswith(TRACE):
+            return value
+        # Shells leave the ~ of file:~/x alone; an unknown user's stays as it is.
+        path = os.path.expanduser(value.removeprefix(TRACE))
+        return f"{TRACE}{os.path.abspath(path)}"
+
+    @property
+    def trace(self) -> Path | None:
+        """The file of --devices file:TRACE.csv."""
+        if not self.devices.startswith(TRACE):
+            return None
+        return Path(self.devices.removeprefix(TRACE))
+
+    def invited_among(self, clients: int) -> int:
+        """Return the number that is invited to a round from so many clients."""
+        wanted = self.cohort_among(clients)
+        # 1.1 × 50 are 55, although 1.1 * 50 is 55.00000000000001.
+        return min(clients, ceil(self.oversample * wanted - 1e-9))
+
+
+def device_switches(config: DeviceOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
+    drawn = config.devices in DISTRIBUTIONS
+    for name in ("speed_spread", "downlink", "uplink", "link_spread"):
+        yield Switch(name, TURN_ON, drawn)
+    on = config.devices != "none"
+    for name in ("step_seconds", "deadline", "oversample", "dropout_rate"):
+        yield Switch(name, TURN_ON, on)
+    yield Switch("partial", "--deadline 30", config.deadline is not None)
+    oversampled = config.invited_among(config.clients) > config.cohort_size
+    yield Switch("oversample", "a smaller cohort", not on or oversampled)
+
+
+def check_devices(config: DeviceOptions, method: MethodTraits) -> None:
+    """Refuse devices that are unknown, or that would stand still, and to stop a training
+    that a method does not let stop.
+    """
+    known = ("none", *DISTRIBUTIONS)
+    if config.trace is not None:
+        if not config.trace.is_file():
+            raise UserError(f"--devices {TRACE}{config.trace}: no such file")
+    elif config.devices not in known:
+        guess = did_you_mean(config.devices, known)
+        hint = guess or f"; known: {', '.join(known)}, {TRACE}TRACE.csv"
+        raise UserError(f"unknown --devices '{config.devices}'{hint}")
+    for flag, spread in (
+        ("--speed-spread", config.speed_spread),
+        ("--link-spread", config.link_spread),
+    ):
+        if config.devices == "uniform" and spread >= 1:
+            raise UserError(
+                f"{flag} {spread}: with --devices uniform it must be below 1, or some "
+                "devices would stand still"
+            )
+    if config.partial and not method.divides_training:
+        raise UserError(
+            f"--partial: clients of method {config.method} do something between their "
+            "steps, and cannot stop after any of them"
+        )
+    losses = {
+        "--deadline": config.deadline is not None,
+        "--oversample": config.oversample > 1,
+        "--dropout-rate": config.dropout_rate > 0,
+    }
+    for flag, loses in losses.items():
+        if config.ef21 and loses:
+            # Client and server would no longer have the same estimate.
+            raise UserError(
+                f"--ef21 needs all uploads, and {flag} loses some; use --feedback"
+            )

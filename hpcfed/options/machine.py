@@ -1,0 +1,115 @@
+"""Options of the machine: devices, ranks, arithmetic."""
+
+from typing import ClassVar, Literal
+
+from hpcfed.errors import UserError, count
+from hpcfed.options.declare import option
+from hpcfed.options.newcomers import NewcomerOptions
+from hpcfed.options.recording import RecordingOptions
+from hpcfed.options.traits import MethodTraits
+from hpcfed.options.units import Seconds
+from hpcfed.runtime.launcher import Launch
+
+
+class MachineOptions(RecordingOptions, NewcomerOptions):
+    title: ClassVar[str] = "machine"
+
+    engine: Literal["auto", "batched", "vmap", "loop"] = option(
+        "auto",
+        "advance clients together (batched; vmap: by torch.func.vmap) or one by one "
+        "(loop); auto: the fastest that the network allows",
+    )
+    # 0 is an amount: no rank is set apart for the server.
+    server_ranks: int = option(
+        0,
+        "the last N ranks train the server's model and host no clients; 0: all ranks "
+        "do both",
+        ge=0,
+    )
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients live")
+    # Ranks on one GPU can use NCCL, over sockets, if each has another NCCL_HOSTID.
+    backend: Literal["auto", "nccl", "gloo"] = option(
+        "auto",
+        "what ranks communicate through; auto: NCCL where every rank has its own GPU, "
+        "else gloo; nccl also works on a shared GPU, but slowly",
+    )
+    # 0 is a plain "never"; nothing else decides in its place.
+    stall_timeout: float = option(
+        3600.0,
+        "seconds in one phase after which a rank takes the run for hung and ends it, "
+        "ten times as many while the server trains; 0: never",
+        ge=0,
+    )
+    # Batched kernels compute in float32 or TF32; bf16 exists for one client at a time.
+    precision: Literal["bf16", "tf32", "fp32", "fp64"] = option(
+        "tf32",
+        "arithmetic; tf32 multiplies numbers of 10 bits (clients' convolutions: in "
+        "halves, which have as many) and is float32 on devices without it; bf16 is for "
+        "clients that a GPU trains one by one, others then use tf32; rows are float32 in "
+        "all three",
+    )
+    placement: Literal["steps", "measured"] = option(
+        "measured",
+        "how clients are placed on ranks: by their steps, or (measured) by steps at "
+        "first and again when the ranks' measured times differ; with --snapshot-every "
+        "or --deterministic they stay where they are",
+    )
+    deterministic: bool = option(
+        False, "bit-identical repeats: deterministic kernels, sums in client order"
+    )
+    simulate_training: Seconds = option(
+        None,
+        "for tests of the harness, as in 20ms: every rank waits so long in place of "
+        "local training, and rows change by a known amount; no figure of a method "
+        "follows from it",
+        ge=0,
+    )
+
+    @property
+    def movable(self) -> bool:
+        """Whether clients may change ranks during the run."""
+        # A rank's snapshot file has a fixed set of clients, and a deterministic run
+        # must not depend on the clock.
+        pinned = self.snapshot_every > 0 or self.deterministic
+        return self.placement == "measured" and not pinned
+
+
+def check_server_ranks(
+    config: MachineOptions, method: MethodTraits, launch: Launch
+) -> None:
+    """Refuse server ranks without a server's model, or without workers beside them."""
+    servers = config.server_ranks
+    if servers and not method.has_server:
+        raise UserError(
+            f"--server-ranks {servers}, but method {config.method} has no model on the "
+            "server"
+        )
+    if servers and servers >= launch.size:
+        raise UserError(
+            f"--server-ranks {servers} leaves no worker among "
+            f"{count(launch.size, 'rank')}; start more, as in mpirun -n {servers + 1}"
+        )
+
+
+def check_waiting(config: MachineOptions) -> None:
+    """Refuse to wait for several seeds at once: they would share one wait."""
+    if config.simulate_training is not None and config.seeds is not None:
+        raise UserError(
+            "--simulate-training waits for one seed; use --seed, not --seeds"
+        )
+
+
+def check_workers(config: MachineOptions, launch: Launch) -> None:
+    """Refuse ranks that would host no client."""
+    workers = launch.size - config.server_ranks
+    _check_hosted("--clients", config.clients, workers)
+    if config.new_clients:
+        _check_hosted("--new-clients", config.new_clients, workers)
+
+
+def _check_hosted(flag: str, clients: int, workers: int) -> None:
+    if clients < workers:
+        raise UserError(
+            f"{flag} {clients} on {workers} ranks; use {flag} {workers} or more, or "
+            "fewer ranks"
+        )

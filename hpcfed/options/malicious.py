@@ -1,0 +1,94 @@
+"""Options of malicious clients."""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from hpcfed.data import DatasetInfo
+from hpcfed.errors import UserError, count, unknown
+from hpcfed.options.attacks import ATTACKS
+from hpcfed.options.declare import Choice, Switch, option
+from hpcfed.options.run import RunOptions
+from hpcfed.options.traits import MethodTraits
+
+
+class MaliciousOptions(RunOptions):
+    title: ClassVar[str] = "malicious clients"
+
+    # Not a Literal: ATTACKS has a line about each for `hpcfed list`.
+    attack: str = option("none", "what malicious clients do; `hpcfed list` names all")
+    # A share by default, so that sweeps over --clients keep the proportion.
+    attackers: float = option(
+        0.2,
+        "malicious clients: a share of the clients below 1, a number from 1 on",
+        gt=0,
+    )
+    attack_strength: float = option(
+        1.0,
+        "ipm: ε; sign-flip and noise: size relative to the attacker's own update",
+        ge=0,
+    )
+
+    @property
+    def num_attackers(self) -> int:
+        """The number of malicious clients."""
+        if self.attack == "none":
+            return 0
+        if self.attackers < 1:
+            return round(self.attackers * self.clients)
+        return int(self.attackers)
+
+
+def malicious_switches(config: MaliciousOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
+    yield Switch("attackers", "--attack ipm", config.attack != "none")
+    # An unknown attack is refused before.
+    attack = ATTACKS.get(config.attack)
+    scaled = attack is not None and attack.scaled
+    yield Switch("attack_strength", "--attack ipm, sign-flip or noise", scaled)
+
+
+def malicious_choices(config: MaliciousOptions) -> Iterable[Choice]:
+    """Raise the usual share of attackers to one client where it would be none."""
+    if config.attack != "none" and not config.num_attackers:
+        clients = count(config.clients, "client")
+        reason = f"a share of {config.attackers} of {clients} would be none"
+        yield Choice("attackers", 1.0, f"{reason}; --attackers takes other numbers")
+
+
+def check_flip(config: MaliciousOptions, dataset: str, data: DatasetInfo) -> None:
+    """Refuse to flip labels that there are not."""
+    if config.attack == "label-flip" and data.task != "classification":
+        raise UserError(
+            f"--attack label-flip needs classes, and {dataset} is for {data.task}; use "
+            "--attack sign-flip"
+        )
+
+
+def check_malicious(config: MaliciousOptions, method: MethodTraits) -> None:
+    """Refuse an attack that is unknown, has no attackers, or nothing to attack."""
+    attack, attackers = config.attack, config.num_attackers
+    clients = count(config.clients, "client")
+    if attack not in ATTACKS:
+        raise unknown("attack", attack, ATTACKS)
+    if config.attackers > 1 and config.attackers % 1:
+        raise UserError(
+            f"--attackers {config.attackers} is neither a share below 1 nor a whole "
+            "number"
+        )
+    if attackers > config.clients:
+        raise UserError(f"--attackers {attackers}, but there are {clients}")
+    if attack != "none" and not attackers:
+        raise UserError(
+            f"--attackers {config.attackers} of {clients} are none; use --attackers 1"
+        )
+    # A round may still sample attackers only: the attack itself deals with that.
+    if ATTACKS[attack].reads_others and attackers == config.clients:
+        raise UserError(
+            f"--attack {attack} needs benign clients, and all {config.clients} are "
+            "attackers; use fewer --attackers, or --attack sign-flip"
+        )
+    # A label flip acts on the attackers' data, before anything is uploaded.
+    if attack not in ("none", "label-flip") and not method.uploads:
+        raise UserError(
+            f"--attack {attack}, but clients of method {config.method} upload nothing"
+        )

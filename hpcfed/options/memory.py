@@ -1,0 +1,68 @@
+"""Refuse runs that cannot fit into the host's memory, before anything starts."""
+
+from math import prod
+from pathlib import Path
+
+from hpcfed.errors import UserError
+from hpcfed.options.runconfig import RunConfig
+from hpcfed.runtime import memory
+
+GIB = 2**30
+
+
+def check_results(config: RunConfig) -> None:
+    """Refuse a run whose results alone would fill the memory of the rank that writes
+    them.
+    """
+    # Four bytes per metric of a client and about a thousand more make a round's record.
+    evaluated = config.evaluate_clients or config.clients
+    of_clients = 4 * evaluated * max(1, len(config.metrics or ()))
+    rounds = config.rounds * (of_clients + 1000)
+    # New clients are evaluated before and after each update, from up to three starts.
+    updates = config.new_rounds or config.new_updates + 1
+    newcomers = 24 * updates * config.new_clients
+    needed, there = (rounds + newcomers) * config.num_seeds, memory.usable()
+    if needed > there:
+        raise UserError(
+            f"--rounds {config.rounds} of --clients {config.clients} would make "
+            f"{needed / GIB:,.0f} GiB of results, this machine has {there / GIB:,.0f}"
+        )
+
+
+def check_synthetic(config: RunConfig, workers: int) -> None:
+    """Refuse synthetic data that would fill the host's memory.
+
+    On a GPU the data does not live there, and a full GPU reports itself.
+    """
+    # Asking torch would load it; the driver's device file says enough.
+    on_gpu = config.device != "cpu" and Path("/dev/nvidiactl").exists()
+    if config.dataset != "synthetic" or on_gpu:
+        return
+    needed, there = synthetic_bytes(config, workers), memory.usable()
+    if needed > there:
+        raise UserError(
+            f"--synthetic-shape {config.synthetic_shape}: a rank would need about "
+            f"{needed / GIB:,.0f} GiB, this machine has {there / GIB:,.0f}; use smaller "
+            "images, fewer --clients, --train-per-client or --test-per-client"
+        )
+
+
+def synthetic_bytes(config: RunConfig, workers: int) -> int:
+    """Estimate the least memory of a rank: labels, prototypes, images of its clients,
+    and rows of an mlp.
+    """
+    pixels = prod(config.shape)
+    number = 8 if config.precision == "fp64" else 4
+    clients = config.clients + config.new_clients
+    samples = clients * (config.train_per_client + config.test_per_client)
+    # The global test set has as many samples as the clients' test sets together.
+    all_samples = samples + clients * config.test_per_client
+    of_rank = -(-all_samples // workers)
+    images = of_rank * pixels * number * config.num_seeds
+    # An image is made of three hashes per pixel.
+    hashes = pixels * 8 * 3
+    # Rows before and after training, gradient, momentum; the first layer has 64 units.
+    rows = 4 * 64 * pixels * number if config.network() == "mlp" else 0
+    prototypes = 2 * config.synthetic_classes * pixels * 4
+    labels = 3 * 8 * samples
+    return images + hashes + rows + prototypes + labels

@@ -1,0 +1,72 @@
+"""Options of clients that join after the last round."""
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from hpcfed.errors import UserError
+from hpcfed.options.declare import Switch, option
+from hpcfed.options.run import RunOptions
+from hpcfed.options.traits import MethodTraits
+
+TURN_ON = "--new-clients 10"
+"""What turns on all options of new clients."""
+
+
+class NewcomerOptions(RunOptions):
+    title: ClassVar[str] = "new clients"
+
+    # 0 is an amount here: none join.
+    new_clients: int = option(
+        0, "clients that join after the last round, to see how fast they catch up", ge=0
+    )
+    new_updates: int = option(
+        5, "local updates, each of --epochs, that new clients make", ge=1
+    )
+    new_rounds: int = option(
+        0,
+        "rounds of the method that new clients make with each other, in place of local "
+        "updates by themselves; in the first --join-rounds those take part that join, "
+        "afterwards a sample of all; 0: none",
+        ge=0,
+    )
+    join_rounds: int = option(
+        1, "updates or rounds over which new clients join, equally many in each", ge=1
+    )
+    new_starts: Literal["all", "method"] = option(
+        "all",
+        "where new clients start: as the method says, or (all) from a random row (also "
+        "guided, where the method guides) and from the global model as well",
+    )
+
+
+def newcomer_switches(config: NewcomerOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
+    alone = config.new_rounds == 0
+    yield Switch("new_updates", "leaving --new-rounds out", alone)
+    yield Switch("new_starts", "leaving --new-rounds out", alone)
+    on = config.new_clients > 0
+    yield Switch("new_rounds", TURN_ON, on)
+    yield Switch("new_updates", TURN_ON, on)
+    yield Switch("new_starts", TURN_ON, on)
+    yield Switch("join_rounds", TURN_ON, on)
+
+
+def check_newcomers(config: NewcomerOptions, method: MethodTraits) -> None:
+    """Refuse to spread newcomers over more updates than there are, or than the server
+    can guide.
+    """
+    # Without new clients, `newcomer_switches` speaks of --join-rounds instead.
+    joining = config.new_clients or config.join_rounds
+    length, flag = config.new_updates, "--new-updates"
+    if config.new_rounds:
+        length, flag = config.new_rounds, "--new-rounds"
+    if config.join_rounds > min(joining, length):
+        raise UserError(
+            f"--join-rounds {config.join_rounds} are more than --new-clients "
+            f"{config.new_clients} or {flag} {length}"
+        )
+    if config.join_rounds > 1 and method.has_server:
+        raise UserError(
+            f"--join-rounds: the server of method {config.method} guides all new "
+            "clients at once"
+        )

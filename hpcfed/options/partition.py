@@ -1,0 +1,243 @@
+"""Options of how samples are spread over clients and the server's validation set."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator
+
+from hpcfed.data import NEED_CLASSES, PARTITIONS, DatasetInfo, PartitionPlan
+from hpcfed.errors import UserError, unknown
+from hpcfed.options.data import DataOptions
+from hpcfed.options.declare import Choice, Switch, option
+from hpcfed.options.newcomers import TURN_ON, NewcomerOptions
+
+
+def _check_threshold(value: Any) -> Any:
+    """Refuse what is neither a number of samples nor `mean`."""
+    is_number = str(value).isdecimal()
+    if not is_number and value not in (None, "mean"):
+        raise ValueError("must be a number of samples, or mean")
+    return value
+
+
+Threshold = Annotated[int | Literal["mean"] | None, BeforeValidator(_check_threshold)]
+
+
+class PartitionOptions(DataOptions, NewcomerOptions):
+    title: ClassVar[str] = "partition of the data"
+
+    # Each of the next four acts under one scheme only, see `partition_switches`.
+    partition: str = option(
+        "dirichlet",
+        "how samples are spread over clients; natural, the default where the data says "
+        "whose samples are whose, takes them as they are",
+    )
+    alpha: float = option(0.5, "dirichlet: concentration; smaller is more uneven", gt=0)
+    classes_per_client: int = option(
+        2, "sharding: number of classes that a client holds", ge=1
+    )
+    uniform_share: float = option(
+        0.2, "dominant: share of a client's samples drawn from all classes", ge=0, le=1
+    )
+    # Synthetic data is made to measure; other schemes deal out what the data set has.
+    train_per_client: int = option(
+        600, "dominant and synthetic: training samples per client", ge=1
+    )
+    test_per_client: int = option(
+        100, "dominant and synthetic: test samples per client", ge=1
+    )
+    test_classes: Literal["share", "held"] = option(
+        "share",
+        "test data of a client: distributed like its training data, or (held) all test "
+        "samples of the classes that it holds",
+    )
+    # Below 1: known clients must be left some classes.
+    new_classes: float = option(
+        0.0,
+        "share of the classes that only new clients hold; 0: every client may hold "
+        "every class",
+        ge=0,
+        lt=1,
+    )
+    # The server's validation set, and what clients with little data get of it.
+    validation: int | None = option(
+        None,
+        "size of the server's balanced validation set, taken from the training data "
+        "(default: none, or 100 of each class and at most a tenth where the method or "
+        "--supplement needs one)",
+        ge=0,
+    )
+    supplement: bool = option(
+        False,
+        "before the first round, give samples of the validation set to clients with "
+        "little data",
+    )
+    supplement_below: Threshold = option(
+        None,
+        "clients with fewer training samples are given some; mean: with fewer than "
+        "clients have on average (default: --batch-size)",
+    )
+    supplement_share: float = option(
+        0.01, "the most a client is given, as a share of the validation set", gt=0, le=1
+    )
+
+    @property
+    def seed_of_data(self) -> int:
+        """The seed of the partition and of synthetic data."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+    def num_new_classes(self, classes: int) -> int:
+        """Return how many of the classes only new clients hold."""
+        return round(self.new_classes * classes)
+
+    def plan(self, classes: int, validation: int) -> PartitionPlan:
+        """Return the plan for a data set with so many classes.
+
+        `validation` is the size of the validation set, also where the user left it
+        open.
+        """
+        apart = self.new_classes > 0 or self.partition == "natural"
+        return PartitionPlan(
+            scheme=self.partition,
+            clients=self.clients + self.new_clients,
+            classes=classes,
+            seed=self.seed_of_data,
+            alpha=self.alpha,
+            classes_per_client=self.classes_per_client,
+            uniform_share=self.uniform_share,
+            train_per_client=self.train_per_client,
+            test_per_client=self.test_per_client,
+            test_classes=self.test_classes,
+            validation=validation,
+            # Where all may hold all classes, new clients are dealt like the others.
+            new_clients=self.new_clients if apart else 0,
+            new_classes=self.num_new_classes(classes),
+        )
+
+
+def partition_switches(config: PartitionOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
+    kind = config.partition
+    yield Switch("alpha", "--partition dirichlet", kind == "dirichlet")
+    yield Switch("classes_per_client", "--partition sharding", kind == "sharding")
+    yield Switch("uniform_share", "--partition dominant", kind == "dominant")
+    sized = kind == "dominant" or config.dataset == "synthetic"
+    wanted = "--partition dominant or --dataset synthetic"
+    yield Switch("train_per_client", wanted, sized)
+    yield Switch("test_per_client", wanted, sized)
+    deals = "--partition dirichlet, sharding or dominant"
+    yield Switch("test_classes", deals, kind in NEED_CLASSES)
+    yield Switch("new_classes", TURN_ON, config.new_clients > 0)
+    yield Switch("supplement_below", "--supplement", config.supplement)
+    yield Switch("supplement_share", "--supplement", config.supplement)
+
+
+def partition_choices(config: PartitionOptions) -> Iterable[Choice]:
+    """Replace the usual partition where the data set says whose samples are whose, or
+    has no classes to deal out.
+    """
+    try:
+        data = config.data()
+    except UserError:
+        return  # `check_data` refuses it, and knows better where
+    task = data.task
+    if data.owners:
+        reason = f"{config.dataset} says whose samples are whose"
+        yield Choice(
+            "partition", "natural", f"{reason}; --partition iid deals them out"
+        )
+    elif task != "classification" and config.partition in NEED_CLASSES:
+        reason = f"{config.partition} deals out classes, and {task} has none"
+        yield Choice("partition", "iid", f"{reason}; --partition takes others")
+
+
+def client_choices(config: PartitionOptions) -> Iterable[Choice]:
+    """Let natural clients be as many as there are."""
+    if config.partition != "natural":
+        return
+    try:
+        owners = config.data().owners
+    except UserError:
+        return
+    clients = owners - config.new_clients
+    if clients > 0 and clients != config.clients:
+        left = " beside the new ones" if config.new_clients else ""
+        reason = f"all that {config.dataset} names{left}"
+        yield Choice("clients", clients, f"{reason}; --clients takes a sample of them")
+
+
+def check_partition(config: PartitionOptions) -> None:
+    """Refuse an unknown scheme, and one that the data set has too few classes for."""
+    data = config.data()
+    if config.partition not in PARTITIONS:
+        raise unknown("partition", config.partition, PARTITIONS)
+    if config.partition == "natural":
+        _check_natural(config, data)
+    if data.task != "classification":
+        _check_without_classes(config, data)
+        return
+    check_classes(config, data)
+    if config.validation is not None and config.validation < data.classes:
+        raise UserError(
+            f"--validation {config.validation} cannot hold all {data.classes} classes; "
+            "use a multiple of them"
+        )
+
+
+def _check_natural(config: PartitionOptions, data: DatasetInfo) -> None:
+    """Refuse natural clients that the data set does not name, or not as many."""
+    if not data.owners:
+        raise UserError(
+            f"--partition natural: {config.dataset} does not say whose samples are "
+            "whose; give it train_clients, or use --partition dirichlet"
+        )
+    asked = config.clients + config.new_clients
+    if asked > data.owners:
+        new = f" and --new-clients {config.new_clients}" if config.new_clients else ""
+        raise UserError(
+            f"--clients {config.clients}{new}, but {config.dataset} names "
+            f"{data.owners} clients; ask fewer, or use --partition iid"
+        )
+    if config.new_classes:
+        raise UserError(
+            f"--new-classes {config.new_classes} changes who holds what, which "
+            "--partition natural leaves as it is; leave it out"
+        )
+
+
+def _check_without_classes(config: PartitionOptions, data: DatasetInfo) -> None:
+    """Refuse to deal out classes that there are not."""
+    why = f"deals out classes, and {config.dataset} is for {data.task}"
+    if config.partition in NEED_CLASSES:
+        raise UserError(f"--partition {config.partition} {why}; use --partition iid")
+    if config.new_classes:
+        raise UserError(f"--new-classes {config.new_classes} {why}; leave it out")
+
+
+def check_classes(config: PartitionOptions, data: DatasetInfo) -> None:
+    """Refuse a partition that asks for more classes than there are."""
+    new = config.num_new_classes(data.classes)
+    if config.new_classes and not 0 < new < data.classes:
+        raise UserError(
+            f"--new-classes {config.new_classes} of {data.classes} classes leaves none "
+            "to one of the two"
+        )
+    if config.partition != "sharding":
+        return
+    had = f"has {data.classes} classes"
+    if not new:
+        _check_sharding(config, data.classes, had)
+        return
+    # Known and new clients draw from disjoint classes; each side needs enough.
+    known = data.classes - new
+    _check_sharding(config, known, f"leaves {known} of {data.classes} classes")
+    for_new = f"leaves {new} of {data.classes} classes for new clients"
+    _check_sharding(config, new, for_new)
+
+
+def _check_sharding(config: PartitionOptions, classes: int, had: str) -> None:
+    if config.classes_per_client > classes:
+        raise UserError(
+            f"--classes-per-client {config.classes_per_client}, but "
+            f"{config.dataset} {had}"
+        )

@@ -1,0 +1,314 @@
+"""Options of differential privacy: how far updates are clipped, how much noise hides
+them, and how ε is accounted for.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from hpcfed.errors import UserError, count
+from hpcfed.options.aggregation import AggregationOptions
+from hpcfed.options.attacks import ATTACKS
+from hpcfed.options.compression import CompressionOptions
+from hpcfed.options.declare import Choice, Switch, flag_of, option
+from hpcfed.options.devices import DeviceOptions
+from hpcfed.options.malicious import MaliciousOptions
+from hpcfed.options.newcomers import NewcomerOptions
+from hpcfed.options.traits import MethodTraits
+
+
+class PrivacyOptions(
+    DeviceOptions,
+    CompressionOptions,
+    MaliciousOptions,
+    AggregationOptions,
+    NewcomerOptions,
+):
+    title: ClassVar[str] = "privacy"
+
+    privacy: Literal["none", "central", "local"] = option(
+        "none",
+        "Gaussian noise on clipped updates: central, a trusted server adds it to their "
+        "mean; local, each client to its own before it sends it. Clients then count "
+        "alike, whatever data they have",
+    )
+    # Not the gradients' limit of a similar name: --clip acts inside of local training.
+    clip_norm: float = option(
+        1.0,
+        "C, the largest norm of an update, which is a client's row less what it was "
+        "sent; longer ones are scaled down (--clip limits gradients, not updates)",
+        gt=0,
+    )
+    clip_per: Literal["update", "layer"] = option(
+        "update",
+        "what is clipped: whole updates to norm C, or by layer each layer's part to C "
+        "by the root of the number of layers, so that the whole is C at most (McMahan "
+        "et al. 2018)",
+    )
+    clip_quantile: float | None = option(
+        None,
+        "let C follow this quantile of the updates' norms, as in 0.5, from --clip-norm "
+        "on (Andrew et al. 2021) (default: C stays)",
+        gt=0,
+        lt=1,
+    )
+    clip_rate: float = option(
+        0.2, "how fast C follows its quantile: the rate of its geometric steps", gt=0
+    )
+    noise_multiplier: float | None = option(
+        None,
+        "z, as in 0.8: the noise on the sum of updates, or on each one by local, has "
+        "standard deviation z × C; 0: updates are clipped alone, and no ε holds",
+        zero=True,
+        ge=0,
+    )
+    target_epsilon: float | None = option(
+        None,
+        "ε after all rounds, as in 2: the run finds the noise that keeps within it; "
+        "by local for a client that takes part in every round",
+        gt=0,
+        le=100,
+    )
+    delta: float | None = option(
+        None,
+        "δ, the probability with which ε may not hold, as in 1e-6 (default: the number "
+        "of clients to the power of −1.1)",
+        gt=0,
+        lt=1,
+    )
+    accountant: Literal["pld", "rdp"] = option(
+        "pld",
+        "how ε is computed: by privacy loss distributions, which ask for less noise, or "
+        "by Rényi divergences, which take no time",
+    )
+    privacy_population: int | None = option(
+        None,
+        "account as if rounds sampled from so many clients, as in 1000000 (default: "
+        "--clients)",
+        ge=1,
+    )
+    noise_cohort: int | None = option(
+        None,
+        "account for rounds of so many clients, as in 1000, and scale the noise down to "
+        "what it would be in their mean (default: the cohort)",
+        ge=1,
+    )
+
+    sample_noise: float | None = option(
+        None,
+        "DP-SGD within clients, as in 1.0: in each local step every sample's gradient is "
+        "clipped to --sample-clip, and their sum gets noise of so many times that; "
+        "needs --delta; 0: gradients are clipped alone, and no ε holds (default: plain "
+        "SGD)",
+        zero=True,
+        ge=0,
+    )
+    sample_clip: float = option(
+        1.0, "DP-SGD: the largest norm of a sample's gradient", gt=0
+    )
+
+    @property
+    def clips_alone(self) -> bool:
+        """Whether no noise hides the clipped updates, so that no ε holds."""
+        return self.privacy != "none" and self.noise_multiplier == 0
+
+    @property
+    def accounted_cohort(self) -> int:
+        """Clients that a round has for the accountant."""
+        return self.noise_cohort or self.cohort_size
+
+    @property
+    def accounted_population(self) -> int:
+        """Clients that a round samples from for the accountant."""
+        return self.privacy_population or self.clients
+
+    @property
+    def accounted_delta(self) -> float:
+        """δ of the guarantee."""
+        if self.delta is not None:
+            return self.delta
+        return float(self.accounted_population**-1.1)
+
+    @property
+    def hypothetical(self) -> bool:
+        """Whether ε is that of a larger federation than the one that is simulated."""
+        return bool(self.noise_cohort or self.privacy_population)
+
+
+LEAST_BY_PLD = 0.1
+"""The least noise that privacy loss distributions take: 8 s, and four times as long for
+half of it.
+"""
+_OF_ANY = (
+    "clip_norm",
+    "clip_per",
+    "noise_multiplier",
+    "target_epsilon",
+    "delta",
+    "accountant",
+)
+_OF_CENTRAL = ("clip_quantile", "privacy_population", "noise_cohort")
+_OF_NOISE = ("delta", "accountant", "privacy_population", "noise_cohort")
+
+
+def privacy_switches(config: PrivacyOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
+    within = config.sample_noise is not None
+    yield Switch("sample_clip", "--sample-noise 1", within)
+    for name in _OF_ANY:
+        on = config.privacy != "none" or (within and name in ("delta", "accountant"))
+        yield Switch(name, "--privacy central", on)
+    for name in _OF_CENTRAL:
+        yield Switch(name, "--privacy central", config.privacy == "central")
+    for name in _OF_NOISE:
+        yield Switch(
+            name, "noise: a --noise-multiplier above 0", not config.clips_alone
+        )
+    adaptive = config.privacy == "central" and config.clip_quantile is not None
+    yield Switch("clip_rate", "--privacy central --clip-quantile 0.5", adaptive)
+
+
+def privacy_choices(config: PrivacyOptions) -> Iterable[Choice]:
+    """Sample as the accountant has it."""
+    if config.privacy == "central" and config.sampling == "fixed":
+        reason = "as ε is accounted for; --sampling fixed goes with --accountant rdp"
+        yield Choice("sampling", "poisson", reason)
+
+
+def check_privacy(config: PrivacyOptions, method: MethodTraits) -> None:
+    """Refuse privacy that is not told how much noise, or that would not hold."""
+    if config.sample_noise is not None:
+        _check_samples(config)
+    if config.privacy == "none":
+        return
+    flag = f"--privacy {config.privacy}"
+    given = [config.noise_multiplier is not None, config.target_epsilon is not None]
+    if sum(given) != 1:
+        raise UserError(
+            f"{flag} takes one of --noise-multiplier, as in 0.8, and --target-epsilon, "
+            "as in 2"
+        )
+    _check_method(config, method, flag)
+    if config.clip_per == "layer":
+        _check_layers(config, method)
+    if config.privacy == "central":
+        _check_mean(config)
+    if config.new_rounds:
+        raise UserError(
+            f"{flag} does not cover --new-rounds, in which new clients send their "
+            "updates as they are"
+        )
+    if config.clips_alone:
+        # Nothing is promised that could fail to hold.
+        return
+    _check_attack(config, flag)
+    if config.accounted_delta >= 1:
+        raise UserError(
+            f"{flag}: δ is 1 with one client, and promises nothing; give --delta, as in "
+            "1e-6"
+        )
+    if config.privacy == "central":
+        _check_central(config)
+    elif config.compress not in ("none", "randomk"):
+        raise UserError(
+            f"--privacy local, but --compress {config.compress} would pack updates by "
+            "the size of their noise; use randomk"
+        )
+
+
+def _check_samples(config: PrivacyOptions) -> None:
+    """Refuse DP-SGD beside another privacy, or without a δ."""
+    if config.privacy != "none":
+        raise UserError(
+            f"--sample-noise hides samples, and --privacy {config.privacy} clients; a run "
+            "accounts for one of them"
+        )
+    if config.new_rounds:
+        raise UserError(
+            "--sample-noise does not cover --new-rounds, in which new clients train "
+            "without it"
+        )
+    if config.sample_noise and config.delta is None:
+        raise UserError("--sample-noise needs --delta, as in 1e-5")
+
+
+def _check_method(config: PrivacyOptions, method: MethodTraits, flag: str) -> None:
+    # A subclass has to say it anew: its round may read uploads in other ways.
+    if vars(type(method)).get("private_mean", False):
+        return
+    raise UserError(
+        f"{flag} would not hold: method {config.method} does more with uploads than "
+        "one mean a round (use fedavg, fedadam, fedprox, fedper …; a method of yours "
+        "that takes one says private_mean = True in its Options)"
+    )
+
+
+def _check_layers(config: PrivacyOptions, method: MethodTraits) -> None:
+    """Refuse to clip by layers where there are no whole ones, or C follows whole norms."""
+    if config.clip_quantile is not None:
+        raise UserError(
+            "--clip-quantile follows the norms of whole updates; leave it out, or use "
+            "--clip-per update"
+        )
+    if not method.whole_rows:
+        raise UserError(
+            f"--clip-per layer needs whole rows, and method {config.method} sends some "
+            "columns of them; use --clip-per update"
+        )
+
+
+def _check_attack(config: PrivacyOptions, flag: str) -> None:
+    """Refuse attacks that take one client's update to the server more than once."""
+    attack = ATTACKS.get(config.attack)
+    if attack is not None and attack.reads_others:
+        raise UserError(
+            f"{flag} would not hold with --attack {config.attack}, whose forgeries are "
+            "made of other clients' updates before these are clipped; use --attack "
+            "sign-flip, or --noise-multiplier 0 to clip without an ε"
+        )
+
+
+def _check_mean(config: PrivacyOptions) -> None:
+    """Refuse what a clipped sum over the expected cohort cannot be taken of."""
+    if config.aggregation != "mean":
+        raise UserError(
+            f"--privacy central would not hold with --aggregation "
+            f"{config.aggregation}, whose noise is not that of a mean; use --privacy "
+            "local, or leave it out"
+        )
+
+
+def _check_central(config: PrivacyOptions) -> None:
+    if config.oversample > 1:
+        raise UserError(
+            "--privacy central would not hold with --oversample: who is invited beyond "
+            "the cohort is not accounted for; raise --cohort"
+        )
+    if config.sampling == "fixed" and config.trace is not None:
+        raise UserError(
+            "--privacy central does not account for --sampling fixed among those "
+            "clients of a trace that are there; use --sampling poisson"
+        )
+    multiplier = config.noise_multiplier
+    by_pld = config.accountant == "pld"
+    if by_pld and multiplier is not None and multiplier < LEAST_BY_PLD:
+        raise UserError(
+            f"--noise-multiplier {multiplier:g}: ε is in the thousands, and takes "
+            f"--accountant pld minutes; use rdp, or at least {LEAST_BY_PLD}"
+        )
+    if config.sampling == "fixed" and by_pld:
+        raise UserError(
+            "--accountant pld has no answer for --sampling fixed; use --sampling "
+            "poisson, or --accountant rdp"
+        )
+    cohort, population = config.accounted_cohort, config.accounted_population
+    if cohort < config.cohort_size:
+        raise UserError(
+            f"--noise-cohort {cohort} is less than a round's "
+            f"{count(config.cohort_size, 'client')}, whose noise it would not hide"
+        )
+    if cohort > population:
+        name = "privacy_population" if config.privacy_population else "clients"
+        raise UserError(
+            f"rounds of {cohort:,} clients cannot be sampled from "
+            f"{flag_of(name)} {population}; raise it, or lower --noise-cohort"
+        )

@@ -1,0 +1,125 @@
+"""Options of what a run writes, and when."""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator
+
+from hpcfed.errors import UserError, count
+from hpcfed.options.declare import Switch, option
+from hpcfed.options.metrics import METRICS
+from hpcfed.options.run import RunOptions
+
+
+def _read_metrics(text: Any) -> Any:
+    """Parse `accuracy,top5`; a list of a TOML file is left to the field's type."""
+    if not isinstance(text, str):
+        return text
+    return [word.strip() for word in text.split(",")]
+
+
+def _check_metrics(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Refuse metrics that are unknown or named twice."""
+    for name in names or ():
+        if name not in METRICS:
+            raise ValueError(f"must be of {', '.join(METRICS)}")
+    if names is not None and len(set(names)) < len(names):
+        raise ValueError("must name every metric once")
+    return names or None
+
+
+Metrics = Annotated[
+    tuple[str, ...] | None,
+    BeforeValidator(_read_metrics),
+    AfterValidator(_check_metrics),
+]
+
+
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+"""Options that are called like the packages which they need."""
+
+
+class RecordingOptions(RunOptions):
+    title: ClassVar[str] = "evaluation, checkpoints and snapshots"
+
+    evaluate_every: int = option(1, "evaluate every N rounds, and after the last", ge=1)
+    evaluate_clients: int | None = option(
+        None,
+        "evaluate only a sample of so many clients, the same in every round "
+        "(default: all)",
+        ge=0,
+    )
+    metrics: Metrics = option(
+        None,
+        f"what models are judged by, as in accuracy,top5: any of {', '.join(METRICS)} "
+        "(default: accuracy; for texts also perplexity; for regression loss,r2)",
+    )
+    # Each 0 below is a plain "never"; nothing else decides in its place.
+    checkpoint_every: int = option(
+        0,
+        "write a checkpoint every N rounds, besides those of --checkpoint-minutes; "
+        "0: never",
+        ge=0,
+    )
+    checkpoint_minutes: float = option(
+        10.0,
+        "write a checkpoint when the last is this old, and a small one after the last "
+        "round; 0: never",
+        ge=0,
+    )
+    snapshot_every: int = option(
+        0, "write the clients' rows to params-RANK.h5 every N rounds; 0: never", ge=0
+    )
+    # Trackers write beside the record, from which no figure is missing without them.
+    tensorboard: bool = option(
+        False,
+        "also write all figures for TensorBoard, to OUT/tensorboard; look at them with "
+        "tensorboard --logdir OUT",
+    )
+    wandb: str | None = option(
+        None,
+        "also send all figures to this project of Weights & Biases, as its own package "
+        "is set up (WANDB_MODE=offline sends nothing)",
+    )
+    mlflow: str | None = option(
+        None,
+        "also send all figures to this experiment of MLflow, at MLFLOW_TRACKING_URI",
+    )
+
+
+def recording_switches(config: RecordingOptions) -> Iterable[Switch]:
+    """Name the options of when a run ends that act only where something else is on."""
+    if config.early_stop is not None:
+        # The first evaluation is always the best so far, and the last ends the run.
+        needed = (config.early_stop + 1) * config.evaluate_every + 1
+        yield Switch(
+            "early_stop", f"--rounds {needed} or more", config.rounds >= needed
+        )
+
+
+def check_trackers(config: RecordingOptions) -> None:
+    """Refuse trackers whose packages are not there."""
+    for package in TRACKERS:
+        if getattr(config, package) and find_spec(package) is None:
+            raise UserError(
+                f"--{package} needs the package {package}, which is not installed: "
+                f"pip install {package}"
+            )
+
+
+def check_recording(config: RecordingOptions) -> None:
+    """Refuse a sample of more clients than there are, and snapshots of no round."""
+    check_trackers(config)
+    if config.evaluate_clients is not None and config.evaluate_clients > config.clients:
+        raise UserError(
+            f"--evaluate-clients {config.evaluate_clients}, but there are "
+            f"{count(config.clients, 'client')}"
+        )
+    # Rarer evaluation and checkpoints are fine: the last round is always evaluated, and
+    # a run that ends needs no checkpoint.
+    if config.snapshot_every > config.rounds:
+        raise UserError(
+            f"--snapshot-every {config.snapshot_every}, but the run has only "
+            f"{config.rounds} rounds"
+        )

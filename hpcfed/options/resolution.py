@@ -1,0 +1,196 @@
+"""From raw values, as a user wrote them, to typed settings or one line that says what
+is wrong.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from unicodedata import category
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from hpcfed.errors import UserError
+from hpcfed.options.declare import Choice, OptionGroup
+from hpcfed.options.malicious import malicious_choices
+from hpcfed.options.method import Options
+from hpcfed.options.optimiser import optimiser_choices
+from hpcfed.options.partition import client_choices, partition_choices
+from hpcfed.options.privacy import privacy_choices
+from hpcfed.options.runconfig import RunConfig
+from hpcfed.options.settings import Settings
+from hpcfed.options.synonyms import suggest_option
+
+FLOATS = (2.0**-126, 2.0**128 * (1 - 2.0**-24))
+"""The least and the largest number above 0 that float32, in which runs compute, holds
+at full precision.
+"""
+
+MOST = 10**12
+"""The largest whole number of an option: more of anything is a slip, and products would
+overflow 64 bits.
+"""
+
+MOST_SEED = 2**63
+"""The limit of seeds, which are names rather than amounts."""
+
+NUMBERS = {
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+}
+"""What must be given where pydantic makes one of these complaints."""
+
+T = TypeVar("T", bound=OptionGroup)
+
+
+def resolve(
+    values: Mapping[str, Any],
+    sources: Mapping[str, str],
+    method_options: type[Options],
+    *,
+    shared: Collection[str] = (),
+    ranks: int = 1,
+) -> Settings:
+    """Make typed settings from raw values.
+
+    `sources` says how the user wrote each name, for error messages. Values of `shared`
+    names were given for several runs, and some of these may have no use for them.
+    Defaults that do not suit the run on so many ranks give way to others.
+    """
+    # Pydantic would report unknown names, too, but cannot guess what was meant.
+    known = [*RunConfig.model_fields, *method_options.model_fields]
+    for name in values:
+        if name not in known:
+            guess = suggest_option(name, known)
+            raise UserError(f"{sources[name]}: unknown option{guess}")
+    _check_one_of(values, sources, ("seed", "seeds"))
+    own = {name: value for name, value in values.items() if name not in shared}
+    # What is shared may be overruled, and a record holds both.
+    _check_one_of(own, sources, ("participation", "cohort"))
+    common: dict[str, Any] = {}
+    of_method: dict[str, Any] = {}
+    for name, value in values.items():
+        field = method_options.model_fields.get(name)
+        # `methods.load` makes sure that no name is in both.
+        _check_raw(
+            value, field or RunConfig.model_fields[name], sources.get(name, name)
+        )
+        (common if field is None else of_method)[name] = value
+    settings = Settings(
+        _validated(RunConfig, common, sources),
+        _validated(method_options, of_method, sources),
+        asked=frozenset(values) - frozenset(shared),
+    )
+    return _fitted(settings, values, ranks)
+
+
+def _check_one_of(
+    values: Mapping[str, Any], sources: Mapping[str, str], names: tuple[str, str]
+) -> None:
+    """Refuse two options that say the same in different ways."""
+    one, other = names
+    if one in values and other in values:
+        raise UserError(
+            f"{sources[one]} and {sources[other]} exclude each other; keep one of them"
+        )
+
+
+def _fitted(settings: Settings, given: Mapping[str, Any], ranks: int) -> Settings:
+    """Replace defaults that do not suit the run; what the user gave stays."""
+    # The data first: others look at the number of clients.
+    settings = _adapted(settings, partition_choices(settings.config), given)
+    settings = _adapted(settings, client_choices(settings.config), given)
+    wanted = [
+        *malicious_choices(settings.config),
+        *privacy_choices(settings.config),
+        *optimiser_choices(settings.config),
+        *settings.options.fit(settings.config, ranks),
+    ]
+    return _adapted(settings, wanted, given)
+
+
+def _adapted(
+    settings: Settings, wanted: Iterable[Choice], given: Mapping[str, Any]
+) -> Settings:
+    """Replace what is wanted, unless the user gave it."""
+    # A user who gives `auto` leaves the choice to us, too.
+    choices = [
+        choice for choice in wanted if given.get(choice.option, "auto") == "auto"
+    ]
+    return settings.adapted(choices)
+
+
+def _check_raw(value: Any, field: FieldInfo, source: str) -> None:
+    """Refuse raw values that pydantic would take for something that nobody meant."""
+    # Pydantic takes true for 1.
+    if isinstance(value, bool) and field.annotation is not bool:
+        raise UserError(f"{source}: must have a value, got {str(value).lower()}")
+    # A shell variable that is not set; Path("") would be the current folder.
+    if value == "" and field.annotation == Path | None:
+        raise UserError(f"{source}: must be a path, got nothing")
+    if isinstance(value, str):
+        check_text(value, source)
+
+
+def check_text(text: str, source: str) -> None:
+    """Refuse text that a record cannot hold, and characters that a terminal obeys."""
+    if "\0" in text:
+        raise UserError(f"{source}: must be without a null character, got {text!r}")
+    kinds = set(map(category, text))
+    # Python keeps bytes of the command line that are not UTF-8 as lone surrogates.
+    if "Cs" in kinds:
+        raise UserError(f"{source}: must be UTF-8, got {text!r}")
+    if "Cc" in kinds:
+        raise UserError(f"{source}: must be without control characters, got {text!r}")
+
+
+def _validated(
+    group: type[T], values: Mapping[str, Any], sources: Mapping[str, str]
+) -> T:
+    try:
+        found = group.model_validate(values)
+    except ValidationError as failure:
+        raise _refusal(failure.errors()[0], group, sources) from None
+    # Only what was given: defaults are ours.
+    for name in values:
+        whole = MOST_SEED if "seed" in name else MOST
+        _check_number(getattr(found, name), sources.get(name, name), whole=whole)
+    return found
+
+
+def _check_number(value: Any, source: str, *, whole: int) -> None:
+    """Refuse numbers that no run can compute with."""
+    least, largest = FLOATS
+    if isinstance(value, int) and abs(value) > whole:
+        raise UserError(f"{source}: must be at most {whole:,}")
+    if isinstance(value, float) and value and not least <= abs(value) <= largest:
+        raise UserError(
+            f"{source}: must be 0 or between {least:.2g} and {largest:.2g}, as float32 "
+            "has them"
+        )
+
+
+def _refusal(
+    error: ErrorDetails, group: type[OptionGroup], sources: Mapping[str, str]
+) -> UserError:
+    """Put pydantic's first complaint into our words."""
+    # A location is the option's name, then perhaps a position in its list.
+    name = str(error["loc"][0]) if error["loc"] else ""
+    source = sources.get(name, name)
+    kind = NUMBERS.get(error["type"])
+    if kind is not None:
+        # A flag's source shows the value already.
+        shown = source.endswith(f" {error['input']}")
+        got = "" if shown else f", got {error['input']!r}"
+        return UserError(f"{source}: must be {kind}{got}")
+    if error["type"] == "string_pattern_mismatch":
+        # The default shows the pattern better than a regular expression does.
+        message = f"must look like {group.model_fields[name].default}"
+    else:
+        message = error["msg"].replace("Input should be", "must be")
+        message = message.replace("Value error, ", "")
+    return UserError(f"{source}: {message}, got {error['input']!r}")

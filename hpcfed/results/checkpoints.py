@@ -1,0 +1,373 @@
+"""`checkpoints/<rounds done>/`: what a run needs to go on. Arrays without pickle, valid
+once the marker stands there.
+
+All ranks write files of their own, each under its name only when it is whole on disk;
+the marker, which comes last, names them all with their checksums. A checkpoint whose
+files do not match it is passed over for the one before, so two are kept. Each has a
+copy of `run.h5`, too: what was recorded must not depend on a single file without
+checksums.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from re import fullmatch
+from typing import Any
+
+import numpy as np
+
+from hpcfed.errors import UserError, one_line
+from hpcfed.results.folder import CHECKPOINTS, RECORD, checkpoint_folders
+from hpcfed.results.publish import publish, replacing
+from hpcfed.results.safe import check_file
+
+KEPT = 2
+"""Finished checkpoints that stay."""
+MARKER = "complete.json"
+MOST_MARKER = 16 * 2**20
+"""Bytes of a marker that is read."""
+BLOCK = 2**24
+"""Bytes that are read between two looks at whether to stop."""
+_FORMAT, _SCHEMA = "hpcfed checkpoint", 1
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*\.(npy|h5)"
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
+"""What reading a damaged checkpoint may raise."""
+
+Say = Callable[[str], None]
+Stopping = Callable[[], bool]
+"""Tells whether a stop was asked for."""
+
+
+class Interrupted(Exception):
+    """A stop was asked for while checkpoints were read."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a checkpoint, as the marker describes it."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that is whole."""
+
+    folder: Path
+    rounds: int
+    """Rounds that are done."""
+    files: tuple[StoredFile, ...]
+
+    def read(
+        self, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]
+    ) -> np.ndarray:
+        """Read an array of this kind (None: any length)."""
+        return load(self.folder, name, dtype, shape)
+
+    def read_any(self, name: str) -> np.ndarray:
+        """Read an array of numbers whose kind somebody else checks."""
+        return _read(self.folder / f"{name}.npy")
+
+    def refusal(self, name: str, held: str) -> UserError:
+        """Return the error about an array that cannot be this run's, for what it holds."""
+        return _refusal(self.folder / f"{name}.npy", held)
+
+    def names(self, beginning: str) -> list[str]:
+        """Return the arrays whose names begin so."""
+        found = []
+        for file in self.files:
+            if file.name.startswith(beginning):
+                found.append(file.name.removesuffix(".npy"))
+        return found
+
+
+# Writing.
+
+
+def prepare(folder: Path) -> None:
+    """Make an empty folder for a checkpoint, whatever was there before."""
+    remove(folder)
+    folder.mkdir(parents=True)
+
+
+def write(folder: Path, name: str, array: np.ndarray) -> StoredFile:
+    """Write an array as NAME.npy; the folder must be there."""
+    path = folder / f"{name}.npy"
+    # The folder is synced with the marker, before which nobody looks for the file.
+    with replacing(path) as file:
+        counted = _Counted(file.write)
+        # `ascontiguousarray` would make a vector of a single number.
+        contiguous = np.asarray(array, order="C")
+        np.lib.format.write_array(counted, contiguous, allow_pickle=False)
+    return StoredFile(path.name, counted.size, counted.hash.hexdigest())
+
+
+class _Counted:
+    """Counts and hashes what is written, so that nobody has to read it again."""
+
+    def __init__(self, write: Callable[[bytes], int]) -> None:
+        self._write = write
+        self.hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.hash.update(data)
+        self.size += len(data)
+        return self._write(data)
+
+
+def copy(folder: Path, path: Path) -> StoredFile:
+    """Copy a file into a checkpoint under its own name."""
+    # Read once, so that the checksum is of the very bytes that are written.
+    content = path.read_bytes()
+    publish(content, folder / path.name)
+    return StoredFile(path.name, len(content), hashlib.sha256(content).hexdigest())
+
+
+def existing(path: Path, stopping: Stopping = lambda: False) -> StoredFile:
+    """Describe a file that something else has written to a checkpoint's folder."""
+    size, digest = check_file(path), hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            if stopping():
+                raise Interrupted
+            digest.update(block)
+        # Whoever wrote it may not have: the marker must not come to disk before it.
+        os.fsync(file.fileno())
+    return StoredFile(path.name, size, digest.hexdigest())
+
+
+def complete(
+    folder: Path, rounds: int, files: Sequence[StoredFile], *, keep: int = KEPT
+) -> None:
+    """Put up the marker, now that all files are on disk, and remove all finished
+    checkpoints but the last `keep`.
+    """
+    marker = {
+        "format": _FORMAT,
+        "schema": _SCHEMA,
+        "rounds": rounds,
+        "parts": [asdict(file) for file in files],
+    }
+    publish(json.dumps(marker, indent=1).encode(), folder / MARKER)
+    # Only now: until this one is whole, an older one is what a run goes on from.
+    run = folder.parent.parent
+    every = checkpoint_folders(run)
+    finished = [old for old in every if (old / MARKER).exists()]
+    for old in set(every) - set(finished[-keep:]):
+        remove(old)
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint; the marker first, so that nobody takes what is left for
+    whole.
+    """
+    (folder / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def discard_after(run: Path, rounds: int) -> None:
+    """Remove checkpoints of later rounds than those that a run goes on after: they are
+    damaged or unfinished.
+    """
+    for folder in checkpoint_folders(run):
+        if int(folder.name) > rounds:
+            remove(folder)
+
+
+# Reading.
+
+
+def load(
+    folder: Path, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]
+) -> np.ndarray:
+    """Read an array that `write` has written, of this kind (None: any length).
+
+    A checksum does not say whose file it is, so type and shape are checked, too.
+    """
+    path = folder / f"{name}.npy"
+    array = _read(path)
+    fits = array.ndim == len(shape)
+    fits = fits and array.dtype == dtype
+    for asked, found in zip(shape, array.shape, strict=False):
+        fits = fits and asked in (None, found)
+    if not fits:
+        raise _refusal(path, f"{array.dtype} of shape {array.shape}")
+    return array
+
+
+def _read(path: Path) -> np.ndarray:
+    try:
+        return _load(path)
+    except Exception as error:  # whatever numpy says of a header that somebody made up
+        raise UserError(f"{path} cannot be read: {one_line(error)}") from None
+
+
+def _refusal(path: Path, held: str) -> UserError:
+    return UserError(f"{path} holds {held}: it is not of this run")
+
+
+def _load(path: Path) -> np.ndarray:
+    """Read an array; a header that promises more than the file holds is not believed."""
+    with open(path, "rb") as file:
+        version = np.lib.format.read_magic(file)
+        shape, _, dtype = _HEADERS[version](file)
+        promised = prod(shape) * dtype.itemsize
+        held = path.stat().st_size - file.tell()
+        # An array of objects would be a pickle, which may run anything.
+        if dtype.hasobject or promised != held:
+            raise ValueError("no array of numbers of its size")
+        file.seek(0)
+        array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+def exist(run: Path) -> bool:
+    """Tell whether a checkpoint was ever finished; nobody has looked whether it is
+    whole.
+    """
+    return any((folder / MARKER).exists() for folder in checkpoint_folders(run))
+
+
+def newest_rounds(run: Path) -> int:
+    """Return the rounds after which the newest finished checkpoint was written; 0
+    without one. Nobody has looked whether it is whole.
+    """
+    finished = [path for path in checkpoint_folders(run) if (path / MARKER).exists()]
+    return int(finished[-1].name) if finished else 0
+
+
+def listed(folder: Path) -> list[str]:
+    """Return the names of a checkpoint's files, by its marker; others that lie there
+    are nobody's.
+    """
+    return [file.name for file in _marked(folder)]
+
+
+def recorded(run: Path, *, record_only: bool = False) -> list[Path]:
+    """Return the HDF5 files that going on may read, as they were written to
+    checkpoints, the last first; or copies of the record alone.
+
+    The run's own `run.h5` is one of them only if no checkpoint has it: it may be
+    damaged. The server's files may be large: only one rank should hash them.
+    """
+    found = []
+    for folder in reversed(checkpoint_folders(run)):
+        with suppress(*_DAMAGE):
+            for file in _marked(folder):
+                wanted = file.name == RECORD
+                if not record_only:
+                    wanted = file.name.endswith(".h5")
+                if wanted and _is_whole(folder, file):
+                    found.append(folder / file.name)
+    if not any(path.name == RECORD for path in found):
+        found.append(run / RECORD)
+    return found
+
+
+def newest(run: Path, *, say: Say, below: int | None = None) -> Checkpoint | None:
+    """Return the last checkpoint that is whole, of those after fewer than `below`
+    rounds; `say` hears of damaged ones.
+    """
+    found = common([run], say=say, below=below)
+    return found[0] if found else None
+
+
+def common(
+    runs: Sequence[Path],
+    *,
+    say: Say,
+    stopping: Stopping = lambda: False,
+    below: int | None = None,
+) -> list[Checkpoint] | None:
+    """Return the checkpoints of the last round after which every run has a whole one.
+
+    Seeds that advance together must go on from the same round, or their sums would be
+    rounded otherwise.
+    """
+    rounds = []
+    for run in runs:
+        there = run / CHECKPOINTS
+        if there.is_symlink():
+            raise UserError(
+                f"{there} is a link, which is not followed; put the folder itself there"
+            )
+        names = {folder.name for folder in checkpoint_folders(run)}
+        rounds.append(names)
+    # Names have leading zeros, so that their order is that of the rounds.
+    for name in sorted(set.intersection(*rounds), reverse=True):
+        if below is not None and int(name) >= below:
+            continue
+        folders = [run / CHECKPOINTS / name for run in runs]
+        # Without its marker a checkpoint was not finished, which is no damage.
+        finished = all((folder / MARKER).exists() for folder in folders)
+        if not finished:
+            continue
+        whole = []
+        for folder in folders:
+            checkpoint = _if_whole(folder, say, stopping)
+            if checkpoint is not None:
+                whole.append(checkpoint)
+        if len(whole) == len(runs):
+            return whole
+    return None
+
+
+def _if_whole(folder: Path, say: Say, stopping: Stopping) -> Checkpoint | None:
+    """Return a checkpoint, or say how it is damaged."""
+    try:
+        files = _marked(folder)
+        for file in files:
+            if not _is_whole(folder, file, stopping):
+                raise ValueError(f"{file.name} is not what was written")
+    except _DAMAGE as error:
+        say(f"checkpoint {folder} is damaged ({error}); going back to the one before")
+        return None
+    return Checkpoint(folder, int(folder.name), files)
+
+
+def _is_whole(
+    folder: Path, file: StoredFile, stopping: Stopping = lambda: False
+) -> bool:
+    """Compare a file with what the marker says; its size tells sooner than its
+    checksum.
+    """
+    # Sizes differ when a write was cut short; then nobody reads gigabytes for it.
+    path = folder / file.name
+    return check_file(path) == file.size and existing(path, stopping) == file
+
+
+def _marked(folder: Path) -> tuple[StoredFile, ...]:
+    """Return the files that the marker names, if it speaks of files in this folder
+    alone.
+    """
+    if folder.is_symlink():
+        raise ValueError("it is a link, which is not followed")
+    # The marker itself may have been handed in, and may be anything.
+    check_file(folder / MARKER, MOST_MARKER)
+    marker: dict[str, Any] = json.loads((folder / MARKER).read_bytes())
+    if (marker["format"], marker["schema"]) != (_FORMAT, _SCHEMA):
+        raise ValueError("another version's")
+    if marker["rounds"] != int(folder.name):
+        raise ValueError(f"its marker is of round {marker['rounds']!r}")
+    files = tuple(StoredFile(**file) for file in marker["parts"])
+    for file in files:
+        # A name with a slash would lead out of the folder.
+        if not fullmatch(_NAME, file.name):
+            raise ValueError(f"{file.name!r} is no file's name")
+        path = folder / file.name
+        if not path.is_file() or path.is_symlink():
+            raise ValueError(f"{file.name} is missing, or no plain file")
+    return files

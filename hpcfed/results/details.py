@@ -1,0 +1,76 @@
+"""What a run's file holds beyond its record: read for a page about this run alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.results.folder import RECORD
+from hpcfed.results.safe import Reader, readable, reading
+from hpcfed.results.server import LatentMap
+
+MOST_SAMPLES = 2**53
+"""The most samples of a client and a class: a float holds no larger whole numbers."""
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    """All of it is empty or None in files that are older, or about something else."""
+
+    class_counts: np.ndarray
+    """Training samples: [client, class]."""
+    losses: dict[str, np.ndarray]
+    """The loss of every step of the server's networks: [training, step]."""
+    latents: LatentMap | None
+    """The map of the last training of the server's model."""
+
+    @classmethod
+    def nothing(cls) -> "RunDetails":
+        """Return details of a run that has none."""
+        return cls(np.empty((0, 0)), {}, None)
+
+
+def read_details(folder: Path) -> RunDetails:
+    """Read the details of a run that was readable as one; a UserError if they are not."""
+    path = folder / RECORD
+    with readable(path, "a run"), reading(path) as file:
+        return RunDetails(_class_counts(file), _losses(file), _latents(file))
+
+
+def _class_counts(file: Reader) -> np.ndarray:
+    if "clients/classes" not in file:
+        return np.empty((0, 0))
+    clients = len(file.numbers("clients/train_samples", (None,)))
+    counts = file.numbers("clients/classes", (clients, None)).astype(np.float64)
+    # Also false for NaN.
+    if not ((counts >= 0) & (counts <= MOST_SAMPLES)).all():
+        raise ValueError("clients/classes holds numbers that cannot be")
+    return counts
+
+
+def _losses(file: Reader) -> dict[str, np.ndarray]:
+    """Read the losses of all trainings that have come."""
+    if "server" not in file:
+        return {}
+    group = file.within("server")
+    came = np.isfinite(group.numbers("round", (None,)).astype(np.float64))
+    losses = {}
+    for network in group.texts("network_names"):
+        name = f"{network}_loss"
+        if name in group:
+            of_all = group.numbers(name, (len(came), None))
+            losses[network] = of_all[came].astype(np.float64)
+    return losses
+
+
+def _latents(file: Reader) -> LatentMap | None:
+    if "server/latents" not in file:
+        return None
+    places = file.numbers("server/latents", (None, 2)).astype(np.float64)
+    clients = file.numbers("server/latent_clients", (len(places),)).astype(np.float64)
+    shares = file.numbers("server/latent_shares", (2,)).astype(np.float64)
+    # Places that no upload has are NaN; a damaged file may have anything.
+    known = np.isfinite(places).all(1) & (clients >= 0) & (clients <= MOST_SAMPLES)
+    if not known.any() or not ((shares >= 0) & (shares <= 1 + 1e-6)).all():
+        return None
+    return LatentMap(clients[known].astype(np.int64), places[known], shares)

@@ -1,0 +1,367 @@
+"""A run's folder: which names in it are the run's, and what may be done to them.
+
+Nothing else in the folder is ever changed or removed; a checkpoint's folder goes as a
+whole. No link is followed, and what is no plain file is refused: a folder may have been
+handed in, and a name in it may lead anywhere.
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from re import fullmatch
+
+from hpcfed.errors import UserError
+from hpcfed.options.seeds import seed_folder
+from hpcfed.results.publish import check_target
+
+# Whoever needs one of these names takes it from here.
+
+RECORD = "run.h5"
+"""Everything that a run measured."""
+SERVER = "server.h5"
+"""The trained server's model."""
+MODEL = "model.npz"
+"""The global model after the last round: an array for every tensor, by its name."""
+STUDY = "study.h5"
+"""All runs of a study, in the study's folder."""
+PLAN = "plan.json"
+"""Which trials a study is to run, in the study's folder."""
+POINTS, STACKS = "points", "stacks"
+"""The folders of a study's trials and of its stacks' files, in the study's folder."""
+CLAIM = ".claim"
+"""The file by which a run claims its folder while it goes on."""
+STUDY_CLAIM = ".study"
+"""The file by which a study claims its folder."""
+JOB = ".job"
+"""The file that names the Slurm job which began the run."""
+CHECKPOINTS = "checkpoints"
+TRACE, PROFILE = "trace.json", "profile.json"
+"""What a profiled run leaves."""
+SIGN, LEARNING = "progress.json", "learning.json"
+"""Signs of life, while the run goes on and while its server learns."""
+TRACKED = "tracked.json"
+"""How far experiment trackers have got."""
+TENSORBOARD = "tensorboard"
+"""The folder of what --tensorboard writes."""
+_PARAMS = r"params-[0-9]{1,9}(-after-[0-9]{1,18})?\.h5"
+_FAILURE = r"error-[0-9]{1,9}\.txt"
+_SIGNS = r"progress\.json|learning\.json|tracked\.json"
+_TEMPORARY = rf"\.(run\.h5|server\.h5|model\.npz|{_SIGNS})\..+\.tmp"
+_MADE = rf"run\.h5|server\.h5|model\.npz|{_PARAMS}|{_FAILURE}|{_SIGNS}|{_TEMPORARY}"
+"""Files that a run makes, and that --overwrite removes."""
+_FILES = rf"{_MADE}|trace\.json|profile\.json|\.claim|\.job"
+"""Files that are written to."""
+_SEED = r"seed-([0-9]{1,19})"
+_CHECKPOINT = r"[0-9]{8,18}"
+_EVENTS = r"events\.out\.tfevents\..+"
+"""Files in TensorBoard's folder."""
+_OF_RUN = rf"{_FILES}|({CHECKPOINTS}|{TENSORBOARD})/.+"
+"""Every path that a run writes, from its folder on."""
+_OUTCOME = rf"{POINTS}/[^/]+/repeat-[0-9]+\.(json|log)"
+_OF_STUDY = rf"study\.h5|plan\.json|\.study|slurm-.+\.log|{STACKS}/.+|{_OUTCOME}"
+"""Every path that a study writes, from its folder on; its trials are runs."""
+_RESULTS = (".h5", ".npz", ".npy")
+"""Endings of files of numbers, which no export has."""
+
+
+def seeds(folder: Path) -> list[int]:
+    """Return the seeds that have a folder of their own in it, ascending."""
+    found = []
+    for path in _entries(folder):
+        match = fullmatch(_SEED, path.name)
+        if match and _is_folder(path):
+            found.append(int(match[1]))
+    # Names are in the order of letters, where 10 comes before 9.
+    return sorted(found)
+
+
+def seed_folders(folder: Path) -> list[Path]:
+    """Return the folders of all seeds in it, by seed."""
+    return [seed_folder(folder, seed) for seed in seeds(folder)]
+
+
+def runs(folder: Path) -> list[Path]:
+    """Return the folders of the runs in it: its seeds', or itself."""
+    check_one_kind(folder)
+    begun = []
+    for path in seed_folders(folder):
+        # A link counts, too: it is refused later, by name.
+        if os.path.lexists(path / RECORD):
+            begun.append(path)
+    return begun or [folder]
+
+
+def records(folder: Path) -> list[Path]:
+    """Return the record of every run in a folder, as far as it has one."""
+    found = []
+    for run in (folder, *seed_folders(folder)):
+        if (run / RECORD).is_file():
+            found.append(run / RECORD)
+    return found
+
+
+def folders_with_runs(folder: Path) -> list[Path]:
+    """Return the folders in it that hold a run, seeds of one, or a study, by name."""
+    found = []
+    for path in _entries(folder):
+        if _is_folder(path) and ((path / STUDY).is_file() or records(path)):
+            found.append(path)
+    return found
+
+
+def holds_run(folder: Path) -> bool:
+    """Tell whether a run has begun in it, whatever has become of its record."""
+    names = (RECORD, CHECKPOINTS, CLAIM)
+    return any(os.path.lexists(folder / name) for name in names)
+
+
+def check_one_kind(folder: Path) -> None:
+    """Refuse a folder that holds a run and also seeds of one: nobody can tell which of
+    them is meant.
+    """
+    if not (folder / RECORD).is_file():
+        return
+    for path in seed_folders(folder):
+        if (path / RECORD).is_file():
+            raise UserError(
+                f"{folder} holds both a run ({RECORD}) and a seed of one "
+                f"({path.name}); move one of them elsewhere"
+            )
+
+
+def check_export(option: str, path: Path) -> None:
+    """Refuse to write a page, a table or a figure where a run or a study has a file of
+    its own, or will have one: a slip such as `--csv run.h5` must not cost a run.
+    """
+    check_target(option, path)
+    if path.suffix in _RESULTS:
+        raise UserError(
+            f"{option} {path}: {path.suffix} is for results; name a file of another kind"
+        )
+    _check_free(option, path)
+
+
+def _check_free(option: str, path: Path) -> None:
+    """Refuse a path that belongs to a run or a study that is there."""
+    # A link may lead into a run's folder.
+    target = path.parent.resolve() / path.name
+    for folder in target.parents:
+        name = target.relative_to(folder).as_posix()
+        # Names first: nobody looks into folders in which none of them would be.
+        if fullmatch(_OF_RUN, name) and _is_runs(folder):
+            owner = "run"
+        elif fullmatch(_OF_STUDY, name) and _is_studys(folder):
+            owner = "study"
+        else:
+            continue
+        raise UserError(
+            f"{option} {path} belongs to the {owner} in {folder}, which would be "
+            "damaged; name another place"
+        )
+
+
+def _is_runs(folder: Path) -> bool:
+    """Tell whether a run, or seeds of one, is in a folder. Others have folders named
+    `checkpoints`, too: unlike `holds_run`, it must hold a run's.
+    """
+    begun = any(os.path.lexists(folder / name) for name in (RECORD, CLAIM))
+    return begun or bool(checkpoint_folders(folder)) or bool(seeds(folder))
+
+
+def _is_studys(folder: Path) -> bool:
+    """Tell whether a study is in a folder. A plan.json alone may be anything."""
+    return (folder / STUDY).is_file() or _is_folder(folder / POINTS)
+
+
+def checkpoint_folder(run: Path, rounds: int) -> Path:
+    """Return the folder of the checkpoint after so many rounds."""
+    return run / CHECKPOINTS / f"{rounds:08d}"
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, the oldest first; a link is none."""
+    there = run / CHECKPOINTS
+    # What a link leads to might be removed as a checkpoint that is too old.
+    if there.is_symlink():
+        return []
+    found = []
+    for path in _entries(there):
+        if fullmatch(_CHECKPOINT, path.name) and _is_folder(path):
+            found.append(path)
+    return sorted(found)
+
+
+def snapshot_file(run: Path, rank: int, after: int | None = None) -> Path:
+    """Return the file for the rows of a rank's clients; `after` so many rounds, where a
+    resumed run could not go on in the file that it began with.
+    """
+    name = f"params-{rank}" if after is None else f"params-{rank}-after-{after}"
+    return run / f"{name}.h5"
+
+
+def snapshots(run: Path) -> list[Path]:
+    """Return all files with the rows of clients."""
+    return [path for path in _entries(run) if fullmatch(_PARAMS, path.name)]
+
+
+def snapshots_of_rank(run: Path, rank: int) -> list[Path]:
+    """Return the files with the rows of a rank's clients."""
+    beginnings = (snapshot_file(run, rank).name, f"params-{rank}-after-")
+    return [path for path in snapshots(run) if path.name.startswith(beginnings)]
+
+
+def failures(run: Path) -> list[Path]:
+    """Return what ranks have left that failed."""
+    found = []
+    for path in _entries(run):
+        if not fullmatch(_FAILURE, path.name):
+            continue
+        if stat.S_ISREG(path.lstat().st_mode):
+            found.append(path)
+    return found
+
+
+def leave_failure(run: Path, rank: int, text: str) -> None:
+    """Write down why a rank failed; that it cannot be written is no further failure."""
+    # A link there must not have another file overwritten, nor a pipe hold the rank.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with suppress(OSError):
+        descriptor = os.open(run / f"error-{rank}.txt", flags, 0o666)
+        with open(descriptor, "w") as file:
+            file.write(text)
+
+
+def check_plain(folder: Path) -> None:
+    """Refuse a folder in which one of the run's names is a link, or neither a file nor
+    a folder.
+    """
+    # Names that are not the run's may be anything: nobody opens them.
+    for path in _entries(folder):
+        if fullmatch(_FILES, path.name):
+            _check_kind(path, stat.S_ISREG, "file")
+        elif fullmatch(_SEED, path.name):
+            _check_kind(path, stat.S_ISDIR, "folder")
+            check_plain(path)
+        elif path.name == CHECKPOINTS:
+            _check_kind(path, stat.S_ISDIR, "folder")
+            _check_plain_checkpoints(path)
+        elif path.name == TENSORBOARD:
+            _check_kind(path, stat.S_ISDIR, "folder")
+
+
+def _check_plain_checkpoints(folder: Path) -> None:
+    for checkpoint in _entries(folder):
+        if not fullmatch(_CHECKPOINT, checkpoint.name):
+            continue
+        _check_kind(checkpoint, stat.S_ISDIR, "folder")
+        for path in _entries(checkpoint):
+            _check_kind(path, stat.S_ISREG, "file")
+
+
+def _check_kind(path: Path, is_kind: Callable[[int], bool], kind: str) -> None:
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise UserError(
+            f"{path} is a link, which is not followed; put the {kind} itself there, or "
+            "remove it"
+        )
+    if not is_kind(mode):
+        raise UserError(f"{path} is no {kind}; remove it")
+
+
+def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
+    """Refuse a folder with what a new run may not replace.
+
+    A run that was killed has left its claim. So other files beside it are no reason to
+    refuse `overwrite`; whoever has `claimed` the folder meanwhile has looked before.
+    """
+    # Old checkpoints are removed as whole folders, and a run in them with them.
+    _check_free("--out", out)
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UserError(f"--out {out} is a file; name a folder")
+    check_plain(out)
+    holds_record = any((run / RECORD).exists() for run in runs(out))
+    if holds_record:
+        if not overwrite:
+            raise UserError(
+                f"--out {out} already holds a run; add --overwrite to replace it, or "
+                "name another folder"
+            )
+        return
+    # No record: the folder is somebody's, or of a run that was killed very early.
+    found = [path for path in _entries(out) if path.name not in (CLAIM, JOB)]
+    made = [path for path in found if _is_made_by_run(path)]
+    was_killed = claimed or bool(made) or (out / CLAIM).exists()
+    if not found or (overwrite and was_killed):
+        return
+    # With a stranger's file in it, --overwrite would not do.
+    advice = "name another folder"
+    if len(made) == len(found):
+        advice = "add --overwrite to begin in it"
+    raise UserError(f"--out {out} is not empty and holds no run; {advice}")
+
+
+def _is_made_by_run(path: Path) -> bool:
+    """Tell whether a run makes such a file or folder: one that was killed early has left
+    some, and no record.
+    """
+    if fullmatch(_SEED, path.name):
+        return _is_folder(path) and all(map(_is_made_by_run, _entries(path)))
+    if path.name in (CHECKPOINTS, TENSORBOARD):
+        return True
+    return fullmatch(_FILES, path.name) is not None
+
+
+def made(folder: Path) -> list[str]:
+    """Return the names of what a run has made, but for hidden files; folders end in /."""
+    names = []
+    for path in _entries(folder):
+        if _is_made_by_run(path) and not path.name.startswith("."):
+            names.append(path.name + "/" * _is_folder(path))
+    return names
+
+
+def strangers(folder: Path) -> list[Path]:
+    """Return what no run has made."""
+    return [path for path in _entries(folder) if not _is_made_by_run(path)]
+
+
+def empty(folder: Path) -> None:
+    """Remove what runs have written to it, and nothing else."""
+    for run in (*seed_folders(folder), folder):
+        # Neither the claim nor the job's name: whoever empties a folder has claimed it.
+        for path in _entries(run):
+            if fullmatch(_MADE, path.name):
+                path.unlink()
+        for checkpoint in checkpoint_folders(run):
+            shutil.rmtree(checkpoint)
+        for events in _entries(run / TENSORBOARD):
+            if fullmatch(_EVENTS, events.name):
+                events.unlink()
+        # They stay where somebody's own files are in them.
+        for name in (CHECKPOINTS, TENSORBOARD):
+            with suppress(OSError):
+                (run / name).rmdir()
+
+
+def remove_empty_seeds(folder: Path) -> None:
+    """Remove folders of seeds that nothing is left in; their claims must have been
+    given back.
+    """
+    for run in seed_folders(folder):
+        with suppress(OSError):
+            run.rmdir()
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return what is in a folder; nothing where there is none."""
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

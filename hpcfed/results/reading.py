@@ -1,0 +1,389 @@
+"""Reading a run back from run.h5: every number is checked, since anybody may have handed
+the file in.
+"""
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.errors import UserError
+from hpcfed.options.metrics import METRICS, USUAL
+from hpcfed.results.claim import is_abandoned
+from hpcfed.results.folder import (
+    RECORD,
+    STUDY,
+    check_one_kind,
+    failures,
+    folders_with_runs,
+)
+from hpcfed.results.groups import NEW_ROUNDS
+from hpcfed.results.json_values import parsed
+from hpcfed.results.metric_arrays import CLASS_SERIES
+from hpcfed.results.results import EVALUATED, SCHEMA
+from hpcfed.results.run import LearningRecord, NewRounds, RunRecord
+from hpcfed.results.safe import Reader, readable, reading
+from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES, series_of
+from hpcfed.runtime.timer import PHASES
+
+CheckConfig = Callable[[dict[str, Any]], dict[str, Any]]
+"""Returns a stored config with its options checked, or raises a ValueError."""
+
+FACTS: dict[str, type] = {
+    "method": str,
+    "dataset": str,
+    "model": str,
+    "status": str,
+    "schema": int,
+    "rounds_done": int,
+    "clients": int,
+    "ranks": int,
+    "seed": int,
+    "columns": int,
+    "stacked_seeds": int,
+}
+"""Attributes that readers of a run count on."""
+MOST = 1e30
+"""No second, byte or client is counted beyond it."""
+LEAST_SECONDS = 1e-9
+"""No round is shorter."""
+MOST_NAMED = 8
+"""Runs that a message names."""
+MOST_LINE = 10_000
+"""Characters of an error."""
+
+
+def read_run(folder: Path, check_config: CheckConfig) -> RunRecord:
+    """Read `folder/run.h5`; anything that is not a run's folder is one line for the
+    user.
+    """
+    path = folder / RECORD
+    if not folder.exists():
+        raise UserError(f"no such folder: {folder}")
+    if not path.is_file():
+        if (folder / STUDY).is_file():
+            raise UserError(
+                f"{folder} holds a study; look at all of its runs: "
+                f"hpcfed report {folder}"
+            )
+        below = folders_with_runs(folder)
+        if below:
+            names = ", ".join(path.name for path in below[:MOST_NAMED])
+            more = ", …" if len(below) > MOST_NAMED else ""
+            raise UserError(
+                f"{folder} holds runs in folders of their own ({names}{more}); name one, as in "
+                f"{below[0]}, or look at all of them: hpcfed report {folder}"
+            )
+        raise UserError(f"{folder} holds no run (there is no {RECORD} in it)")
+    check_one_kind(folder)
+    with readable(path, "a run"), reading(path) as file:
+        record = record_of(folder, file, check_config)
+        # What is complete has not failed, whatever lies beside it.
+        if record.status == "complete":
+            return record
+        error = _first_failure(folder)
+        if error is not None:
+            return replace(record, status="failed", error=error)
+        if record.status == "running" and _was_killed(record):
+            return replace(record, status="interrupted")
+        return record
+
+
+def _was_killed(record: RunRecord) -> bool:
+    """Tell whether a run that has written no end is gone; False where only another
+    machine could tell.
+    """
+    hosts = {rank.get("host") for rank in record.environment.get("ranks", [])}
+    return hosts == {socket.gethostname()} and is_abandoned(record.folder)
+
+
+def _first_failure(folder: Path) -> str | None:
+    """Return what the first rank to fail has left; others may have failed only because
+    it was gone.
+    """
+    found = failures(folder)
+    if not found:
+        return None
+
+    def age(path: Path) -> tuple[int, str]:
+        return path.stat().st_mtime_ns, path.name
+
+    first = min(found, key=age)
+    with open(first, errors="replace") as file:
+        return file.readline(MOST_LINE).rstrip("\n")
+
+
+def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecord:
+    """Read a run from its file, or from a copy of that file's content in another one."""
+    facts = _facts(file)
+    config = check_config(parsed(file.text("config")))
+    environment = parsed(file.text("environment"))
+    _check_environment(environment)
+    # A dataset has room for all rounds; those that are not done hold nothing yet.
+    done, rounds = facts["rounds_done"], config["rounds"]
+    clients = config["clients"]
+    shape = (rounds, facts["ranks"])
+    series = {name: _series(file, name, rounds, done) for name in ROUND_SERIES}
+    for name in METRIC_SERIES:
+        if f"rounds/{name}" in file:
+            series[name] = _series(file, name, rounds, done)
+    # Reports divide by them.
+    if not (series["seconds"] >= LEAST_SECONDS).all():
+        raise ValueError("rounds without seconds cannot be")
+    # 0: nobody whom the round drew has training data.
+    cohort = series["cohort"]
+    known = cohort[~np.isnan(cohort)]
+    if ((known < 0) | (known != np.floor(known))).any():
+        raise ValueError("rounds with numbers of clients that cannot be")
+    # Every client has a number of samples, from the first moment on.
+    train_samples = _between(file, "clients/train_samples", (clients,))
+    if np.isnan(train_samples).any():
+        raise ValueError("clients/train_samples holds numbers that cannot be")
+    memory = _between(file, "timing/peak_memory", shape, done)
+    evaluated = _evaluated(file, clients)
+    of_clients = (rounds, len(evaluated))
+    accuracy = _between(file, "clients/accuracy", of_clients, done, high=1)
+    newcomers = ("newcomers/start", "newcomers/accuracy")
+    return RunRecord(
+        folder=folder,
+        status=facts["status"],
+        error=facts.get("error", ""),
+        facts=facts,
+        config=config,
+        environment=environment,
+        rounds=series,
+        phases=_between(file, "timing/phases", (*shape, len(PHASES)), done),
+        wall=_between(file, "timing/wall", shape, done),
+        # It only ever grows, but is NaN in rounds before a resume.
+        peak_memory=np.fmax.reduce(memory, axis=0, initial=0),
+        client_accuracy=accuracy,
+        evaluated=evaluated,
+        client_metrics=_client_metrics(file, of_clients, done),
+        class_accuracy=_class_accuracy(file, rounds, done),
+        train_samples=train_samples,
+        energy=_energy(file, "timing/energy"),
+        cpu_energy=_energy(file, "timing/cpu_energy"),
+        moves=_relocations(file),
+        finals=_named(file, "finals/name", "finals/accuracy", (None, clients)),
+        figures=_named(
+            file, "figures/name", "figures/value", (None, clients), high=MOST
+        ),
+        newcomers=_named(file, *newcomers, (None, None, None)),
+        newcomer_bytes=_newcomer_bytes(file),
+        new_rounds=_new_rounds(file),
+        learnings=tuple(_learnings(file)),
+    )
+
+
+def _facts(file: Reader) -> dict[str, Any]:
+    """Read the attributes, and check those that something depends on."""
+    facts = file.facts()
+    if facts.get("format") != "hpcfed run":
+        raise ValueError("it was not written by hpcfed")
+    # The first files of this schema did not have it.
+    facts.setdefault("stacked_seeds", 1)
+    for name, kind in FACTS.items():
+        value = facts[name]
+        # In Python True is an int.
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"its {name} is {str(value)[:100]!r}")
+        # HDF5's unsigned numbers may be beyond what numpy takes for a size.
+        if isinstance(value, int) and not 0 <= value < 2**63:
+            raise ValueError(f"its {name} is {value}")
+    if facts["schema"] > SCHEMA:
+        raise ValueError(
+            f"its schema is {facts['schema']}, this program reads up to {SCHEMA}; use "
+            "a newer hpcfed"
+        )
+    if not facts["ranks"] or not facts["stacked_seeds"]:
+        raise ValueError("it has no ranks or no seeds")
+    # Only other tasks than the first one are named.
+    if facts.get("task", "classification") not in USUAL:
+        raise ValueError(f"its task is {str(facts['task'])[:100]!r}")
+    for name in ("error", "uploads", "privacy"):
+        if not isinstance(facts.get(name, ""), str):
+            raise ValueError(f"its {name} is no text")
+    for name in ("noise_multiplier", "delta"):
+        if not isinstance(facts.get(name, 0.0), float):
+            raise ValueError(f"its {name} is no number")
+    return facts
+
+
+def _check_environment(environment: dict[str, Any]) -> None:
+    """Check that what a page looks into has the form that a run gives it."""
+    fits = True
+    for name in ("source", "packages", "files"):
+        fits &= isinstance(environment.get(name) or {}, dict)
+    for name, kind in {"ranks": dict, "command": str}.items():
+        entries = environment.get(name, [])
+        fits &= isinstance(entries, list)
+        fits = fits and all(isinstance(entry, kind) for entry in entries)
+    checksums = environment.get("files") or {}
+    fits = fits and all(isinstance(text, str) for text in checksums.values())
+    if not fits:
+        raise ValueError("its environment is not as a run writes it")
+
+
+def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
+    """Read a series of rounds; all NaN if the run is older than the series."""
+    where, series = f"rounds/{name}", series_of(name)
+    if not series.required and where not in file:
+        return np.full(done, np.nan)
+    if series.unit == "nats" or (name in METRIC_SERIES and series.unit != "fraction"):
+        # A loss that has diverged may be anything.
+        values = file.numbers(where, (rounds,), done)
+        return values.astype(np.float64, copy=False)
+    high = 1.0 if series.unit == "fraction" else MOST
+    if name == "epsilon":
+        high = inf  # which is what a run without noise has spent
+    return _between(file, where, (rounds,), done, high=high)
+
+
+def _evaluated(file: Reader, clients: int) -> np.ndarray:
+    """Return the ids of the clients that were evaluated: all, unless the file says so."""
+    where = f"clients/{EVALUATED}"
+    if where not in file:
+        return np.arange(clients)
+    ids = _between(file, where, (None,), high=clients - 1)
+    # Also false for NaN.
+    if not (np.diff(ids) > 0).all() or np.isnan(ids).any():
+        raise ValueError(f"{where} holds numbers that cannot be")
+    return ids.astype(np.int64)
+
+
+def _client_metrics(
+    file: Reader, shape: tuple[int, int], done: int
+) -> dict[str, np.ndarray]:
+    """Read metrics of every evaluated client that are no accuracy."""
+    found = {}
+    for name, metric in METRICS.items():
+        where = f"clients/{name}"
+        if name == "accuracy" or where not in file:
+            continue
+        if metric.in_percent:
+            found[name] = _between(file, where, shape, done, high=1)
+        else:
+            found[name] = file.numbers(where, shape, done).astype(np.float64)
+    return found
+
+
+def _class_accuracy(file: Reader, rounds: int, done: int) -> dict[str, np.ndarray]:
+    found = {}
+    for name in CLASS_SERIES:
+        where = f"classes/{name}"
+        if where in file:
+            found[name] = _between(file, where, (rounds, None), done, high=1)
+    return found
+
+
+def _between(
+    file: Reader,
+    name: str,
+    shape: tuple[int | None, ...],
+    first: int | None = None,
+    *,
+    high: float = MOST,
+) -> np.ndarray:
+    """Read numbers from 0 to `high`, or NaN; as floats of 64 bits, whatever the file
+    has. With `first`, read only so many entries.
+    """
+    values = file.numbers(name, shape, first)
+    # `high` may overflow the short floats that a file may have.
+    with np.errstate(over="ignore"):
+        wrong = (values < 0) | (values > high)
+    if wrong.any():
+        raise ValueError(f"{name} holds numbers that cannot be")
+    return values.astype(np.float64, copy=False)
+
+
+def _energy(file: Reader, name: str) -> float | None:
+    return float(file.numbers(name, (None,)).sum()) if name in file else None
+
+
+def _newcomer_bytes(file: Reader) -> float:
+    if "newcomers/bytes" not in file:
+        return float("nan")
+    return float(_between(file, "newcomers/bytes", ()))
+
+
+def _new_rounds(file: Reader) -> NewRounds | None:
+    if NEW_ROUNDS not in file:
+        return None
+    accuracy = _between(file, f"{NEW_ROUNDS}/accuracy", (None, None), high=1)
+    trained = f"{NEW_ROUNDS}/trained_accuracy"
+    return NewRounds(
+        accuracy=accuracy,
+        trained_accuracy=_between(file, trained, accuracy.shape, high=1),
+        bytes_up=_between(file, f"{NEW_ROUNDS}/bytes_up", accuracy.shape[:1]),
+        bytes_down=_between(file, f"{NEW_ROUNDS}/bytes_down", accuracy.shape[:1]),
+    )
+
+
+def _relocations(file: Reader) -> tuple[int, ...]:
+    """Return the rounds before which clients were relocated."""
+    if "moves" not in file:
+        return ()
+    rounds = _between(file, "moves/round", (None,))
+    known = rounds[~np.isnan(rounds)]
+    return tuple(known.astype(int).tolist())
+
+
+def _named(
+    file: Reader,
+    names: str,
+    values: str,
+    shape: tuple[int | None, ...],
+    *,
+    high: float = 1,
+) -> dict[str, np.ndarray]:
+    """Read the entries of a dataset by name, without those that nobody wrote."""
+    if names not in file:
+        return {}
+    entries = _between(file, values, shape, high=high)
+    # A run that was stopped has evaluated none of them, or some.
+    found = {}
+    for name, entry in zip(file.texts(names), entries, strict=True):
+        if not np.isnan(entry).all():
+            found[name] = entry
+    return found
+
+
+def _learnings(file: Reader) -> Iterator[LearningRecord]:
+    """Read every training of the server's model."""
+    if "server" not in file:
+        return
+    group = file.within("server")
+    phases, networks = group.texts("phase_names"), group.texts("network_names")
+    # NaN stands for trainings that have not come.
+    rounds = _between(group, "round", (None,))
+    times = len(rounds)
+    by_network = {}
+    for name in ("samples_per_second", "flops", "utilisation", "parameters"):
+        by_network[name] = _between(group, name, (times, len(networks)))
+    rows = _between(group, "rows", (times,))
+    kept = _between(group, "kept", (times,), high=1)
+    seconds = _between(group, "seconds", (times, len(phases)))
+    memory = _between(group, "peak_memory", (times, None))
+    if not memory.shape[1]:
+        raise ValueError("server/peak_memory is of no rank")
+    for time in np.flatnonzero(~np.isnan(rounds)):
+        of_networks: dict[str, Any] = {}
+        for name, values in by_network.items():
+            of_networks[name] = dict(zip(networks, values[time].tolist(), strict=True))
+        # Stored as floats, like everything that may be NaN.
+        parameters = of_networks["parameters"]
+        of_networks["parameters"] = {
+            name: int(count) for name, count in parameters.items()
+        }
+        yield LearningRecord(
+            round=int(rounds[time]),
+            rows=int(rows[time]),
+            seconds=dict(zip(phases, seconds[time].tolist(), strict=True)),
+            peak_memory=memory[time],
+            kept=float(kept[time]),
+            **of_networks,
+        )

@@ -1,0 +1,529 @@
+"""`run.h5`: everything that a run measured, readable with h5ls, h5py or h5web as it
+stands.
+
+The file is built in memory with all its datasets from the start and published whole, so
+a reader never sees a torn one. A finished round costs only a copy into arrays. Bringing
+them into the file and publishing it takes at most 1 % of the time, because the next
+publishing waits a hundred times as long as the last one took.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfed.errors import UserError
+from hpcfed.results import server as server_group
+from hpcfed.results.clock_table import clock_arrays, take_down
+from hpcfed.results.dataset import create, create_names, write_rounds
+from hpcfed.results.folder import RECORD
+from hpcfed.results.groups import (
+    NEW_ROUNDS,
+    NEWCOMER_STARTS,
+    RELOCATIONS,
+    create_figures,
+    create_finals,
+    create_new_rounds,
+    create_newcomer_bytes,
+    create_newcomers,
+    create_relocations,
+)
+from hpcfed.results.metric_arrays import metric_arrays
+from hpcfed.results.publish import publish
+from hpcfed.results.safe import Reader, readable, reading
+from hpcfed.results.series import EVALUATION_SERIES, RANK_SERIES, ROUND_SERIES
+from hpcfed.results.server import Learning, ServerSize
+from hpcfed.runtime.environment import of_resumed
+from hpcfed.runtime.timer import PHASES
+
+AT_THE_END = {
+    "energy": (
+        "J",
+        "energy of each rank's GPU over the run; NaN where it cannot be read",
+    ),
+    "cpu_energy": (
+        "J",
+        "energy of the CPUs and memory of each rank's host over the run, with whatever "
+        "else ran there, on the host's first rank; NaN where it cannot be read",
+    ),
+    "load_at_start": ("1", "load of each rank's host, over a minute, as the run began"),
+    "load_at_end": ("1", "the same as it ended"),
+}
+"""What every rank has measured once a run is complete: unit and meaning, by its name
+under `timing/`.
+"""
+SCHEMA = 1
+PAUSE = 100
+"""How many times longer than publishing the pause before the next publishing is."""
+EVALUATED = "evaluated"
+CLIENT_UNITS = {
+    "rank": "rank",
+    "attacker": "1",
+    EVALUATED: "client",
+    "speed": "1",
+    "downlink": "bytes/s",
+    "uplink": "bytes/s",
+}
+"""Units of facts of clients that are no numbers of samples."""
+CLIENT_MEANINGS = {
+    EVALUATED: "clients that are evaluated: the columns of metrics here",
+    "classes": "training samples of each class that each client has",
+}
+"""What facts are that not every client has."""
+NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
+
+
+class ResultsWriter:
+    """Written by one rank; rounds come in order."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: dict[str, Any],
+        environment: dict[str, Any],
+        clients: dict[str, np.ndarray],
+        ranks: int,
+        facts: dict[str, Any],
+        relocations: int = 0,
+        server: ServerSize | None = None,
+        finals: Sequence[str] = (),
+        figures: Sequence[str] = (),
+        metrics: Sequence[str] = ("accuracy",),
+        classes: int = 0,
+        evaluated: np.ndarray | None = None,
+        members: int = 0,
+        resumed: bool = False,
+    ) -> None:
+        """`clients` are facts of every client as the run starts; clients may be
+        relocated so many times. `finals` are the names of what is evaluated at the end,
+        `figures` of what is measured then.
+        `evaluated` are the ids of clients that are, if not all of them are. A round of
+        a virtual clock has at most so many `members`.
+
+        Where a run is `resumed`, the file on disk stays as it is until `restore` has
+        read it, or `begin_anew` is told not to.
+        """
+        self._path = folder / RECORD
+        # In memory, but HDF5 refuses to open a name twice, and a process may have
+        # several runs in work: so each has its own path.
+        self._file = h5py.File(self._path, "w", driver="core", backing_store=False)
+        self._arrays: dict[str, np.ndarray] = {}
+        """What rounds write to, until it is brought into the file."""
+        self._rounds_done = self._rounds_in_file = 0
+        self._next_publish = 0.0
+        self._sharing = int(facts.get("stacked_seeds", 1))
+        """Runs that share this process, and its time for publishing."""
+        self._started = time.time()
+        self._seconds_before = 0.0
+        self._awaits_restore = resumed
+        self.was_shorter = False
+        """Whether the run that goes on was to have fewer rounds."""
+        self._environment = environment
+        self._finals = list(finals)
+        self._figures = list(figures)
+        self._networks = [] if server is None else list(server.steps)
+        self._trainings = 0
+        self.relocations = 0
+        """How often clients have been relocated."""
+        # All datasets from the start: a reader of the first round finds each of them.
+        self._write_facts(settings, facts, ranks)
+        rounds = settings["rounds"]
+        self._create_rounds(rounds, ranks)
+        if evaluated is not None:
+            clients = {**clients, EVALUATED: evaluated}
+        self._create_clients(clients)
+        num_evaluated = settings["clients"] if evaluated is None else len(evaluated)
+        by_round = [*metric_arrays(metrics, rounds, num_evaluated, classes)]
+        self._evaluations = [f"rounds/{name}" for name in EVALUATION_SERIES]
+        """Arrays that evaluations fill."""
+        self._evaluations += [a.name for a in by_round]
+        if members:
+            by_round += clock_arrays(rounds, members)
+        for a in by_round:
+            words = {"unit": a.unit, "meaning": a.meaning, "dtype": a.dtype}
+            self._create_array(a.name, a.shape, *a.dimensions, **words)
+        if relocations:
+            create_relocations(self._file, relocations, settings["clients"])
+        if finals:
+            create_finals(self._file, finals, settings["clients"])
+        if figures:
+            create_figures(self._file, figures, settings["clients"])
+        if settings.get("new_clients"):
+            self._create_newcomers(settings)
+        if server is not None:
+            server_group.create_group(self._file, server)
+        if not resumed:
+            self._publish_at_once()
+
+    def _write_facts(
+        self, settings: dict[str, Any], facts: dict[str, Any], ranks: int
+    ) -> None:
+        attributes = self._file.attrs
+        attributes.update(
+            format="hpcfed run",
+            schema=SCHEMA,
+            status="running",
+            rounds_done=0,
+            started=_clock(self._started),
+            ranks=ranks,
+        )
+        for name in ("method", "dataset", "clients", "seed"):
+            attributes[name] = settings[name]
+        attributes.update(facts)
+        self._file["config"] = json.dumps(settings, indent=1)
+        self._file["environment"] = json.dumps(self._environment, indent=1)
+
+    def _create_rounds(self, rounds: int, ranks: int) -> None:
+        for name, series in ROUND_SERIES.items():
+            self._create_array(
+                f"rounds/{name}",
+                (rounds,),
+                "round",
+                unit=series.unit,
+                meaning=series.meaning,
+            )
+        for name, rank_series in RANK_SERIES.items():
+            self._create_array(
+                f"timing/{name}",
+                (rounds, ranks),
+                "round",
+                "rank",
+                unit=rank_series.unit,
+                meaning=rank_series.meaning,
+            )
+        self._create_array(
+            "timing/phases",
+            (rounds, ranks, len(PHASES)),
+            "round",
+            "rank",
+            "phase",
+            unit="s",
+            meaning=f"seconds of each phase: {', '.join(PHASES)}",
+        )
+        create_names(self._file, "timing/phase_names", PHASES)
+
+    def _create_clients(self, facts: dict[str, np.ndarray]) -> None:
+        for name, values in facts.items():
+            if values.dtype.kind == "U":
+                create_names(self._file, f"clients/{name}", values.tolist())
+                continue
+            create(
+                self._file,
+                f"clients/{name}",
+                values.shape,
+                *("client", "class")[: values.ndim],
+                unit=CLIENT_UNITS.get(name, "samples"),
+                meaning=CLIENT_MEANINGS.get(name, f"{name} of each client"),
+                dtype=values.dtype,
+                data=values,
+            )
+
+    def _create_newcomers(self, settings: dict[str, Any]) -> None:
+        clients = settings["new_clients"]
+        create_newcomer_bytes(self._file)
+        if settings.get("new_rounds"):
+            create_new_rounds(self._file, settings["new_rounds"], clients)
+        else:
+            create_newcomers(self._file, settings["new_updates"] + 1, clients)
+
+    def _create_array(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *dimensions: str,
+        unit: str,
+        meaning: str,
+        dtype: str = "f8",
+    ) -> None:
+        """Create a dataset of rounds, and the array that they are written to first."""
+        create(
+            self._file,
+            name,
+            shape,
+            *dimensions,
+            unit=unit,
+            meaning=meaning,
+            dtype=dtype,
+        )
+        self._arrays[name] = np.full(shape, np.nan, dtype)
+
+    # What happens now and then goes straight into the file, and is on disk with the
+    # next rounds.
+
+    def write_relocation(self, round: int, rank: np.ndarray, seconds: float) -> None:
+        """Record that clients were relocated before this round."""
+        group, entry = self._file[RELOCATIONS], self.relocations
+        group["round"][entry] = round
+        group["seconds"][entry] = seconds
+        group["rank"][entry] = rank
+        self.relocations += 1
+
+    def write_final(self, name: str, accuracy: np.ndarray) -> None:
+        """Record every client's accuracy at the end, with what the method calls so."""
+        self._file["finals/accuracy"][self._finals.index(name)] = accuracy
+
+    def write_figure(self, name: str, values: np.ndarray) -> None:
+        """Record a number of every client at the end, which the method calls so."""
+        self._file["figures/value"][self._figures.index(name)] = values
+
+    def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:
+        """Record new clients' accuracy after so many local updates from a start."""
+        number = NEWCOMER_STARTS.index(start)
+        self._file["newcomers/accuracy"][number, update] = accuracy
+
+    def write_newcomer_bytes(self, sent: float) -> None:
+        """Record what a new client is sent before its first local update."""
+        self._file["newcomers/bytes"][()] = sent
+
+    def write_new_bytes(self, round: int, up: float, down: float) -> None:
+        """Record what was sent in a round of new clients."""
+        self._file[f"{NEW_ROUNDS}/bytes_up"][round] = up
+        self._file[f"{NEW_ROUNDS}/bytes_down"][round] = down
+
+    def write_new_accuracy(
+        self, round: int, accuracy: np.ndarray, trained: np.ndarray
+    ) -> None:
+        """Record the accuracy of new clients after a round of theirs: of all as they
+        stand, and of the participants after their local training.
+        """
+        self._file[f"{NEW_ROUNDS}/accuracy"][round] = accuracy
+        self._file[f"{NEW_ROUNDS}/trained_accuracy"][round] = trained
+        # All rounds of known clients are done: this alone brings news to disk.
+        if time.monotonic() >= self._next_publish:
+            self.publish()
+
+    def write_server(self, round: int, learning: Learning) -> None:
+        """Record a training of the server's model after this round."""
+        server_group.write_entry(
+            self._file, self._trainings, round, learning, self._networks
+        )
+        self._trainings += 1
+
+    def write_round(
+        self,
+        round: int,
+        values: dict[str, float],
+        *,
+        client_accuracy: np.ndarray | None,
+        rank_values: dict[str, np.ndarray],
+        phases: np.ndarray,
+        client_metrics: Mapping[str, np.ndarray] = NOTHING,
+        class_accuracy: Mapping[str, np.ndarray] = NOTHING,
+        times: Mapping[str, np.ndarray] = NOTHING,
+    ) -> bool:
+        """Take down a finished round; tell whether it, and all before it, are on disk
+        now. `times` are those of its members, on the virtual clock.
+        """
+        # Into arrays: a write through h5py costs far more than a number is worth.
+        arrays = self._arrays
+        for name, value in values.items():
+            arrays[f"rounds/{name}"][round] = value
+        if client_accuracy is not None:
+            arrays["clients/accuracy"][round] = client_accuracy
+        for name, values_here in client_metrics.items():
+            # A diverged client's loss may be beyond what a short float holds.
+            with np.errstate(over="ignore"):
+                arrays[f"clients/{name}"][round] = values_here
+        for name, of_classes in class_accuracy.items():
+            arrays[f"classes/{name}"][round] = of_classes
+        for name, of_ranks in rank_values.items():
+            arrays[f"timing/{name}"][round] = of_ranks
+        arrays["timing/phases"][round] = phases
+        take_down(arrays, round, times)
+        self._rounds_done = round + 1
+        # The last round is published in any case: nothing comes after it.
+        is_last = self._rounds_done == len(arrays["rounds/seconds"])
+        if time.monotonic() < self._next_publish and not is_last:
+            return False
+        self.publish()
+        return True
+
+    def note_end(self, why: str) -> None:
+        """Record why the run ends early, if neither target nor patience ends it."""
+        self._file.attrs["ended"] = why
+
+    def finish(
+        self,
+        status: str,
+        *,
+        error: str = "",
+        measured: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Mark the run `complete`, `stopped` or `failed`, and publish a last time;
+        `measured` are numbers of every rank, each by its name in `AT_THE_END`.
+        """
+        if self._awaits_restore:
+            # It failed or was stopped before it could be resumed. What is on disk is
+            # more than is known here.
+            self._file.close()
+            return
+        self._file.attrs.update(status=status, finished=_clock(time.time()))
+        if error:
+            self._file.attrs["error"] = error
+        for name, of_ranks in (measured or {}).items():
+            unit, meaning = AT_THE_END[name]
+            path = f"timing/{name}"
+            create(
+                self._file,
+                path,
+                of_ranks.shape,
+                "rank",
+                unit=unit,
+                meaning=meaning,
+                data=of_ranks,
+            )
+        self.publish()
+        self._file.close()
+
+    def publish(self) -> None:
+        """Bring all rounds so far to disk."""
+        begin = time.monotonic()
+        seconds = self._seconds_before + time.time() - self._started
+        self._file.attrs["seconds"] = seconds
+        # Earlier rounds are in the file already.
+        fresh = slice(self._rounds_in_file, self._rounds_done)
+        for name, array in self._arrays.items():
+            write_rounds(self._file[name], array, fresh)
+        self._rounds_in_file = self._rounds_done
+        self._file.attrs["rounds_done"] = self._rounds_done
+        self._file.flush()
+        publish(self._file.id.get_file_image(), self._path)
+        now = time.monotonic()
+        self._next_publish = now + PAUSE * self._sharing * (now - begin)
+
+    def _publish_at_once(self) -> None:
+        """Make the folder known as a run's from its first moment on; the first round
+        is published without a pause.
+        """
+        self.publish()
+        self._next_publish = 0.0
+
+    def series(self, name: str) -> np.ndarray:
+        """Return a figure of every round so far; NaN where there was none."""
+        return self._arrays[f"rounds/{name}"][: self._rounds_done]
+
+    @property
+    def rounds_done(self) -> int:
+        return self._rounds_done
+
+    @property
+    def learnings(self) -> int:
+        """How often the server's model has learnt."""
+        return self._trainings
+
+    def figures(self, round: int) -> dict[str, float]:
+        """Return all figures of a round that are finite: series, mean seconds of ranks
+        by phase, the largest memory and the payload of all collectives.
+        """
+        found = {}
+        for name, array in self._arrays.items():
+            if name.startswith("rounds/"):
+                found[name] = float(array[round])
+        seconds = self._arrays["timing/phases"][round].mean(0)
+        for phase, mean in zip(PHASES, seconds.tolist(), strict=True):
+            # Most runs know nothing of some phases.
+            found[f"phases/{phase}"] = mean or float("nan")
+        found["ranks/peak_memory"] = float(
+            self._arrays["timing/peak_memory"][round].max()
+        )
+        found["ranks/wire"] = float(self._arrays["timing/wire"][round].sum())
+        return {name: value for name, value in found.items() if isfinite(value)}
+
+    def losses(self, learning: int) -> dict[str, np.ndarray]:
+        """Return the loss of every step of a learning, by network."""
+        found = {}
+        for network in self._networks:
+            losses = self._file[f"{server_group.GROUP}/{network}_loss"]
+            found[network] = losses[learning]
+        return found
+
+    def begin_anew(self) -> None:
+        """Replace what is on disk: nothing is restored."""
+        self._awaits_restore = False
+        self._publish_at_once()
+
+    def restore(self, path: Path, rounds: int) -> None:
+        """Take over what another writer has recorded of the first rounds, as far as it
+        has the same shape.
+        """
+        with readable(path, "a run"), reading(path) as old:
+            facts = old.facts()
+            self.was_shorter = old.shape("rounds/seconds")[0] < len(
+                self._arrays["rounds/seconds"]
+            )
+            self._check_data(path, facts.get("data"))
+            # Ranks' figures have another shape where the number of ranks has changed.
+            # They stay NaN for the rounds before. The run may have become longer.
+            for name, array in self._arrays.items():
+                if name not in old:
+                    continue
+                shape = old.shape(name)
+                alike = len(shape) == array.ndim and shape[1:] == array.shape[1:]
+                if alike and shape[0] >= rounds:
+                    array[:rounds] = old.numbers(name, shape, rounds)
+            self.relocations = self._restore_entries(old, RELOCATIONS, rounds)
+            self._trainings = self._restore_entries(old, server_group.GROUP, rounds)
+            self._restore_command(old.text("environment"))
+            before = map(int, facts.get("resumed", ()))
+            self._file.attrs["started"] = str(facts["started"])
+            self._file.attrs["resumed"] = [*before, rounds]
+            # Older files did not record the run's seconds as a whole.
+            seconds = self._arrays["rounds/seconds"][:rounds]
+            counted = float(np.nansum(seconds))
+            self._seconds_before = float(facts.get("seconds", counted))
+        self._rounds_done = rounds
+        self._awaits_restore = False
+
+    def forget_evaluations(self, rounds: Sequence[int]) -> None:
+        """Take evaluations back that the run would not have made."""
+        for name in self._evaluations:
+            self._arrays[name][rounds] = np.nan
+
+    def _check_data(self, path: Path, before: Any) -> None:
+        """Refuse to go on with other samples than the run began with."""
+        now = self._file.attrs.get("data")
+        if before is not None and before != now:
+            raise UserError(
+                f"{path} was begun with other data: its fingerprint was {before}, and "
+                f"is {now} now"
+            )
+
+    def _restore_command(self, text: str) -> None:
+        """Keep the command that began the run, which makes it anew; those that went on
+        stand beside it.
+        """
+        self._environment = of_resumed(json.loads(text), self._environment)
+        # HDF5 replaces no text in place.
+        del self._file["environment"]
+        self._file["environment"] = json.dumps(self._environment, indent=1)
+
+    def _restore_entries(self, old: Reader, group: str, rounds: int) -> int:
+        """Take over a group's entries of the first rounds; return how many they are."""
+        if group not in old or group not in self._file:
+            return 0
+        ours = self._file[group]
+        # Entries are in order, and NaN where none has come: those before the round
+        # are a prefix.
+        entry_rounds = old.numbers(f"{group}/round", ours["round"].shape)
+        happened = int(np.count_nonzero(entry_rounds < rounds))
+        for name, data in ours.items():
+            where = f"{group}/{name}"
+            kind = data.dims[0].label
+            if where not in old or old.shape(where) != data.shape or not happened:
+                continue
+            if kind in ("move", "time"):
+                data[:happened] = old.numbers(where, data.shape, happened)
+            elif kind in ("upload", "axis"):  # of the last training alone
+                data[...] = old.numbers(where, data.shape)
+        return happened
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -1,0 +1,455 @@
+"""A run's results in memory, and the figures that follow from them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.options.metrics import METRICS, SERIES, global_name, metric_of
+from hpcfed.results.json_values import number, numbers, plain
+from hpcfed.results.pace import WARMUP, counted, per_round
+from hpcfed.results.series import series_of
+from hpcfed.runtime.timer import PHASES
+
+LAST_UPDATES = 10
+"""Local updates or rounds of newcomers over which their last accuracy is a mean."""
+
+
+@dataclass(frozen=True)
+class LearningRecord:
+    """One training of the server's model."""
+
+    round: int
+    rows: int
+    """Uploads that it was trained on."""
+    seconds: dict[str, float]
+    """By phase."""
+    samples_per_second: dict[str, float]
+    """By network, as the three that follow."""
+    parameters: dict[str, int]
+    flops: dict[str, float]
+    utilisation: dict[str, float]
+    """NaN where the device's peak is not known."""
+    peak_memory: np.ndarray
+    """Bytes, of every server rank."""
+    kept: float
+    """The share of clients whose generated update is nearest to the mean of their own
+    updates; in older records, of latents of whole uploads.
+    """
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What it took to reach the target accuracy."""
+
+    rounds: int
+    seconds: float
+    """Wall time of these rounds, on the slowest rank."""
+    bytes: float
+    """Sent by clients and to clients."""
+    virtual_seconds: float = float("nan")
+    """When the last of these rounds ended by the virtual clock; NaN without one."""
+
+
+@dataclass(frozen=True)
+class NewRounds:
+    """Rounds that new clients made with each other, after those of the known ones."""
+
+    accuracy: np.ndarray
+    """Accuracy of all that have joined, as they stand: [rounds, new clients], NaN where a
+    client is not there or a round was not evaluated.
+    """
+    trained_accuracy: np.ndarray
+    """Accuracy of a round's participants after their training; NaN of others."""
+    bytes_up: np.ndarray
+    """Sent by new clients in every round; NaN in rounds that have not come."""
+    bytes_down: np.ndarray
+
+    def curve(self, name: str) -> np.ndarray:
+        """Return the mean over clients after every round of `accuracy` or
+        `trained_accuracy`; NaN in rounds that were not evaluated.
+        """
+        values: np.ndarray = getattr(self, name)
+        return np.array([mean_accuracy(of_round) for of_round in values])
+
+    def last(self, name: str) -> float:
+        """Return the mean of the curve over the last ten rounds."""
+        return mean_accuracy(self.curve(name)[-LAST_UPDATES:])
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run's results, up to the last finished round."""
+
+    folder: Path
+    status: str
+    error: str
+    facts: dict[str, Any]
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    rounds: dict[str, np.ndarray]
+    """Each series of `ROUND_SERIES`: [rounds done]."""
+    phases: np.ndarray
+    """Seconds: [rounds done, ranks, phases]."""
+    wall: np.ndarray
+    """Seconds: [rounds done, ranks]."""
+    peak_memory: np.ndarray
+    """Bytes: [ranks]."""
+    client_accuracy: np.ndarray
+    """[rounds done, clients that are evaluated]."""
+    train_samples: np.ndarray
+    """Training samples of every client."""
+    energy: float | None
+    """Joules of all GPUs; None while the run goes on, NaN where they have no counter.
+    """
+    moves: tuple[int, ...]
+    """Rounds, counted from 0, before which clients were relocated to other ranks."""
+    finals: dict[str, np.ndarray]
+    """What the method had evaluated at the end: every client's accuracy, by name."""
+    newcomers: dict[str, np.ndarray]
+    """New clients' accuracy by where they started from: [local updates, new clients].
+    """
+    learnings: tuple[LearningRecord, ...]
+    """Every training of the server's model."""
+    evaluated: np.ndarray
+    """Ids of the clients that are evaluated: all of them, or a sample."""
+    client_metrics: dict[str, np.ndarray]
+    """Further metrics by name: [rounds done, clients that are evaluated]."""
+    class_accuracy: dict[str, np.ndarray]
+    """Accuracy of every class, if asked for, of the clients' models and of the global
+    one: [rounds done, classes].
+    """
+    figures: dict[str, np.ndarray] = field(default_factory=dict)
+    """What the method has measured at the end: a number of every client, by name."""
+    newcomer_bytes: float = float("nan")
+    """Sent to a new client to begin with; NaN when there are none."""
+    new_rounds: NewRounds | None = None
+    """Rounds of new clients, in runs that have them."""
+    cpu_energy: float | None = None
+    """Joules of all CPUs and their memory; as `energy`."""
+
+    @property
+    def rounds_done(self) -> int:
+        return len(self.wall)
+
+    @property
+    def stacked_seeds(self) -> int:
+        """Runs that advanced together, this one included: seeds, or points of a study.
+        Seconds, memory and energy are those of all of them.
+        """
+        return int(self.facts.get("stacked_seeds", 1))
+
+    @property
+    def learns_seldom(self) -> bool:
+        """Whether the server's model is trained in some rounds alone."""
+        return 0 < len(self.learnings) < self.rounds_done
+
+    def server_text(self) -> str:
+        """Return `49 s once`: what the phase `server` took on a rank, on average."""
+        seconds = self.phase_totals()["server"]
+        times = len(self.learnings)
+        often = "once" if times == 1 else f"in {times} of {self.rounds_done} rounds"
+        return f"{seconds:.3g} s {often}"
+
+    def last(self, name: str) -> float:
+        """Return the latest value of a series that is not NaN; NaN when there is none."""
+        known = self._evaluations(name)
+        return float(known[-1]) if len(known) else float("nan")
+
+    def mean(self, name: str) -> float:
+        """Return the mean over rounds of a series; NaN when it has no value."""
+        known = self._evaluations(name)
+        return float(known.mean()) if len(known) else float("nan")
+
+    def best(self, name: str) -> float:
+        """Return the best value of a series, the smallest of a loss; NaN when there is
+        none.
+        """
+        known = self._evaluations(name)
+        if not len(known):
+            return float("nan")
+        metric = METRICS.get(metric_of(name))
+        if metric is not None and metric.lower_is_better:
+            return float(known.min())
+        return float(known.max())
+
+    def _evaluations(self, name: str) -> np.ndarray:
+        """Return the values of a series without NaN, which rounds have that were not
+        evaluated; none where the run has no such series.
+        """
+        values = self.rounds.get(name, np.empty(0))
+        return values[~np.isnan(values)]
+
+    @property
+    def task(self) -> str:
+        """What clients learn."""
+        return str(self.facts.get("task", "classification"))
+
+    @property
+    def metrics(self) -> list[str]:
+        """Metrics beside accuracy that the run has recorded round by round."""
+        names = [metric.name for metric in SERIES if metric.name in self.rounds]
+        return [name for name in names if name != "accuracy"]
+
+    @property
+    def last_client_accuracy(self) -> np.ndarray:
+        """Every client's accuracy at the last evaluation; NaN without test data or if
+        it is not evaluated, empty when there was none.
+        """
+        # A round that was not evaluated has NaN for every client.
+        unknown = np.isnan(self.client_accuracy).all(1)
+        evaluated = np.flatnonzero(~unknown)
+        if not len(evaluated):
+            return np.empty(0)
+        everyones = np.full(self.config["clients"], np.nan)
+        everyones[self.evaluated] = self.client_accuracy[evaluated[-1]]
+        return everyones
+
+    @property
+    def target(self) -> float | None:
+        """The target accuracy in per cent; None when the run had none."""
+        target = self.config.get("target_accuracy")
+        return None if target is None else float(target)
+
+    def reached(self) -> Reached | None:
+        """Return what it took to reach the target first; None when it never was."""
+        if self.target is None:
+            return None
+        there = at_target(
+            self.rounds["accuracy"], self.rounds["global_accuracy"], self.target
+        )
+        if not there.any():
+            return None
+        # argmax finds the first True.
+        rounds = int(np.argmax(there)) + 1
+
+        def sent_or_spent(name: str) -> float:
+            return float(self.rounds[name][:rounds].sum())
+
+        sent = sent_or_spent("bytes_up") + sent_or_spent("bytes_down")
+        # The clock goes on from round to round: nothing to add up.
+        virtual = float(self.rounds["virtual_seconds"][rounds - 1])
+        return Reached(rounds, sent_or_spent("seconds"), sent, virtual)
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether the run has recorded virtual time."""
+        return not np.isnan(self.last("virtual_seconds"))
+
+    def arrived_share(self) -> float:
+        """Return the share of participants whose uploads counted; NaN where nobody could
+        come late.
+        """
+        arrived, cohort = self.rounds["arrived"], self.rounds["cohort"]
+        known = np.isfinite(arrived)
+        invited = float(cohort[known].sum())
+        return float(arrived[known].sum()) / invited if invited else float("nan")
+
+    @property
+    def untimed(self) -> int:
+        """The number of first rounds without times of ranks: the run has gone on with
+        another number of ranks since.
+        """
+        unknown = np.isnan(self.phases).any((1, 2))
+        # Rounds that a resumed run has taken over come first.
+        return 0 if unknown.all() else int(unknown.sum())
+
+    def counted_seconds(self, warmup: int = WARMUP) -> np.ndarray:
+        """Return the seconds of the rounds that count, each on its slowest rank."""
+        # A run that was resumed on other ranks has no times of the rounds before.
+        return counted(self.rounds["seconds"][self.untimed :], warmup)
+
+    def timed_seconds(self) -> float:
+        """Return the seconds of all rounds that have times, each on its slowest rank."""
+        return float(np.nansum(self.rounds["seconds"][self.untimed :]))
+
+    def counted_phases(self, warmup: int = WARMUP) -> np.ndarray:
+        """Return the phases of the rounds that count: [rounds, ranks, phases]."""
+        return counted(self.phases[self.untimed :], warmup)
+
+    def phase_seconds(self, warmup: int = WARMUP) -> dict[str, float]:
+        """Return the seconds per round of every phase; NaN where no round is done."""
+        of_rounds = per_round(self.counted_phases(warmup).mean(1))
+        return dict(zip(PHASES, of_rounds.tolist(), strict=True))
+
+    def phase_totals(self) -> dict[str, float]:
+        """Return the seconds of every phase in all rounds that have times, the mean over
+        ranks.
+        """
+        totals = self.phases[self.untimed :].mean(1).sum(0)
+        return dict(zip(PHASES, totals.tolist(), strict=True))
+
+    def rounds_to(self, share: float) -> int | None:
+        """Return the rounds until the clients' accuracy reached this share of its own
+        peak; None when it was never evaluated.
+        """
+        accuracy = self.rounds["accuracy"]
+        if np.isnan(accuracy).all():
+            return None
+        goal = share * np.nanmax(accuracy)
+        there = np.nan_to_num(accuracy) >= goal
+        return int(np.argmax(there)) + 1
+
+    def newcomers_first(self, start: str) -> float:
+        """Return new clients' mean accuracy, of each as it joined."""
+        accuracy = self.newcomers[start]
+        # NaN before a client joins: argmin finds its first update without.
+        joined = np.argmin(np.isnan(accuracy), axis=0)
+        clients = np.arange(accuracy.shape[1])
+        return mean_accuracy(accuracy[joined, clients])
+
+    def newcomers_last(self, start: str) -> float:
+        """Return new clients' mean accuracy over their last ten local updates (fewer,
+        if there were fewer).
+        """
+        # Entry 0 is how they start, before any update.
+        updates = self.newcomers[start][1:]
+        return mean_accuracy(updates[-LAST_UPDATES:])
+
+    def printed_comm(self) -> float:
+        """Return bytes by the formula that GENE-FL's paper prints: twice a mean upload
+        for every round.
+
+        Its tables hold what all clients have sent, `bytes_up`.
+        """
+        # A round in which nobody has data sends nothing.
+        senders = np.maximum(self.rounds["cohort"], 1)
+        mean_upload = self.rounds["bytes_up"] / senders
+        return float(2 * mean_upload.sum())
+
+    def imbalance(self) -> float:
+        """Return the slowest rank's train seconds by the mean over ranks, as the median
+        over rounds; NaN when unknown.
+        """
+        # The median: the first round warms up, and others may be disturbed.
+        known = _known(self.rounds["imbalance"])
+        return float(np.median(known)) if len(known) else float("nan")
+
+    def summary(self) -> dict[str, Any]:
+        """Return the run as JSON values, with NaN and infinite numbers as null."""
+        # The config and the environment come last: they are the longest.
+        reached = self.reached()
+        phases = self.phase_seconds()
+        return {
+            "folder": str(self.folder),
+            "status": self.status,
+            "error": self.error or None,
+            "rounds_done": self.rounds_done,
+            **{key: self.facts[key] for key in _SUMMARY_FACTS},
+            "stacked_seeds": self.stacked_seeds,
+            "partition": self.config["partition"],
+            **self._series(),
+            "best_accuracy": number(self.best("accuracy")),
+            "best_trained_accuracy": number(self.best("trained_accuracy")),
+            "best_global_accuracy": number(self.best("global_accuracy")),
+            **self._metric_figures(),
+            "target_accuracy": self.target,
+            "reached_target": None if reached is None else plain(vars(reached)),
+            "client_accuracy": numbers(self.last_client_accuracy),
+            "seconds_per_phase": plain(phases),
+            "seconds_of_phases": plain(self.phase_totals()),
+            "moves": list(self.moves),
+            "rounds_to_95_percent_of_peak": self.rounds_to(0.95),
+            **self._late_figures(),
+            "newcomer_bytes": number(self.newcomer_bytes),
+            "printed_comm": number(self.printed_comm()),
+            "server": [plain(vars(learning)) for learning in self.learnings],
+            "peak_memory": numbers(self.peak_memory),
+            "energy": None if self.energy is None else number(self.energy),
+            "cpu_energy": (
+                None if self.cpu_energy is None else number(self.cpu_energy)
+            ),
+            "config": plain(self.config),
+            "environment": plain(self.environment),
+        }
+
+    def _series(self) -> dict[str, list[float | None]]:
+        """Return every round's figures, each series by its name in JSON."""
+        found = {}
+        for name, values in self.rounds.items():
+            found[series_of(name).key] = numbers(values)
+        return found
+
+    def _metric_figures(self) -> dict[str, Any]:
+        """Return the best values of further metrics, and the last accuracies of classes,
+        in runs that have them.
+        """
+        figures: dict[str, Any] = {}
+        for name in self.metrics:
+            for series in (name, global_name(name)):
+                figures[f"best_{series}"] = number(self.best(series))
+        if self.class_accuracy:
+            last = self.last_class_accuracy().items()
+            figures["class_accuracy"] = {name: numbers(values) for name, values in last}
+        return figures
+
+    def last_class_accuracy(self) -> dict[str, np.ndarray]:
+        """Return the accuracy of every class at the last evaluation, by whose it is."""
+        last = {}
+        for name, values in self.class_accuracy.items():
+            evaluated = np.flatnonzero(~np.isnan(values).all(1))
+            if len(evaluated):
+                last[name] = values[evaluated[-1]]
+        return last
+
+    def _late_figures(self) -> dict[str, Any]:
+        """Return the mean accuracies at the end, and those of new clients."""
+        finals, figures = {}, {}
+        for name, accuracy in self.finals.items():
+            finals[name] = number(mean_accuracy(accuracy))
+        for name, values in self.figures.items():
+            figures[name] = number(mean_accuracy(values))
+        updates, first, last = {}, {}, {}
+        for start, accuracy in self.newcomers.items():
+            updates[start] = [number(mean_accuracy(update)) for update in accuracy]
+            first[start] = number(self.newcomers_first(start))
+            last[start] = number(self.newcomers_last(start))
+        return {
+            "finals": finals,
+            "figures": figures,
+            "newcomers": updates,
+            "newcomers_first": first,
+            "newcomers_last_10": last,
+            **self._new_figures(),
+        }
+
+    def _new_figures(self) -> dict[str, Any]:
+        """Return the curves of new clients' rounds, in runs that have them."""
+        rounds = self.new_rounds
+        if rounds is None:
+            return {}
+        figures: dict[str, Any] = {}
+        for name in ("accuracy", "trained_accuracy"):
+            figures[name] = numbers(rounds.curve(name))
+            figures[f"{name}_last_10"] = number(rounds.last(name))
+        figures["bytes_up"] = numbers(rounds.bytes_up)
+        figures["bytes_down"] = numbers(rounds.bytes_down)
+        return {"new_rounds": figures}
+
+
+_SUMMARY_FACTS = ("method", "dataset", "clients", "ranks", "seed", "model", "columns")
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    known: np.ndarray = values[~np.isnan(values)]
+    return known
+
+
+def at_target(
+    accuracy: np.ndarray | float, global_accuracy: np.ndarray | float, target: float
+) -> Any:
+    """Tell where the global model has so many per cent; or the clients' mean, if there
+    is no global model.
+    """
+    has_global = not np.isnan(global_accuracy).all()
+    judged = global_accuracy if has_global else accuracy
+    return judged >= target / 100
+
+
+def mean_accuracy(accuracy: np.ndarray) -> float:
+    """Return the mean over the clients that have test data; NaN when none has."""
+    # numpy would warn of a mean of nothing.
+    if np.isnan(accuracy).all():
+        return float("nan")
+    return float(np.nanmean(accuracy))

@@ -1,0 +1,142 @@
+"""Trying out HDF5 files in a child process, before this one reads them.
+
+libhdf5 may crash or never return on a damaged file (2.0.0 loops on a global heap with
+zeros in it). A child with limits finds that out at no risk.
+"""
+
+import mmap
+import os
+import resource
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import h5py
+
+from hpcfed.errors import UserError
+from hpcfed.results.safe import SLACK, check_file, objects, readable
+
+PATIENCE, SPEED = 5, 4 * 2**20
+"""Seconds of a core that trying a file may take, and bytes that give it one more."""
+DAMAGED = 3
+"""Exit code of a child that has found a heap over which libhdf5 would never get."""
+MEMORY = 2**30
+"""Bytes that trying a file may take beyond thrice its size."""
+_HEAP = b"GCOL\x01"
+"""How a heap of strings begins: its signature and version."""
+
+
+def try_out(paths: Iterable[Path]) -> None:
+    """Refuse files that libhdf5 cannot bear, before this process reads them.
+
+    A child reads all that they hold. What is merely wrong with them is left to whoever
+    reads them for a purpose. It forks: to be called before MPI starts.
+    """
+    for path in paths:
+        with readable(path, "HDF5"):
+            check_file(path.resolve())
+        ended = _in_child(path)
+        if ended < 0:
+            reason = "crashes over it"
+            if ended == -signal.SIGXCPU:
+                reason = "takes too long with it"
+            raise UserError(f"{path} is damaged: the HDF5 library {reason}")
+        if ended == DAMAGED:
+            raise UserError(
+                f"{path} is damaged: a heap of strings has an entry without a size"
+            )
+
+
+def _in_child(path: Path) -> int:
+    """Read a file in a child; return its exit code, or the negative signal that ended
+    it.
+    """
+    child = os.fork()
+    if not child:
+        # Whatever happens here, the child must never return into the program.
+        try:
+            _limit_process(path)
+            _read_everything(path)
+        except ValueError:
+            os._exit(DAMAGED)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _limit_process(path: Path) -> None:
+    """Limit this process's time and memory by the file's size, and silence it."""
+    size = path.stat().st_size
+    _limit(resource.RLIMIT_CPU, PATIENCE + size // SPEED)
+    # The limit counts what this process has mapped before, too.
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    mapped = pages * os.sysconf("SC_PAGE_SIZE")
+    _limit(resource.RLIMIT_AS, mapped + 3 * size + MEMORY)
+    # A crash is expected here, and worth no core file and no lines on the terminal.
+    _limit(resource.RLIMIT_CORE, 0)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+
+
+def _limit(kind: int, most: int) -> None:
+    """Lower a limit of this process, if it is higher; no process can raise one."""
+    soft, hard = resource.getrlimit(kind)
+    for limit in (soft, hard):
+        if limit != resource.RLIM_INFINITY:
+            most = min(most, limit)
+    resource.setrlimit(kind, (most, hard))
+
+
+def _read_everything(path: Path) -> None:
+    """Read all attributes and numbers of a file; a ValueError for a bad heap alone."""
+    size = path.stat().st_size
+    if size:
+        _check_heaps(path)
+    # What is merely wrong is suppressed: only a crash or an endless loop counts.
+    left = size + SLACK
+    with suppress(Exception), h5py.File(path, "r") as file:
+        for item in objects(file):
+            with suppress(Exception):
+                is_group = isinstance(item, h5py.h5g.GroupID)
+                opened = h5py.Group(item) if is_group else h5py.Dataset(item)
+                dict(opened.attrs)
+                if is_group:
+                    continue
+                declared = opened.size * opened.dtype.itemsize
+                if declared <= min(SLACK, left):
+                    left -= declared
+                    opened[()]
+
+
+def _check_heaps(path: Path) -> None:
+    """Refuse heaps of strings with an entry of no size, over which libhdf5 2.0.0 never
+    gets.
+    """
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content,
+    ):
+        at = content.find(_HEAP)
+        while at >= 0:
+            _check_heap(content, at)
+            at = content.find(_HEAP, at + 1)
+
+
+def _check_heap(content: mmap.mmap, start: int) -> None:
+    """Walk the entries of one heap; see "Global Heap" in the HDF5 file format."""
+
+    def number(begin: int, end: int) -> int:
+        return int.from_bytes(content[begin:end], "little")
+
+    end = min(len(content), start + number(start + 8, start + 16))
+    entry = start + 16
+    while entry + 16 <= end:
+        index = number(entry, entry + 2)
+        size = number(entry + 8, entry + 16)
+        if not index and not size:
+            raise ValueError(entry)
+        # Entry 0 is free space, whose size counts its header; others are padded to 8.
+        entry += size if not index else 16 + size + -size % 8

@@ -1,0 +1,236 @@
+"""`params-<rank>.h5`: rows of this rank's clients, as their local training left them,
+every N rounds.
+
+All datasets exist, with their full size on disk, before the first snapshot: a disk that
+is too small says so at the start, and afterwards only numbers are written, never the
+file's own structure, so a killed run leaves a readable file. Rows of clients that did
+not take part are NaN.
+
+A resumed run whose ranks have other clients, because there are more or fewer of them,
+or that has become longer, goes on in new files, `params-<rank>-after-<rounds>.h5`. Of
+the folder's files, those that have `taken` a snapshot hold every client once.
+"""
+
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from hpcfed.models.layout import Layout
+from hpcfed.results.folder import snapshot_file, snapshots, snapshots_of_rank
+from hpcfed.results.safe import SLACK, Reader, check, readable
+from hpcfed.results.writing import check_limit, writing
+
+KIND = "this run's snapshots"
+PER_ROW, PER_FILE = 160, 2**17
+"""Bytes that HDF5 adds at most: to a row its checksum and its entry in the index, to a
+file names and headers.
+"""
+
+
+class SnapshotWriter:
+    """Writes the rows of one rank's clients."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        *,
+        clients: np.ndarray,
+        layout: Layout,
+        rounds: np.ndarray,
+        dtype: np.dtype,
+        root: bool,
+    ) -> None:
+        """`rounds` are the rounds after which snapshots are taken; the `root` writes
+        the global row, too.
+        """
+        self._folder = folder
+        self._rank = rank
+        self._root = root
+        self._clients = clients
+        self._layout = layout
+        self._dtype = dtype
+        self._rounds = rounds
+        """Rounds of snapshots that are to come, once the first round is known."""
+        self._file: h5py.File | None = None
+
+    def begin(self, first: int, barrier: Callable[[], None]) -> None:
+        """Open this rank's file for the rounds from `first` on; the same call on every
+        rank.
+        """
+        if self._root:
+            _rewind(self._folder, first)
+        # The root has taken back what will be made anew, for all ranks' files: their
+        # number may have changed. A rank must not look for files that the root is about to remove.
+        barrier()
+        self._rounds = self._rounds[self._rounds >= first]
+        if not len(self._rounds):
+            return
+        # With the same clients as before it goes on in the file that has them.
+        for path in snapshots_of_rank(self._folder, self._rank):
+            if path.exists() and self._go_on(path):
+                return
+        path = snapshot_file(self._folder, self._rank)
+        if path.exists():
+            path = snapshot_file(self._folder, self._rank, after=first)
+        self._start(path)
+
+    def _start(self, path: Path) -> None:
+        """Make a file with room for all snapshots that are to come."""
+        columns = self._layout.num_columns
+        entries = self._layout.entries
+        times = len(self._rounds)
+        clients = len(self._clients)
+        row_bytes = columns * self._dtype.itemsize + PER_ROW
+        # The root has one more row: the global model's.
+        rows = times * (clients + self._root)
+        check_limit(path, rows * row_bytes + PER_FILE)
+        with writing(path):
+            # Not libver="latest": its files refuse to open after their writer was
+            # killed.
+            self._file = file = h5py.File(path, "w")
+            file.attrs.update(format="hpcfed params", schema=1, columns=columns)
+            file["client"] = self._clients
+            file["round"] = self._rounds
+            names = [entry.name for entry in entries]
+            file["column_names"] = np.array(names, dtype=h5py.string_dtype())
+            file["column_starts"] = np.array([entry.start for entry in entries])
+            self._create(
+                "rows", (times, clients, columns), "snapshot", "client", "column"
+            )
+            taken = file.create_dataset("taken", (times,), "u1", fillvalue=0)
+            taken.attrs["description"] = "1 once the snapshot is whole"
+            if self._root:
+                self._create("global", (times, columns), "snapshot", "column")
+            file.flush()
+
+    def _create(self, name: str, shape: tuple[int, ...], *dimensions: str) -> None:
+        """Create a dataset of rows, each a chunk with a checksum, all on disk at once."""
+        assert self._file is not None
+        ones = [1] * (len(shape) - 1)
+        chunk = (*ones, shape[-1])
+        # Early: the disk's space is taken now, and a full one says so now.
+        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        data = self._file.create_dataset(
+            name,
+            shape,
+            self._dtype,
+            chunks=chunk,
+            fletcher32=True,
+            fillvalue=np.nan,
+            dcpl=creation,
+        )
+        data.attrs["units"] = "parameter"
+        for axis, dimension in enumerate(dimensions):
+            data.dims[axis].label = dimension
+
+    def _go_on(self, path: Path) -> bool:
+        """Take up a file of the run that is resumed; False if it is of other clients."""
+        check_limit(path, path.stat().st_size)
+        with readable(path, KIND):
+            file = h5py.File(path, "r+")
+            try:
+                check(file)
+                fits = self._fits(file)
+            except BaseException:
+                file.close()
+                raise
+        if fits:
+            self._file = file
+        else:
+            file.close()
+        return fits
+
+    def _fits(self, file: h5py.File) -> bool:
+        """Tell whether a file has this rank's clients; refuse one of them that cannot
+        take the snapshots to come.
+        """
+        known = Reader(file, [SLACK])
+        if not np.array_equal(known.numbers("client", (None,)), self._clients):
+            return False
+        rounds = known.numbers("round", (None,))
+        if rounds[-1] < self._rounds[-1]:
+            # The run has become longer, and the file has no room for more.
+            return False
+        to_come = rounds[-len(self._rounds) :]
+        if not np.array_equal(to_come, self._rounds):
+            raise ValueError("round has other rounds")
+        times, columns = len(rounds), self._layout.num_columns
+        shapes: dict[str, tuple[int, ...]] = {
+            "rows": (times, len(self._clients), columns),
+            "taken": (times,),
+        }
+        if self._root:
+            shapes["global"] = (times, columns)
+        for name, shape in shapes.items():
+            data = file[name]
+            if known.shape(name) != shape or data.dtype.kind not in "fu":
+                raise ValueError(f"{name} has another shape or type")
+            if name == "taken":
+                continue
+            # Every row was allocated at the start: writing must not extend the file.
+            rows = prod(shape[:-1])
+            if data.id.get_num_chunks() != rows:
+                raise ValueError(f"{name} has lost some of its rows")
+        return True
+
+    def due(self, round: int) -> bool:
+        """Tell whether a snapshot is taken after a round."""
+        return bool(np.isin(round, self._rounds))
+
+    def write_rows(self, round: int, positions: np.ndarray, rows: np.ndarray) -> None:
+        """Write the rows of the clients at these positions; called again in the same
+        round, the later rows stay.
+        """
+        file, snapshot = self._entry(round)
+        with writing(Path(file.filename)):
+            # Each row is a chunk of its own, so nothing is gained by writing several.
+            for position, row in zip(positions, rows, strict=True):
+                file["rows"][snapshot, int(position)] = row
+
+    def close_round(self, round: int, global_row: np.ndarray | None) -> None:
+        """Write the global model, if there is one, and mark the snapshot as whole."""
+        file, snapshot = self._entry(round)
+        with writing(Path(file.filename)):
+            if self._root and global_row is not None:
+                file["global"][snapshot] = global_row
+            # The mark must not be on disk before the rows are.
+            file.flush()
+            file["taken"][snapshot] = 1
+            file.flush()
+
+    def _entry(self, round: int) -> tuple[h5py.File, int]:
+        """Return the file, and the number of a round's snapshot in it: those of this
+        run are the last ones.
+        """
+        assert self._file is not None
+        earlier = len(self._file["round"]) - len(self._rounds)
+        number = int(np.searchsorted(self._rounds, round))
+        return self._file, earlier + number
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _rewind(folder: Path, first: int) -> None:
+    """Take back the snapshots of rounds from `first` on, which will be made anew;
+    remove files that have no other.
+    """
+    for path in snapshots(folder):
+        check_limit(path, path.stat().st_size)
+        with readable(path, KIND), h5py.File(path, "r+") as file:
+            check(file)
+            known = Reader(file, [SLACK])
+            rounds = known.numbers("round", (None,))
+            taken = known.numbers("taken", rounds.shape)
+            still_valid = np.where(rounds < first, taken, 0)
+            if not np.array_equal(still_valid, taken):
+                file["taken"][()] = still_valid
+        if not still_valid.any():
+            path.unlink()
