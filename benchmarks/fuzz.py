@@ -58,8 +58,8 @@ clients = [3, 4]
 def make_originals(folder: Path) -> None:
     """Make one file of each kind, by real runs in this process."""
     from hpcfed import cli
-    from hpcfed.studies.gather import write_study
-    from hpcfed.studies.outcome import Outcome, write_outcome
+    from hpcfed.results.trials import Outcome, write_outcome
+    from hpcfed.studies.gather import gather
     from hpcfed.studies.plan import points, read_study, trials
 
     out = sys.stdout
@@ -82,9 +82,10 @@ def make_originals(folder: Path) -> None:
         for trial in every:
             cli.main(trial.words)
             write_outcome(
-                trial, Outcome("complete", "", 1.0, "hpcfed " + " ".join(trial.words))
+                trial.outcome,
+                Outcome("complete", "", 1.0, "hpcfed " + " ".join(trial.words)),
             )
-        write_study(folder / "study.h5", study, STUDY, every)
+        gather(folder / "study.h5", study, STUDY, every)
         cases.make_originals(folder)
     finally:
         sys.stdout = out

@@ -21,7 +21,7 @@ from lives import (
 
 from hpcfed.results.checkpoints import MARKER
 from hpcfed.results.folder import CHECKPOINTS
-from hpcfed.studies.gather import read_gathered
+from hpcfed.results.study import read_gathered
 
 ROUNDS = 15
 PACE = 0.1

@@ -23,8 +23,8 @@ from hpcfed.analysis.groups import Sample
 from hpcfed.analysis.render.console import Output
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
-from hpcfed.studies.gather import StudyRecord, TrialRecord
-from hpcfed.studies.outcome import Outcome
+from hpcfed.results.study import StudyRecord, TrialRecord
+from hpcfed.results.trials import Outcome
 from hpcfed.studies.plan import points, read_study
 from tests.runs import flags, mistake, started
 

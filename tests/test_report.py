@@ -41,8 +41,8 @@ from hpcfed.errors import remark, say
 from hpcfed.results.series import ROUND_SERIES, RoundSeries, agreed
 from hpcfed.results.server import LatentMap
 from hpcfed.results.stored import read_run
-from hpcfed.studies.gather import write_study
-from hpcfed.studies.outcome import Outcome, write_outcome
+from hpcfed.results.trials import Outcome, write_outcome
+from hpcfed.studies.gather import gather
 from hpcfed.studies.plan import points, read_study, trials
 from tests.page import parsed
 from tests.runs import mistake
@@ -554,9 +554,9 @@ def test_a_damaged_run_in_a_study_costs_no_other_trial(
     every = trials(read_study(study), points(read_study(study), study), tmp_path)
     for trial in every:
         shutil.copytree(good / "plain", trial.folder)
-        write_outcome(trial, Outcome("complete"))
+        write_outcome(trial.outcome, Outcome("complete"))
     change(every[0].folder / "run.h5", "rounds/seconds", 0.0)
-    write_study(tmp_path / "study.h5", read_study(study), "", every)
+    gather(tmp_path / "study.h5", read_study(study), "", every)
     found = find([tmp_path])
     assert [sample.source.rpartition(": ")[2] for sample in found.samples] == [
         "clients=5/repeat-0"

@@ -19,7 +19,7 @@ import pytest
 from hpcfed.results import checkpoints
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
-from hpcfed.studies.gather import read_gathered
+from hpcfed.results.study import read_gathered
 from tests import jobs
 from tests.conftest import Finished, mpirun_path, start
 from tests.runs import started

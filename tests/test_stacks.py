@@ -24,11 +24,11 @@ from hpcfed.methods import fedavg
 from hpcfed.results.claim import claimed, hold, is_held
 from hpcfed.results.folder import STUDY_CLAIM, check_export
 from hpcfed.results.stored import read_run
+from hpcfed.results.study import read_gathered
+from hpcfed.results.trials import read_outcome
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.timer import Timer
 from hpcfed.studies import attempt, execute
-from hpcfed.studies.gather import read_gathered
-from hpcfed.studies.outcome import outcome_of
 from hpcfed.studies.plan import Trial, points, read_study, trials
 from hpcfed.studies.stacks import describe, read_stack, stacked, write_stack
 from tests.runs import assert_same_run, mistake, started
@@ -342,7 +342,7 @@ def test_a_trial_that_fails_in_a_stack_fails_as_it_would_alone(
         study(tmp_path, TINY + "[sweep]\nlr = [0.02, 0.1, 0.4]\n")
     assert ended.value.code == 1 and len(here) == 1
     every = trials_of(tmp_path, TINY + "[sweep]\nlr = [0.02, 0.1, 0.4]\n")
-    outcomes = [outcome_of(trial) for trial in every]
+    outcomes = [read_outcome(trial.outcome) for trial in every]
     assert [outcome.status for outcome in outcomes] == [
         "complete",
         "failed",
@@ -380,7 +380,7 @@ def test_a_stack_that_fails_as_a_whole_is_halved(
     for arguments, _ in here:
         tried.append(arguments[1] if arguments[0] == "too large" else arguments[0])
     assert tried == ["4", "stack", "2", "run", "1"]
-    outcomes = [outcome_of(trial) for trial in trials_of(tmp_path, text)]
+    outcomes = [read_outcome(trial.outcome) for trial in trials_of(tmp_path, text)]
     assert [one.status for one in outcomes] == ["complete"] * 3 + ["failed"]
     assert outcomes[3].error == "exit code 1: out of memory"
 
@@ -394,8 +394,8 @@ def test_a_stack_that_was_stopped_goes_on(
         with pytest.raises(SystemExit):
             study(tmp_path, text)
     every = trials_of(tmp_path, text)
-    assert {outcome_of(trial).status for trial in every} == {"failed"}
-    assert f"exit code {STOPPED}" in outcome_of(every[0]).error
+    assert {read_outcome(trial.outcome).status for trial in every} == {"failed"}
+    assert f"exit code {STOPPED}" in read_outcome(every[0].outcome).error
     assert {read_run(trial.folder).status for trial in every} == {"stopped"}
     # One of them has failed otherwise: it begins anew, by itself.
     (every[2].folder / "error-0.txt").write_text("rank 0 failed\n")
@@ -408,7 +408,7 @@ def test_a_stack_that_was_stopped_goes_on(
     assert here[1][0][-2:] == [folders[2], "--overwrite"]
     shared = {"epochs": 1, "rounds": 3, "checkpoint_every": 1}
     for trial in every:
-        assert outcome_of(trial).status == "complete"
+        assert read_outcome(trial.outcome).status == "complete"
         lr = trial.point.given["lr"]
         alone = started(*words(lr=lr, out=tmp_path / f"alone-{lr}", **shared))
         assert_same_run(trial.folder, alone, tolerance=1e-12)
@@ -432,7 +432,7 @@ def test_a_trial_whose_checkpoints_are_damaged_begins_anew(
         ["--resume", str(trial.folder)] for trial in every
     ]
     for trial in every:
-        assert outcome_of(trial).status == "complete"
+        assert read_outcome(trial.outcome).status == "complete"
         assert read_run(trial.folder).rounds_done == 3
 
 
@@ -474,7 +474,7 @@ def test_a_stack_on_two_ranks_loses_only_the_point_that_fails(tmp_path: Path) ->
         study(tmp_path, text)
     assert ended.value.code == 1
     every = trials_of(tmp_path, text)
-    outcomes = [outcome_of(trial) for trial in every]
+    outcomes = [read_outcome(trial.outcome) for trial in every]
     assert [one.status for one in outcomes] == ["complete", "failed", "complete"]
     assert "planted failure" in outcomes[1].error
     for trial in every[::2]:

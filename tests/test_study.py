@@ -23,10 +23,12 @@ from hpcfed.data.files import _TORCHVISION_FILES
 from hpcfed.errors import UserError
 from hpcfed.options import check, check_unchanged
 from hpcfed.results.claim import claimed
+from hpcfed.results.study import copy_run, read_gathered
+from hpcfed.results.trials import Outcome, read_outcome, write_outcome
 from hpcfed.runtime.launcher import Launch
-from hpcfed.studies import attempt, estimate, execute, gather, launch
-from hpcfed.studies.gather import read_gathered, write_study
-from hpcfed.studies.outcome import Outcome, finished, outcome_of, write_outcome
+from hpcfed.studies import attempt, estimate, execute, launch
+from hpcfed.studies.attempt import finished
+from hpcfed.studies.gather import gather
 from hpcfed.studies.plan import (
     Point,
     Study,
@@ -325,7 +327,7 @@ def test_a_trial_that_takes_too_long_is_ended(trial: Trial) -> None:
     ]
     outcome = attempt.attempt(trial, sleeping, limit=1.0)
     assert outcome.status == "failed" and "limit of 1 s" in outcome.error
-    assert outcome_of(trial) == outcome
+    assert read_outcome(trial.outcome) == outcome
     assert trial.log.read_text() == "started\n"
 
 
@@ -339,9 +341,9 @@ def test_a_process_that_ends_well_without_a_run_has_failed(trial: Trial) -> None
 
 def test_an_outcome_that_somebody_has_broken_is_a_failure(trial: Trial) -> None:
     trial.folder.parent.mkdir(parents=True)
-    assert outcome_of(trial).status == "waiting"
-    write_outcome(trial, Outcome("complete", seconds=2.0))
-    assert outcome_of(trial).seconds == 2.0
+    assert read_outcome(trial.outcome).status == "waiting"
+    write_outcome(trial.outcome, Outcome("complete", seconds=2.0))
+    assert read_outcome(trial.outcome).seconds == 2.0
     for broken in (
         "{broken",
         "[]",
@@ -350,11 +352,11 @@ def test_an_outcome_that_somebody_has_broken_is_a_failure(trial: Trial) -> None:
     ):
         trial.outcome.write_text(broken)
         assert (
-            outcome_of(trial).status == "failed"
-            and "cannot be read" in outcome_of(trial).error
+            read_outcome(trial.outcome).status == "failed"
+            and "cannot be read" in read_outcome(trial.outcome).error
         )
-    write_outcome(trial, Outcome("failed", "\0\ud800", 1.0, "\0"))
-    write_study(trial.folder.parent / "study.h5", Study(), "", [trial])
+    write_outcome(trial.outcome, Outcome("failed", "\0\ud800", 1.0, "\0"))
+    gather(trial.folder.parent / "study.h5", Study(), "", [trial])
 
 
 @pytest.mark.parametrize(
@@ -374,7 +376,7 @@ def test_a_run_that_outlived_its_study_is_not_lost(
     finished_trial.outcome.unlink(missing_ok=True)
     if before is not None:  # what an earlier attempt has left
         write_outcome(
-            finished_trial,
+            finished_trial.outcome,
             Outcome(before, "exit code 1: x" * (before == "failed"), 2.5, "words"),
         )
     words = ["study", str(folder.parent / "study.toml"), "--out", str(folder)]
@@ -407,10 +409,10 @@ def test_a_run_that_outlived_its_study_is_not_lost(
 def test_a_new_attempt_forgets_how_the_last_one_went(trial: Trial) -> None:
     """Killed now, the study must not find the old word beside no run."""
     trial.folder.parent.mkdir(parents=True)
-    write_outcome(trial, Outcome("complete", seconds=2.0))
+    write_outcome(trial.outcome, Outcome("complete", seconds=2.0))
     with pytest.raises(UserError, match="cannot start"):
         attempt.attempt(trial, ["/nowhere/mpirun"], limit=60)
-    assert outcome_of(trial).status == "waiting"
+    assert read_outcome(trial.outcome).status == "waiting"
 
 
 def test_a_study_replaces_no_link(
@@ -433,7 +435,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(
     folder = finished_trial.folder.parents[2]
     finished_trial.outcome.unlink(missing_ok=True)
     if lost == "study.h5":
-        write_outcome(finished_trial, Outcome("complete"))
+        write_outcome(finished_trial.outcome, Outcome("complete"))
 
     def full(file: int) -> None:
         raise OSError(ENOSPC, os.strerror(ENOSPC))
@@ -604,7 +606,7 @@ def test_a_pipe_is_no_run(tmp_path: Path) -> None:
     """Nobody waits for what will never come."""
     os.mkfifo(tmp_path / "run.h5")
     with h5py.File(tmp_path / "study.h5", "w") as file:
-        gather._copy_run(tmp_path / "run.h5", file, 0)
+        copy_run(tmp_path / "run.h5", file, 0)
         assert "runs" not in file
 
 

@@ -22,8 +22,8 @@ from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.sections import accuracy
 from hpcfed.analysis.scaling import scalings
 from hpcfed.results.stored import read_run
+from hpcfed.results.study import read_gathered
 from hpcfed.runtime.timer import PHASES
-from hpcfed.studies.gather import read_gathered
 from tests.conftest import Finished, mpirun_path, start
 from tests.page import parsed
 from tests.runs import mistake

@@ -30,8 +30,8 @@ from hpcfed.analysis.verdicts import verdicts
 from hpcfed.options.compression import CompressionOptions
 from hpcfed.results.pace import flops_text, time_text
 from hpcfed.results.run import RunRecord
-from hpcfed.studies.gather import StudyRecord, TrialRecord
-from hpcfed.studies.outcome import Outcome
+from hpcfed.results.study import StudyRecord, TrialRecord
+from hpcfed.results.trials import Outcome
 from tests.points import run_of, sample_of
 from tests.test_watch import begun, take_down
 

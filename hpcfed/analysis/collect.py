@@ -12,7 +12,7 @@ from hpcfed.results.pace import WARMUP
 from hpcfed.results.run import RunRecord
 from hpcfed.results.sandbox import try_out
 from hpcfed.results.stored import read_run
-from hpcfed.studies.gather import StudyRecord, read_gathered
+from hpcfed.results.study import StudyRecord, read_gathered
 
 
 @dataclass

@@ -17,7 +17,7 @@ from hpcfed.analysis.scaling import Kind, Scaling, scalings
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.results.json_values import plain
 from hpcfed.results.pace import PER_ROUND, time_text
-from hpcfed.studies.gather import StudyRecord, TrialRecord
+from hpcfed.results.study import StudyRecord, TrialRecord
 
 UNKNOWN = Estimate(nan)
 

@@ -15,10 +15,10 @@ from hpcfed.api.tables import table
 from hpcfed.errors import UserError
 from hpcfed.options.metrics import global_name
 from hpcfed.results.folder import records
+from hpcfed.results.trials import read_outcome
 from hpcfed.runtime.launcher import launched
 from hpcfed.studies.command import run_study
 from hpcfed.studies.launch import launcher as launched_by
-from hpcfed.studies.outcome import outcome_of
 from hpcfed.studies.plan import (
     Trial,
     choose,
@@ -60,7 +60,7 @@ class Sweep:
         for trial in self.trials:
             about: dict[str, Any] = {
                 "trial": str(trial),
-                "status": outcome_of(trial).status,
+                "status": read_outcome(trial.outcome).status,
             }
             for name in swept:
                 about[name] = trial.point.given.get(name)

@@ -56,7 +56,7 @@ def _print_json(folder: Path) -> None:
 def _print_study(path: Path, *, as_json: bool) -> None:
     from hpcfed.analysis.figures import show_study, summary
     from hpcfed.analysis.render.console import Output
-    from hpcfed.studies.gather import read_gathered
+    from hpcfed.results.study import read_gathered
 
     study = read_gathered(path)
     if as_json:

@@ -26,16 +26,11 @@ from hpcfed.results.folder import (
     strangers,
 )
 from hpcfed.results.publish import check_target
+from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
+from hpcfed.results.trials import Outcome, write_outcome, writing
 from hpcfed.runtime.signals import STOPPED
 from hpcfed.studies.launch import environment_of
-from hpcfed.studies.outcome import (
-    Outcome,
-    finished,
-    run_folders,
-    write_outcome,
-    writing,
-)
 from hpcfed.studies.plan import Trial
 from hpcfed.studies.stacks import Stack, rounds_done
 
@@ -55,7 +50,7 @@ def attempt(
     reason = _error(trial, code, limit)
     status = "failed" if reason else "complete"
     outcome = Outcome(status, reason, seconds, shlex.join(words))
-    write_outcome(trial, outcome)
+    write_outcome(trial.outcome, outcome)
     return outcome
 
 
@@ -88,9 +83,22 @@ def attempt_stack(
             outcomes.append(None)
             continue
         outcome = Outcome("failed" if reason else "complete", reason, share, command)
-        write_outcome(trial, outcome)
+        write_outcome(trial.outcome, outcome)
         outcomes.append(outcome)
     return outcomes
+
+
+def finished(trial: Trial) -> list[RunRecord] | None:
+    """Read the runs of a trial, one for every seed; None unless all are there and
+    complete.
+    """
+    # No run yet, or one that cannot be read: either way the trial must run.
+    try:
+        records = [read_run(folder) for folder in trial.run_folders]
+    except UserError:
+        return None
+    complete = all(record.status == "complete" for record in records)
+    return records if complete else None
 
 
 def _prepare(trial: Trial, *, goes_on: bool) -> None:
@@ -224,7 +232,7 @@ def _error_in_stack(
 
 
 def _recorded_error(trial: Trial) -> str:
-    for folder in run_folders(trial):
+    for folder in trial.run_folders:
         try:
             record = read_run(folder)
         except UserError as error:

@@ -12,12 +12,11 @@ from hpcfed.results.claim import claimed
 from hpcfed.results.folder import POINTS, STUDY, STUDY_CLAIM
 from hpcfed.results.pace import flops_text
 from hpcfed.results.publish import check_target
+from hpcfed.results.trials import read_outcome, write_listing
 from hpcfed.runtime.launcher import launched
 from hpcfed.studies import execute
-from hpcfed.studies.gather import write_study
+from hpcfed.studies.gather import gather
 from hpcfed.studies.launch import Start, launcher
-from hpcfed.studies.listing import write_listing
-from hpcfed.studies.outcome import outcome_of
 from hpcfed.studies.plan import (
     Point,
     Study,
@@ -60,14 +59,14 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
         file = path.resolve()
         dry_run = options.dry_run
         if not dry_run:
-            write_listing(out, asked.title, chosen_trials)
+            write_listing(out, asked.title, [str(trial) for trial in chosen_trials])
         submit(file, out.resolve(), chosen, extra, dry_run=dry_run)
         return 0
     all_trials = trials(asked, every, out)
     if options.gather:
         # The last job of a submitted study, which runs nothing.
         execute.settle(all_trials, start)
-        write_study(out / STUDY, asked, text, all_trials)
+        gather(out / STUDY, asked, text, all_trials)
         failed = _count_incomplete(chosen_trials)
     elif options.points is not None:
         # One job of an array: others write beside it, and the last job gathers.
@@ -97,7 +96,7 @@ def run_study(
     all_trials = trials(asked, every, out)
     chosen_trials = trials(asked, chosen, out)
     with _claimed(out):
-        write_listing(out, asked.title, chosen_trials)
+        write_listing(out, asked.title, [str(trial) for trial in chosen_trials])
         failed = execute.run_trials(
             asked, text, all_trials, chosen_trials, out, start, most=most
         )
@@ -108,7 +107,7 @@ def run_study(
 def _count_incomplete(chosen: Sequence[Trial]) -> int:
     incomplete = 0
     for trial in chosen:
-        incomplete += outcome_of(trial).status != "complete"
+        incomplete += read_outcome(trial.outcome).status != "complete"
     return incomplete
 
 
@@ -175,7 +174,7 @@ def _print_plan(asked: Study, chosen: Sequence[Trial], start: Start) -> None:
             # A run of a stack has recorded the time of all of them.
             at_once = runs[0].stacked_seeds / point.settings.config.num_seeds
             rounds = float(runs[0].rounds["seconds"].sum()) / at_once
-            process = outcome_of(trial).seconds
+            process = read_outcome(trial.outcome).seconds
             work = works[point.name]
             measured.append((point, work, rounds, process))
     speed = estimate.speed(measured, cuda=cuda)

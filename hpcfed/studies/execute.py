@@ -16,16 +16,10 @@ from hpcfed.results.claim import is_held
 from hpcfed.results.folder import STACKS, STUDY, runs
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import changed_files, is_complete
-from hpcfed.studies.attempt import attempt, attempt_stack
-from hpcfed.studies.gather import write_study
+from hpcfed.results.trials import Outcome, read_outcome, write_outcome
+from hpcfed.studies.attempt import attempt, attempt_stack, finished
+from hpcfed.studies.gather import Gathering
 from hpcfed.studies.launch import Start
-from hpcfed.studies.outcome import (
-    Outcome,
-    finished,
-    outcome_of,
-    run_folders,
-    write_outcome,
-)
 from hpcfed.studies.plan import Study, Trial, flags
 from hpcfed.studies.stacks import (
     Stack,
@@ -40,10 +34,6 @@ from hpcfed.studies.stacks import (
 
 WAIT = 0.5
 """Seconds between two looks at a run that somebody waits for."""
-GATHER_PAUSE = 20
-"""How many times longer than gathering the pause before the next gathering is, at
-least.
-"""
 
 
 def command(trial: Trial, start: Start) -> list[str]:
@@ -97,7 +87,7 @@ def _check_seeds(trial: Trial) -> None:
     """Refuse to replace complete runs of other seeds, which a trial that is run again
     would do.
     """
-    wanted = run_folders(trial)
+    wanted = trial.run_folders
     all_there = all(folder.exists() for folder in wanted)
     for folder in runs(trial.folder):
         of_other_seeds = folder not in wanted or not all_there
@@ -127,7 +117,7 @@ def settle(trials: Sequence[Trial], start: Start) -> None:
     study that was killed.
     """
     for trial in trials:
-        if outcome_of(trial).status == "complete":
+        if read_outcome(trial.outcome).status == "complete":
             continue
         try:
             done = check_finished([trial])
@@ -135,7 +125,7 @@ def settle(trials: Sequence[Trial], start: Start) -> None:
             continue  # a run that other options have made is no trial of this study
         if done:
             words = shlex.join(command(trial, start))
-            write_outcome(trial, Outcome("complete", command=words))
+            write_outcome(trial.outcome, Outcome("complete", command=words))
 
 
 def run_trials(
@@ -237,32 +227,3 @@ def _attempted(
     words = [*_python(first, start), "stack", str(path)]
     commands = [shlex.join(command(trial, start)) for trial in stack.trials]
     return attempt_stack(stack, words, path, study.limit, commands=commands)
-
-
-class Gathering:
-    """Keeps study.h5 up to date without spending a noticeable share of the time on it."""
-
-    def __init__(
-        self, path: Path, study: Study, text: str, every: Sequence[Trial]
-    ) -> None:
-        self._path = path
-        self._study = study
-        self._text = text
-        self._every = every
-        self._next = 0.0  # when to gather again, by the monotonic clock
-
-    def after_trial(self) -> None:
-        if time.monotonic() >= self._next:
-            self.gather()
-
-    def gather(self) -> None:
-        begin = time.monotonic()
-        write_study(
-            self._path,
-            self._study,
-            self._text,
-            self._every,
-        )
-        now = time.monotonic()
-        # At least `GATHER_PAUSE` times as long as it took: at most 5 % of the time.
-        self._next = now + GATHER_PAUSE * (now - begin)

@@ -1,167 +1,52 @@
-"""`study.h5`: all raw samples of a study in one file, and reading it back.
+"""Keeping `study.h5` up to date while trials run."""
 
-Every run's `run.h5` is in it whole, so whatever can be asked of a run can be asked of
-the study alone. The file is made in memory and published like a run's own: a reader
-sees the old one or the new one.
-"""
-
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import h5py
-import numpy as np
-
-from hpcfed.errors import UserError, printable
-from hpcfed.results.folder import records
-from hpcfed.results.json_values import parsed
-from hpcfed.results.publish import publish
-from hpcfed.results.run import RunRecord
-from hpcfed.results.safe import Reader, check, check_file, readable, reading
-from hpcfed.results.stored import record_of
-from hpcfed.studies.outcome import Outcome, outcome_of, writing
+from hpcfed.results.study import TrialSource, write_study
+from hpcfed.results.trials import read_outcome
 from hpcfed.studies.plan import Study, Trial
 
-FORMAT, SCHEMA = "hpcfed study", 1
-TABLE = ("name", "status", "error", "command", "options")
-"""What is said of every trial, as text."""
+PAUSE = 20
+"""How many times longer than gathering the pause before the next gathering is, at
+least.
+"""
 
 
-@dataclass(frozen=True)
-class TrialRecord:
-    name: str
-    outcome: Outcome
-    options: dict[str, Any]
-    runs: tuple[RunRecord, ...]
-    """One for every seed."""
-
-
-@dataclass(frozen=True)
-class StudyRecord:
-    path: Path
-    title: str
-    warmup: int
-    """Rounds at the start of a run whose times do not count."""
-    text: str
-    """The study's file."""
-    trials: tuple[TrialRecord, ...]
-    unread: tuple[str, ...] = ()
-    """Why runs of it were left out."""
-
-
-def write_study(path: Path, study: Study, text: str, trials: Sequence[Trial]) -> None:
-    """Bring all trials' runs together in one file."""
-    # In memory: the path is only a name to HDF5, until `publish` writes the file.
-    with h5py.File(path, "w", driver="core", backing_store=False) as file:
-        file.attrs.update(
-            format=FORMAT,
-            schema=SCHEMA,
-            title=study.title,
-            warmup=study.warmup,
-        )
-        file["study"] = text
-        _write_table(file, trials)
-        for number, trial in enumerate(trials):
-            for record in records(trial.folder):
-                _copy_run(record, file, number)
-        file.flush()
-        with writing(path):
-            publish(file.id.get_file_image(), path)
-
-
-def _write_table(file: h5py.File, trials: Sequence[Trial]) -> None:
-    """Write what is known of every trial, as columns."""
-    rows = [_row(trial) for trial in trials]
-    for column in TABLE:
-        texts = [row[column] for row in rows]
-        content = np.array(texts, dtype=h5py.string_dtype())
-        file[f"trials/{column}"] = content
-    times = [row["seconds"] for row in rows]
-    seconds = file.create_dataset("trials/seconds", data=times)
-    seconds.attrs.update(
-        units="s",
-        description="wall time of the trial's process, with its start and end",
-    )
-
-
-def _row(trial: Trial) -> dict[str, Any]:
-    options = {**trial.point.given, "ranks": trial.point.ranks}
-    row = asdict(outcome_of(trial))
-    # HDF5's strings hold no null character.
-    row["error"] = printable(row["error"])
-    row["command"] = printable(row["command"])
-    row["name"] = str(trial)
-    row["options"] = json.dumps(options, default=str)
-    return row
-
-
-def _copy_run(source: Path, file: h5py.File, number: int) -> None:
-    """Copy a run; one that cannot be read has been recorded as failed, and stays where
-    it is.
+def gather(path: Path, study: Study, text: str, every: Sequence[Trial]) -> None:
+    """Bring the runs of all trials, and how each trial went, together in one file.
+    `text` is the study's own file.
     """
-    group = f"runs/{number:05}"
-    try:
-        # As any file that may have been handed in: no links, no pipes, no surprises.
-        check_file(source)
-        with h5py.File(source, "r") as run:
-            check(run)
-            seed = int(run.attrs["seed"])
-            run.copy(
-                run["/"],
-                file,
-                f"{group}/seed-{seed}",
-            )
-    except (OSError, KeyError, ValueError, RuntimeError):
-        # Seeds that were copied before are of no use without this one.
-        file.pop(group, None)
+    sources = []
+    for trial in every:
+        options = {**trial.point.given, "ranks": trial.point.ranks}
+        outcome = read_outcome(trial.outcome)
+        sources.append(TrialSource(str(trial), trial.folder, outcome, options))
+    write_study(path, title=study.title, warmup=study.warmup, text=text, trials=sources)
 
 
-def read_gathered(path: Path) -> StudyRecord:
-    """Read a study.h5; anything else is one line for the user."""
-    with readable(path, "a study"), reading(path) as file:
-        facts = file.facts()
-        if facts.get("format") != FORMAT or facts["schema"] > SCHEMA:
-            raise ValueError("it was not written by this hpcfed, or by a newer one")
-        title = facts["title"]
-        warmup = facts["warmup"]
-        whole = isinstance(warmup, int) and warmup >= 0
-        if not isinstance(title, str) or not whole:
-            raise ValueError("its title or warmup is not one")
-        unread: list[str] = []
-        trials = tuple(_read_trials(file, path, unread))
-        text = file.text("study")
-        return StudyRecord(path, title, warmup, text, trials, tuple(unread))
+class Gathering:
+    """Keeps study.h5 up to date without spending a noticeable share of the time on it."""
 
+    def __init__(
+        self, path: Path, study: Study, text: str, every: Sequence[Trial]
+    ) -> None:
+        self._path = path
+        self._study = study
+        self._text = text
+        self._every = every
+        self._next = 0.0  # when to gather again, by the monotonic clock
 
-def _read_trials(file: Reader, path: Path, unread: list[str]) -> Iterator[TrialRecord]:
-    """Read every trial. One with a run that cannot be read has no runs, and `unread`
-    says why.
-    """
-    columns = {column: file.texts(f"trials/{column}") for column in TABLE}
-    number_of_trials = len(columns["name"])
-    seconds = file.numbers("trials/seconds", (number_of_trials,))
-    rows = zip(seconds.tolist(), *columns.values(), strict=True)
-    for number, row in enumerate(rows):
-        took, name, status, error, command, options = row  # in the order of TABLE
-        outcome = Outcome(status, error, took, command)
-        runs: tuple[RunRecord, ...] = ()
-        try:
-            with readable(path, f"a study: trial {name}"):
-                folder = path.parent / f"trial {name}"  # a name for people alone
-                group = f"runs/{number:05}"
-                runs = tuple(_read_runs(file, group, folder))
-        except UserError as reason:
-            unread.append(str(reason))
-            outcome = replace(outcome, status="unreadable")
-        yield TrialRecord(name, outcome, parsed(options), runs)
+    def after_trial(self) -> None:
+        """Gather, unless the last time was too recent."""
+        if time.monotonic() >= self._next:
+            self.gather()
 
-
-def _read_runs(file: Reader, group: str, folder: Path) -> Iterator[RunRecord]:
-    """Read the runs of a trial, one for every seed."""
-    # A trial that waits, or has failed, has no group.
-    if group in file:
-        seeds = file.within(group)
-        for seed in seeds.names():
-            yield record_of(folder / seed, seeds.within(seed))
+    def gather(self) -> None:
+        """Gather now."""
+        begin = time.monotonic()
+        gather(self._path, self._study, self._text, self._every)
+        now = time.monotonic()
+        # At least `PAUSE` times as long as it took: at most 5 % of the time.
+        self._next = now + PAUSE * (now - begin)

@@ -30,7 +30,7 @@ from hpcfed.options import (
     resolve,
     suggest_option,
 )
-from hpcfed.results.folder import POINTS
+from hpcfed.results.folder import POINTS, seed_folder
 from hpcfed.runtime.launcher import Launch
 
 RESERVED = ("out", "overwrite", "resume", "requeue")
@@ -96,6 +96,13 @@ class Trial:
     def seeds(self) -> tuple[int, ...]:
         config = self.point.settings.config
         return config.seeds or (config.seed,)
+
+    @property
+    def run_folders(self) -> list[Path]:
+        """Where its runs belong: seeds of one run have their own folders."""
+        if self.point.settings.config.seeds is None:
+            return [self.folder]
+        return [seed_folder(self.folder, seed) for seed in self.seeds]
 
     @property
     def words(self) -> list[str]:

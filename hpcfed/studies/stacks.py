@@ -19,7 +19,7 @@ from hpcfed.results import checkpoints
 from hpcfed.results.publish import publish
 from hpcfed.results.safe import check_file
 from hpcfed.results.stored import changed_files, read_run
-from hpcfed.studies.outcome import run_folders, writing
+from hpcfed.results.trials import writing
 from hpcfed.studies.plan import Trial
 
 STACKABLE = (
@@ -151,7 +151,7 @@ def rounds_done(trial: Trial) -> int:
     """
     newest = []
     every = trial.point.settings.each_seed()
-    for folder, settings in zip(run_folders(trial), every, strict=True):
+    for folder, settings in zip(trial.run_folders, every, strict=True):
         try:
             record = read_run(folder)
             check_unchanged(folder, record.config, settings.flat())

@@ -10,8 +10,7 @@ from statistics import mean
 from hpcfed.analysis.render.watch.looking import Looker, RunView, holds_any_run
 from hpcfed.errors import UserError
 from hpcfed.results.folder import PLAN, POINTS, STUDY
-from hpcfed.studies.listing import read_listing
-from hpcfed.studies.outcome import Outcome, read_outcome
+from hpcfed.results.trials import Outcome, read_listing, read_outcome
 
 STATUSES = ("complete", "running", "waiting", "failed")
 SHOWN = 5
