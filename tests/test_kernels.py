@@ -19,6 +19,7 @@ from hpcfed.kernels import (
     linear,
     mixing,
     norms,
+    pull,
 )
 from hpcfed.kernels.convolution import Layer
 from hpcfed.kernels.pull import CHUNK, Spans, Strengths, add_pull
@@ -567,6 +568,7 @@ def test_sources_compile(name: str) -> None:
     [
         ("relayout.cu", {}),
         ("mixing.cu", {}),
+        ("pull.cu", dict(pull.macros(Strengths(layers=0.5, masked=0.05)))),
         ("distances.cu", {"THREADS": 256, "CHUNK": 2**14}),
         ("linear.cu", LINEAR | {"LINEAR_FORWARD": 1, "CHUNK": 448}),
         (

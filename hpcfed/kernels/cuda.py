@@ -7,6 +7,7 @@ was compiled is kept in the user's cache.
 
 import ctypes
 import hashlib
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -198,7 +199,7 @@ def available(device: torch.device) -> bool:
 @cache
 def compiled(source: str, macros: Macros, architecture: str) -> bytes:
     """Return the machine code of a source file beside this module."""
-    text = (Path(__file__).parent / source).read_bytes()
+    text = _text(source)
     options = [f"-arch={architecture}", "--std=c++17"]
     for name, value in macros:
         options.append(f"-D{name}={value}")
@@ -208,6 +209,20 @@ def compiled(source: str, macros: Macros, architecture: str) -> bytes:
         code = _compile(source, text, options)
         disk.write(kept, code)
     return code
+
+
+def _text(source: str) -> bytes:
+    """Return a source file with the headers beside it in place of their `#include`.
+
+    So the cache's key covers the headers too, and the compiler has no files to find.
+    """
+    folder = Path(__file__).parent
+    return re.sub(
+        rb'^#include "([\w.]+)"$',
+        lambda found: (folder / found[1].decode()).read_bytes(),
+        (folder / source).read_bytes(),
+        flags=re.MULTILINE,
+    )
 
 
 def _cache_name(text: bytes, options: list[str]) -> str:

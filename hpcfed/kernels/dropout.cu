@@ -2,13 +2,7 @@
 // The same numbers as randomness.uniform: a value stays when hash(key + position · golden) / 2^24 is at least p.
 // Positions count [sample, channel, pixel], however the values lie.
 
-typedef unsigned long long uint64;
-
-__device__ __forceinline__ uint64 mixed(uint64 x) {  // the finaliser of splitmix64
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
+#include "splitmix.cuh"
 
 // x / (1 - p) where kept, else 0.
 __device__ __forceinline__ float dropped(float x, uint64 key, uint64 position) {

@@ -6,10 +6,7 @@
 // The new row is also written rounded to bfloat16, and per client and chunk Σ d² and Σ (mask · d)² of it, from which the
 // next step makes its slopes: see pull.cu.
 
-__device__ __forceinline__ float sum_of_warp(float x) {
-  for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
-  return x;
-}
+#include "chunk_sums.cuh"
 
 __device__ __forceinline__ unsigned pair(float low, float high) {
   unsigned bits;
@@ -34,7 +31,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 descend(float* rows, const float* gradient, float* velocity, const float* lr, const float* reference,
         const unsigned char* mask, const float* found, float* plain, float* masked, unsigned short* half,
         const int* starts, const int* layer_of, long long columns, long long layers) {
-  __shared__ float parts[2][THREADS / 32];
   const long long row = blockIdx.y * columns;
   const float rate = lr[RATE_EACH ? blockIdx.y : 0];
   float slope = 0, masked_slope = 0, sum = 0, masked_sum = 0;
@@ -70,12 +66,5 @@ descend(float* rows, const float* gradient, float* velocity, const float* lr, co
     if (HALVES) *(uint2*)(half + row + i) = make_uint2(pair(r.v[0], r.v[1]), pair(r.v[2], r.v[3]));
   }
   if (!PULLED) return;
-  sum = sum_of_warp(sum), masked_sum = sum_of_warp(masked_sum);
-  if (threadIdx.x % 32 == 0) parts[0][threadIdx.x / 32] = sum, parts[1][threadIdx.x / 32] = masked_sum;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int warp = 1; warp < THREADS / 32; ++warp) sum += parts[0][warp], masked_sum += parts[1][warp];
-    plain[blockIdx.y * gridDim.x + blockIdx.x] = sum;
-    masked[blockIdx.y * gridDim.x + blockIdx.x] = masked_sum;
-  }
+  write_sums(sum, masked_sum, plain, masked);
 }

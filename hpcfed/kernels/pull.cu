@@ -4,10 +4,7 @@
 //   slopes: per client and layer, and of the whole row, strength / √(Σ + ε), summed in a fixed order
 //   add:    gradient += (slope of the layer + slope of the row + SQUARED + mask · slope of the masked) · d
 
-__device__ __forceinline__ float sum_of_warp(float x) {
-  for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
-  return x;
-}
+#include "chunk_sums.cuh"
 
 __device__ __forceinline__ float4 load(const float* from, long long at) { return *(const float4*)(from + at); }
 
@@ -26,7 +23,6 @@ __device__ __forceinline__ float4 load_mask(const unsigned char* mask, long long
 
 extern "C" __global__ void sums(const float* rows, const float* reference, const unsigned char* mask, float* plain,
                                 float* masked, const int* starts, long long columns) {
-  __shared__ float parts[2][THREADS / 32];
   const long long row = blockIdx.y * columns;
   float sum = 0, masked_sum = 0;
   for (int i = starts[blockIdx.x] + 4 * threadIdx.x; i < starts[blockIdx.x + 1]; i += 4 * THREADS) {
@@ -37,14 +33,7 @@ extern "C" __global__ void sums(const float* rows, const float* reference, const
       masked_sum += square(make_float4(m.x * d.x, m.y * d.y, m.z * d.z, m.w * d.w));
     }
   }
-  sum = sum_of_warp(sum), masked_sum = sum_of_warp(masked_sum);
-  if (threadIdx.x % 32 == 0) parts[0][threadIdx.x / 32] = sum, parts[1][threadIdx.x / 32] = masked_sum;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int warp = 1; warp < THREADS / 32; ++warp) sum += parts[0][warp], masked_sum += parts[1][warp];
-    plain[blockIdx.y * gridDim.x + blockIdx.x] = sum;
-    masked[blockIdx.y * gridDim.x + blockIdx.x] = masked_sum;
-  }
+  write_sums(sum, masked_sum, plain, masked);
 }
 
 // The last two blocks of the grid are for the whole row: its plain and its masked sum.

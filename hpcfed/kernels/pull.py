@@ -138,11 +138,17 @@ def kernels(
     strengths: Strengths, device: int
 ) -> tuple[cuda.Kernel, cuda.Kernel, cuda.Kernel]:
     """Return the kernels that sum differences, make slopes of sums, and add the pull."""
-    settings: cuda.Macros = (("THREADS", THREADS), ("SMOOTHING", f"{SMOOTHING!r}f"))
-    for name, strength in strengths._asdict().items():
-        settings += ((name.upper(), f"{float(strength)!r}f"),)
+    settings = macros(strengths)
     return (
         cuda.Kernel("pull.cu", "sums", settings, threads=THREADS),
         cuda.Kernel("pull.cu", "slopes", settings, threads=32),
         cuda.Kernel("pull.cu", "add", settings, threads=THREADS),
     )
+
+
+def macros(strengths: Strengths) -> cuda.Macros:
+    """Return the macros of pull.cu."""
+    made: cuda.Macros = (("THREADS", THREADS), ("SMOOTHING", f"{SMOOTHING!r}f"))
+    for name, strength in strengths._asdict().items():
+        made += ((name.upper(), f"{float(strength)!r}f"),)
+    return made

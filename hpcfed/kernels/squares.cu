@@ -146,21 +146,8 @@ convolution_squares(const Number* x, const Number* dy, float* squares_out, int64
 // A block has WIDTH channels of one sample, a thread eight of them; rows of threads share the positions.
 #define VECTORS (WIDTH / 8)
 
-struct Eight {
-  float v[8];
-};
-
-__device__ __forceinline__ Eight load(const Number* from) {
-  const uint4 bits = *(const uint4*)from;
-  const unsigned pairs[4] = {bits.x, bits.y, bits.z, bits.w};
-  Eight e;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    e.v[2 * i] = __uint_as_float(pairs[i] << 16);
-    e.v[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
-  }
-  return e;
-}
+#define BF16 1
+#include "eight.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 sample_sums(const Number* x, const Number* dy, const float* mean, const float* rstd, float* sums, int64 positions,
