@@ -4,9 +4,10 @@ outside stay names.
 
 from pathlib import Path
 
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.render.charts import Axis, Line, lines
 from hpcfed.analysis.render.page import Content, page
-from hpcfed.analysis.render.sections.section import Section, Table
+from hpcfed.analysis.render.sections.section import Section
 from tests.browser import opened
 
 HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt=1'>"

@@ -26,11 +26,12 @@ from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.signs import showing_life
 from hpcfed.results.claim import claimed
 from hpcfed.results.folder import LEARNING, PLAN, SIGN, check_out, empty
-from hpcfed.results.pace import duration, pace, rest
+from hpcfed.results.pace import pace, rest
 from hpcfed.results.results import ResultsWriter
 from hpcfed.results.signs import LearningSign, RunSign, leave_sign, read_sign
 from hpcfed.runtime.timer import PHASES, Timer
 from hpcfed.server.progress import ProgressLines, leaving_signs
+from hpcfed.words import duration
 from tests.runs import mistake
 
 NAN = float("nan")

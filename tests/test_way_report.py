@@ -16,6 +16,7 @@ from hpcfed.analysis.collect import Found
 from hpcfed.analysis.comparison.points import Point
 from hpcfed.analysis.curves import Climb, curve_over
 from hpcfed.analysis.figures import show_study
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group, Sample, groups
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.exports import points_csv_text
@@ -23,15 +24,15 @@ from hpcfed.analysis.render.run_page import run_content
 from hpcfed.analysis.render.run_page.verdict import verdict as page_verdict
 from hpcfed.analysis.render.run_page.way import virtual_time
 from hpcfed.analysis.render.sections import sections
-from hpcfed.analysis.render.sections.section import Section, Table
+from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.render.show import show
 from hpcfed.analysis.render.show_seeds import show_seeds
 from hpcfed.analysis.verdicts import verdicts
 from hpcfed.options.compression import CompressionOptions
-from hpcfed.results.pace import flops_text, time_text
 from hpcfed.results.run import RunRecord
 from hpcfed.results.study import StudyRecord, TrialRecord
 from hpcfed.results.trials import Outcome
+from hpcfed.words import flops_text, time_text
 from tests.points import run_of, sample_of
 from tests.test_watch import begun, take_down
 

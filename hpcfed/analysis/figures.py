@@ -12,12 +12,13 @@ from rich.console import Console
 
 from hpcfed.analysis.groups import Group, Sample, groups
 from hpcfed.analysis.outcomes import run_epsilon, run_virtual_seconds
-from hpcfed.analysis.render.console import bare_table, bytes_text, plain_text, say
+from hpcfed.analysis.render.console import bare_table, plain_text, say
 from hpcfed.analysis.scaling import Kind, Scaling, scalings
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.results.json_values import plain
-from hpcfed.results.pace import PER_ROUND, time_text
+from hpcfed.results.pace import PER_ROUND
 from hpcfed.results.study import StudyRecord, TrialRecord
+from hpcfed.words import bytes_text, time_text
 
 UNKNOWN = Estimate(nan)
 

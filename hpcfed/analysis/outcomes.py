@@ -10,8 +10,7 @@ import numpy as np
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.statistics import Estimate, difference, of_runs, of_seeds
 from hpcfed.options.metrics import HEADLINES, METRICS, global_name, label_of, metric_of
-
-MIB = 2**20
+from hpcfed.words import MIB
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from hpcfed.analysis.labels import label, option_text, value_text
 from hpcfed.analysis.limits import Limit, limits, profiled
 from hpcfed.analysis.outcomes import (
     COSTS,
-    MIB,
     Measure,
     mean_to_target,
     measure,
@@ -38,7 +37,7 @@ from hpcfed.analysis.swept import (
     time_effect,
 )
 from hpcfed.errors import count
-from hpcfed.results.pace import time_text
+from hpcfed.words import MIB, number, time_text
 
 MOST_SENTENCES = 4
 """For one question; what is beyond is counted, and stands in the section's table."""
@@ -119,18 +118,12 @@ def times_text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:
 
 def text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:
     """Return `12.3 % [11.8, 12.9]`, as it stands in a sentence."""
-    write = _percent if unit in IN_PERCENT else _number
+    write = _percent if unit in IN_PERCENT else number
     words = f"{write(scale * estimate.centre)}{unit}"
     if estimate.bounded:
         low, high = write(scale * estimate.low), write(scale * estimate.high)
         words += f" [{low}, {high}]"
     return words
-
-
-def _number(value: float) -> str:
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
 
 
 def _percent(value: float) -> str:
@@ -374,7 +367,7 @@ def _strong(found: Sequence[Scaling]) -> list[str]:
 
 def _range(values: Sequence[float], scale: float = 1.0) -> str:
     """Return `60 to 72`, or a single number where they are alike."""
-    least, most = _number(scale * min(values)), _number(scale * max(values))
+    least, most = number(scale * min(values)), number(scale * max(values))
     return least if least == most else f"{least} to {most}"
 
 
@@ -385,7 +378,7 @@ def _speedup(one: Scaling) -> str:
     if vague(speedup):
         return (
             f"{where}: too few repeats to tell whether {ranks} are faster than "
-            f"{one.ranks[0]} ({_number(speedup.centre)} times as fast by the mean)."
+            f"{one.ranks[0]} ({number(speedup.centre)} times as fast by the mean)."
         )
     return (
         f"{where}: {ranks} are {text(speedup, ' times')} as fast as {one.ranks[0]}, an "
@@ -442,13 +435,13 @@ def _growth(one: Growth) -> str:
     if vague(one.longer):
         return (
             f"{where}: too few repeats to tell how the time of a round grows {sizes} "
-            f"({_number(one.longer.centre)} times as long by the mean)."
+            f"({number(one.longer.centre)} times as long by the mean)."
         )
     first, last = one.per_client[0], one.per_client[-1]
     return (
         f"{where}: {sizes} a round takes {text(one.longer, ' times')} as long, clients "
-        f"to the power of {text(one.power)}; a client costs {_number(1e3 * first)} ms, "
-        f"then {_number(1e3 * last)} ms."
+        f"to the power of {text(one.power)}; a client costs {number(1e3 * first)} ms, "
+        f"then {number(1e3 * last)} ms."
     )
 
 
@@ -502,7 +495,7 @@ def _limit(limit: Limit, options: Sequence[Swept]) -> str:
         loss = limit.loss
         words += (
             f"; against {count(loss.ranks, 'rank')} most is lost in {loss.phase}, "
-            f"{_number(1e3 * loss.before)} ms there and {_number(1e3 * loss.after)} ms "
+            f"{number(1e3 * loss.before)} ms there and {number(1e3 * loss.after)} ms "
             "here"
         )
     return f"{words}."
@@ -519,8 +512,8 @@ def _costs(
     if len(energies) > 1:
         least, most = min(energies, key=_energy), max(energies, key=_energy)
         sentences.append(
-            f"A run's GPUs take from {_number(_energy(least))} J "
-            f"({point_text(least, options)}) to {_number(_energy(most))} J "
+            f"A run's GPUs take from {number(_energy(least))} J "
+            f"({point_text(least, options)}) to {number(_energy(most))} J "
             f"({point_text(most, options)})."
         )
     return sentences
@@ -553,7 +546,7 @@ def _dearer(found: Sequence[Contest]) -> list[str]:
         sentence = f"A round of {name} takes {times_text(slower, ' times')} as long as "
         sentence += f"one of {ordered[0]}"
         if sent and abs(of_runs(sent).centre - 1) > SAME_BYTES:
-            sentence += f" and sends {_number(of_runs(sent).centre)} times the bytes"
+            sentence += f" and sends {number(of_runs(sent).centre)} times the bytes"
         sentences.append(f"{sentence}.")
     return sentences
 
@@ -611,8 +604,8 @@ def _reached(reached: Sequence[Group], options: Sequence[Swept]) -> str:
     """Tell the fastest and, if it is another one, who has sent least."""
     fastest = min(reached, key=lambda group: mean_to_target(group, "seconds"))
     leanest = min(reached, key=lambda group: mean_to_target(group, "bytes"))
-    seconds = _number(mean_to_target(fastest, "seconds"))
-    mib = _number(mean_to_target(leanest, "bytes") / MIB)
+    seconds = number(mean_to_target(fastest, "seconds"))
+    mib = number(mean_to_target(leanest, "bytes") / MIB)
     told = f"{choice_text(fastest, options)} is first, after {seconds} s"
     if fastest.key == leanest.key:
         told += f", and with fewest bytes, {mib} MiB"
@@ -685,7 +678,7 @@ def _error(error: float) -> str:
     """Return a relative error in per cent; times are not known to a thousandth."""
     if error < LEAST_ERROR:
         return f"less than {100 * LEAST_ERROR:g} %"
-    return f"{_number(100 * error)} %"
+    return f"{number(100 * error)} %"
 
 
 def _model(one: Fitted) -> str:

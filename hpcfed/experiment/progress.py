@@ -19,7 +19,8 @@ from rich.progress import (
 
 from hpcfed.errors import count, remark
 from hpcfed.options.metrics import METRICS, global_name, text_of
-from hpcfed.results.pace import duration, pace, rest, short_seconds
+from hpcfed.results.pace import pace, rest
+from hpcfed.words import duration, short_seconds
 
 LINE_EVERY = 10.0
 """Seconds between plain lines, so that a long run does not fill a log."""

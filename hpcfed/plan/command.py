@@ -8,7 +8,6 @@ from math import isclose, isinf
 from pathlib import Path
 from typing import Any
 
-from hpcfed.analysis.render.console import bytes_text
 from hpcfed.errors import UserError, count, remark
 from hpcfed.options import Settings
 from hpcfed.plan.assumptions import GUESSED, OTHER_WORK, assumed, scaled
@@ -30,6 +29,7 @@ from hpcfed.plan.tables import print_plan
 from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.server.options import NETWORKS, ServerOptions, server_options
+from hpcfed.words import bytes_text
 
 STAGES = (0, 1, 2, 3)
 MOST_RANKS = 100_000

@@ -1,10 +1,11 @@
 """A plan as tables on the terminal."""
 
-from hpcfed.analysis.render.console import Output, bare_table, bytes_text, say
+from hpcfed.analysis.render.console import Output, bare_table, say
 from hpcfed.errors import count
 from hpcfed.options import Settings
 from hpcfed.plan.fits import Range
 from hpcfed.plan.planner import Plan
+from hpcfed.words import bytes_text, seconds_text
 
 
 def print_plan(plan: Plan, settings: Settings) -> None:
@@ -72,16 +73,3 @@ def _print_learnings(plan: Plan, console: Output) -> None:
 def _interval(found: Range) -> str:
     # A bracket would begin a style of rich's.
     return f"\\[{seconds_text(found.low)} – {seconds_text(found.high)}]"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time in the unit that suits it, with three digits."""
-    if seconds < 1e-3:
-        return f"{1e6 * seconds:.3g} µs"
-    if seconds < 1:
-        return f"{1e3 * seconds:.3g} ms"
-    if seconds < 600:
-        return f"{seconds:.3g} s"
-    if seconds < 36_000:
-        return f"{seconds / 60:.3g} min"
-    return f"{seconds / 3600:.3g} h"

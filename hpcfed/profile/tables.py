@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from hpcfed.analysis.noise import MOST_VARIATION
-from hpcfed.analysis.render.console import Output, bare_table, bytes_text, say
+from hpcfed.analysis.render.console import Output, bare_table, say
 from hpcfed.profile.ceilings import TRIALS, Ceilings
 from hpcfed.profile.timeline import ROUNDS, Session, Timeline
 from hpcfed.profile.verdict import Workload, words
 from hpcfed.results.folder import PROFILE, TRACE
 from hpcfed.results.run import RunRecord
 from hpcfed.runtime.timer import PHASES
+from hpcfed.words import bytes_text
 
 MOST_OPERATORS = 8
 """Operators that are shown of a session."""

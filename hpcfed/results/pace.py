@@ -8,7 +8,6 @@ pace, which is told as such: the median of its recent rounds.
 """
 
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -70,49 +69,3 @@ def rest(seconds: Sequence[float] | np.ndarray, rounds: int) -> float:
     """
     known = recent(seconds)
     return rounds * float(known.mean()) if len(known) else float("nan")
-
-
-def duration(seconds: float) -> str:
-    """Return a time as a clock shows it: `0:07`, `1:02:03` or `3 d 04:00`."""
-    if not isfinite(seconds):
-        return "?"
-    whole = round(max(0.0, seconds))
-    minutes, second = divmod(whole, 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days} d {hour:02}:{minute:02}"
-    if hours:
-        return f"{hour}:{minute:02}:{second:02}"
-    return f"{minute}:{second:02}"
-
-
-def time_text(seconds: float) -> str:
-    """Return a time in words: `47.3 s`, `3 min 20 s`, `2 h 5 min` or `3 d 4 h`; a dash
-    where it is not known.
-    """
-    if not isfinite(seconds):
-        return "–"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes, second = divmod(round(seconds), 60)
-    if minutes < 120:
-        return f"{minutes} min {second} s"
-    hours, minute = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minute} min"
-    days, hour = divmod(hours, 24)
-    return f"{days} d {hour} h"
-
-
-def short_seconds(seconds: float) -> str:
-    """Return the time of a round: `1.25 s`, or `41.3 ms`."""
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
-
-
-def flops_text(number: float) -> str:
-    """Return floating-point operations in the largest unit of which there is one."""
-    for unit, size in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number / 1e9:.2g} GFLOP"

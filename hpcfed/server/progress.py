@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import Tensor
 
 from hpcfed.errors import remark
-from hpcfed.results.pace import duration
 from hpcfed.results.signs import EVERY, LearningSign, leave_sign, remove_sign
 from hpcfed.server.latent_diffusion import Progress
+from hpcfed.words import duration
 
 SECONDS_BETWEEN_LINES = 5.0
 """Seconds between two lines about the server's progress."""

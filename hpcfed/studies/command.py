@@ -10,7 +10,6 @@ from pathlib import Path
 from hpcfed.errors import UserError, count, printable, say
 from hpcfed.results.claim import claimed
 from hpcfed.results.folder import POINTS, STUDY, STUDY_CLAIM
-from hpcfed.results.pace import flops_text
 from hpcfed.results.publish import check_target
 from hpcfed.results.trials import read_outcome, write_listing
 from hpcfed.runtime.launcher import launched
@@ -29,6 +28,7 @@ from hpcfed.studies.plan import (
 )
 from hpcfed.studies.stacks import describe, stacked
 from hpcfed.studies.submit import submit
+from hpcfed.words import flops_text
 
 
 def study(options: argparse.Namespace, extra: Sequence[str]) -> int:

@@ -28,8 +28,8 @@ from hpcfed.options.metrics import HEADLINES, METRICS, label_of
 from hpcfed.results.pace import SECONDS_PER_ROUND
 from hpcfed.results.run import RunRecord
 from hpcfed.runtime.timer import PHASES
+from hpcfed.words import MIB
 
-MIB = 2**20
 ROUNDS = "rounds"
 """What the interval of a ratio of times is about where a side has one run."""
 

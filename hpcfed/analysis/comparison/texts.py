@@ -1,8 +1,7 @@
 """A comparison in words and cells, for the page and for the terminal."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import isinf
 
 from hpcfed.analysis.comparison.changes import Change
 from hpcfed.analysis.comparison.comparison import Comparison
@@ -11,6 +10,7 @@ from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.errors import count
+from hpcfed.words import DASH, MINUS, interval, number, ratio, signed
 
 MOST_NAMED = 5
 """Changes or points that a sentence names; more are counted."""
@@ -23,8 +23,6 @@ NOISE = (
 )
 """Said of figures that several runs would tell better."""
 ARROW = "\N{RIGHTWARDS ARROW}"
-MINUS = "\N{MINUS SIGN}"
-DASH = "\N{EN DASH}"
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ def _largest(phases: Sequence[Figure]) -> str:
     """Return the phase whose time has changed most."""
     most = max(phases, key=lambda phase: abs(phase.after - phase.before))
     phase = most.name.removeprefix("phase ")
-    return f"{phase}, {_number(most.before)} {ARROW} {_number(most.after)} ms"
+    return f"{phase}, {number(most.before)} {ARROW} {number(most.after)} ms"
 
 
 def _other_costs(figures: Sequence[Figure]) -> list[str]:
@@ -192,38 +190,16 @@ def change_text(figure: Figure) -> str:
 
 def ratio_text(change: Estimate) -> str:
     """Return `1.12 [1.05, 1.19]`."""
-    return _with_interval(change, _ratio)
+    return interval(change, write=ratio)
 
 
 def signed_text(change: Estimate) -> str:
     """Return `+0.80 [−0.10, +1.70]`."""
-    return _with_interval(change, _signed)
-
-
-def _with_interval(change: Estimate, text: Callable[[float], str]) -> str:
-    told = text(change.centre)
-    if change.bounded:
-        told += f" [{text(change.low)}, {text(change.high)}]"
-    return told
+    return interval(change, write=signed)
 
 
 def _per_cent(value: float) -> str:
     return f"{value:.2f}"
-
-
-def _number(value: float) -> str:
-    if isinf(value):
-        return "∞"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _ratio(value: float) -> str:
-    # As many decimals on both ends of an interval: 1.000 says more than 1.
-    return f"{value:.3f}" if value < 10 else _number(value)
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", MINUS)
 
 
 def change_cells(comparison: Comparison) -> Cells:
@@ -264,7 +240,7 @@ def _figure_row(figure: Figure) -> list[str]:
     change = figure.change
     told = ratio_text(change) if figure.neutral else signed_text(change)
     basis = figure.found.basis if change.bounded else DASH
-    text = _per_cent if figure.unit == "%" else _number
+    text = _per_cent if figure.unit == "%" else number
     sides = [text(figure.before), text(figure.after)]
     return [f"{figure.name}{unit}", *sides, told, verdict(figure), basis]
 
@@ -286,9 +262,9 @@ def point_cells(comparison: Comparison) -> Cells:
         whose = name.partition(",")[0]
         columns.append(f"{whose}, B {MINUS} A")
     rows = []
-    for number, point in enumerate(points):
+    for place, point in enumerate(points):
         row = _point_row(point)
-        row += [_ratio_cell(of[number]) for of in shown.values()]
+        row += [_ratio_cell(of[place]) for of in shown.values()]
         judged = {figure.name: figure for figure in point.headlines}
         row += [_signed_cell(judged.get(name)) for name in metrics]
         rows.append(row)
@@ -313,8 +289,8 @@ def _point_row(point: Point) -> list[str]:
         label(point.key) or DASH,
         _both(point.before.clients, point.after.clients),
         _both(point.before.ranks, point.after.ranks),
-        _number(seconds.before),
-        _number(seconds.after),
+        number(seconds.before),
+        number(seconds.after),
         ratio_text(seconds.change),
         verdict(seconds),
     ]

@@ -1,9 +1,12 @@
 """Lines and tables on a terminal."""
 
+from collections.abc import Iterable
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hpcfed.analysis import findings
 from hpcfed.errors import printable
 
 WIDEST = 200
@@ -37,20 +40,29 @@ def plain_text(name: str) -> Text:
     return Text(printable(name))
 
 
-def bare_table(*columns: str | Text) -> Table:
-    """Return a table without lines: the first column to the left, others to the right."""
+def bare_table(*columns: str | Text, words: bool = False) -> Table:
+    """Return a table without lines: the first column to the left, numbers to the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+        table.add_column(
+            column, justify="right" if number and not words else "left", no_wrap=True
+        )
     return table
 
 
-def bytes_text(count: float) -> str:
-    """Return a number of bytes in the largest unit that fits."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 1024:
-            return f"{count:.2f} {unit}"
-    return f"{count / 1024:.2f} TiB"
+def print_tables(console: Console, tables: Iterable[findings.Table]) -> None:
+    """Print findings below each other, each with its caption."""
+    for number, table in enumerate(tables):
+        if number:
+            console.print()
+        console.print(rendered(table))
+        if table.caption:
+            say(console, table.caption)
+
+
+def rendered(found: findings.Table) -> Table:
+    """Return findings as a table of the terminal."""
+    table = bare_table(*map(plain_text, found.columns), words=found.words)
+    for row in found.rows:
+        table.add_row(*(plain_text(str(cell)) for cell in row))
+    return table

@@ -93,9 +93,10 @@ dark.addEventListener("change", () => {
 
 // Tables: a click on a head sorts by that column, another one the other way.
 
-// "1,234 [1,100, 1,300]" sorts as 1234, and what is no number after all numbers.
+// A figure sorts by its raw value, "1,234 [1,100, 1,300]" as 1234, and words after all numbers.
 function sortKey(cell) {
   const text = cell.textContent.trim();
+  if (cell.dataset.number) return { text, number: parseFloat(cell.dataset.number) };
   const number = parseFloat(text.replace("−", "-").replaceAll(/(?<=\d),(?=\d{3})/g, ""));
   return { text, number: /^[+−-]?[\d.]/.test(text) ? number : NaN };
 }

@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfed.analysis.labels import ACCURACIES, ALL_ACCURACIES, both_series
-from hpcfed.analysis.render.console import bare_table, bytes_text, plain_text, say
+from hpcfed.analysis.render.console import bare_table, plain_text, say
 from hpcfed.errors import count, printable
 from hpcfed.options.metrics import METRICS, label_of, text_of
 from hpcfed.results.folder import made
-from hpcfed.results.pace import MS_PER_ROUND, flops_text, per_round, time_text
+from hpcfed.results.pace import MS_PER_ROUND, per_round
 from hpcfed.results.run import (
     LAST_UPDATES,
     LearningRecord,
@@ -21,6 +21,7 @@ from hpcfed.results.run import (
     mean_accuracy,
 )
 from hpcfed.results.series import ROUND_SERIES, RoundSeries
+from hpcfed.words import bytes_text, flops_text, time_text
 
 WORK = (
     "trained_samples",

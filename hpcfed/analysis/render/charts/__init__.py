@@ -9,7 +9,7 @@ runs are values of its data, never names of fields or part of an expression.
 from hpcfed.analysis.render.charts.areas import areas
 from hpcfed.analysis.render.charts.bars import Segments, bars, stripes
 from hpcfed.analysis.render.charts.dots import Dot, dots
-from hpcfed.analysis.render.charts.drawing import Axis, Drawing, number_text, spread
+from hpcfed.analysis.render.charts.drawing import Axis, Drawing, spread
 from hpcfed.analysis.render.charts.heatmap import heatmap
 from hpcfed.analysis.render.charts.histogram import histogram
 from hpcfed.analysis.render.charts.lines import Line, lines
@@ -32,7 +32,6 @@ __all__ = [
     "heatmap",
     "histogram",
     "lines",
-    "number_text",
     "rows",
     "scatter",
     "spread",

@@ -155,22 +155,6 @@ def tip_name(field: str = "series", title: str = "title") -> Spec:
     return {"field": field, "type": "nominal", "title": title}
 
 
-def number_text(value: float) -> str:
-    """Return a short number, without an exponent where possible."""
-    if value == 0:
-        return "0"
-    if not isfinite(value):
-        return "?"
-    # 1.5e6 instead of 1.5e+06
-    if abs(value) >= 1e6:
-        return f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    if abs(value) >= 1e-4:
-        return f"{value:.3g}"
-    return f"{value:.1e}".replace("e-0", "e-")
-
-
 def spread(values: Sequence[float]) -> float:
     """Return the largest value by the smallest, to choose between scales."""
     positive = [value for value in values if isfinite(value) and value > 0]

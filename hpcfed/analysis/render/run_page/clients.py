@@ -2,12 +2,14 @@
 
 import numpy as np
 
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.render.charts import Axis, heatmap, histogram
-from hpcfed.analysis.render.sections.section import Section, Table, number
+from hpcfed.analysis.render.sections.section import Section
 from hpcfed.errors import count
 from hpcfed.results.details import RunDetails
 from hpcfed.results.run import RunRecord
+from hpcfed.words import number
 
 FEWEST = 3
 """Clients of which there is a distribution."""

@@ -3,9 +3,11 @@
 import numpy as np
 
 from hpcfed.analysis.curves import curve, merged
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.render.charts import Axis, Drawing, Line, bars, lines
-from hpcfed.analysis.render.sections.section import MIB, Section, Table, number
+from hpcfed.analysis.render.sections.section import Section
+from hpcfed.words import MIB, number
 
 MOST_RANKS = 32
 """Ranks that have a bar each; of more, a sentence says enough."""

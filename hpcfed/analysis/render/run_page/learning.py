@@ -5,13 +5,15 @@ its end.
 from dataclasses import replace
 
 from hpcfed.analysis.curves import MOST_POINTS, curve
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import all_series
 from hpcfed.analysis.outcomes import known_mean, known_metric
 from hpcfed.analysis.render.charts import Axis, Drawing, Line, lines
 from hpcfed.analysis.render.sections.accuracy import curve_of
-from hpcfed.analysis.render.sections.section import Section, Table, interval
+from hpcfed.analysis.render.sections.section import Section
 from hpcfed.options.metrics import METRICS, label_of
+from hpcfed.words import interval
 
 LOSSES = {"train_loss": "local training", "global_loss": "global model, all test data"}
 """Losses that every run records."""

@@ -3,6 +3,7 @@
 import numpy as np
 
 from hpcfed.analysis.curves import windows
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.render.charts import (
     Axis,
@@ -13,16 +14,11 @@ from hpcfed.analysis.render.charts import (
     lines,
     scatter,
 )
-from hpcfed.analysis.render.sections.section import (
-    MOST_BARS,
-    MOST_LINES,
-    Section,
-    Table,
-    number,
-)
+from hpcfed.analysis.render.sections.section import MOST_BARS, MOST_LINES, Section
 from hpcfed.errors import count
 from hpcfed.results.details import RunDetails
 from hpcfed.results.server import LatentMap
+from hpcfed.words import number
 
 NAME_SIZE = (0.05, 0.06)
 """Shares of a map's width and height that a client's number takes."""

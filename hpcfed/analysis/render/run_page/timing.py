@@ -3,12 +3,14 @@
 import numpy as np
 
 from hpcfed.analysis.curves import windows
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group, Sample
 from hpcfed.analysis.render.charts import Axis, Drawing, Span, areas, timeline
-from hpcfed.analysis.render.sections.section import Section, Table, number
+from hpcfed.analysis.render.sections.section import Section
 from hpcfed.results.pace import MS_PER_ROUND, PER_ROUND_MEANS, counted, per_round
 from hpcfed.results.run import RunRecord
 from hpcfed.runtime.timer import PHASES
+from hpcfed.words import number
 
 MOST_RANKS = 32
 """Ranks of a timeline; of more, those at even distances."""

@@ -7,10 +7,9 @@ import numpy as np
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.outcomes import known_metric
 from hpcfed.analysis.render.run_page.clients import last_of_clients, worst_tenth
-from hpcfed.analysis.render.sections.section import interval
 from hpcfed.errors import count
 from hpcfed.options.metrics import HEADLINES, METRICS, global_name, label_of
-from hpcfed.results.pace import time_text
+from hpcfed.words import interval, time_text
 
 LEAST_SHARE = 0.05
 """A phase below this share of a round is not worth a word."""

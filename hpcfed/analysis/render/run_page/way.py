@@ -10,16 +10,17 @@ from math import isnan
 import numpy as np
 
 from hpcfed.analysis.curves import curve
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.outcomes import measures
 from hpcfed.analysis.render.charts import Axis, Drawing, lines
 from hpcfed.analysis.render.run_page.learning import ROUNDS
 from hpcfed.analysis.render.sections.clock import VIRTUAL_TIME
-from hpcfed.analysis.render.sections.section import Section, Table, number
+from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.render.sections.spending import climb_of
 from hpcfed.analysis.render.show import privacy_text
-from hpcfed.results.pace import time_text
 from hpcfed.results.run import RunRecord
+from hpcfed.words import number, time_text
 
 Times = Mapping[str, np.ndarray]
 """What every member of every round took, by the column of the clock's table; may be

@@ -12,6 +12,7 @@ import numpy as np
 
 from hpcfed import plugins
 from hpcfed.analysis.curves import MOST_POINTS, curve, merged
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import ACCURACIES, ALL_ACCURACIES, both_series, label
 from hpcfed.analysis.outcomes import known_mean, known_metric, metric_limits
@@ -21,17 +22,15 @@ from hpcfed.analysis.render.sections.section import (
     MOST_LINES,
     WHICH,
     Section,
-    Table,
     batches,
     held_text,
-    interval,
-    number,
     which,
 )
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.swept import Swept, held
 from hpcfed.options.metrics import METRICS, label_of, metric_of
 from hpcfed.results.run import RunRecord, mean_accuracy
+from hpcfed.words import interval, number
 
 CLASSES_PER_ROW = 10
 """Classes beside each other in a table, by their last digit."""

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from math import isnan
 
 from hpcfed import plugins
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.render.sections.section import Section, Table, interval
+from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.statistics import of_seeds
+from hpcfed.words import interval
 
 COLUMNS = (
     "method",

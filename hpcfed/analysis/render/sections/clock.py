@@ -7,13 +7,14 @@ from statistics import fmean
 
 import numpy as np
 
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.outcomes import run_virtual_seconds
-from hpcfed.analysis.render.sections.section import WHICH, Section, Table, number, which
+from hpcfed.analysis.render.sections.section import WHICH, Section, which
 from hpcfed.analysis.render.sections.spending import READING, Spending, add_charts
 from hpcfed.analysis.swept import Swept
-from hpcfed.results.pace import time_text
 from hpcfed.results.run import RunRecord
+from hpcfed.words import number, time_text
 
 
 def _virtual_seconds(run: RunRecord) -> np.ndarray:

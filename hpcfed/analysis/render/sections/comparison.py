@@ -19,10 +19,11 @@ from hpcfed.analysis.comparison.texts import (
     verdict,
     verdicts,
 )
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.labels import both_series
 from hpcfed.analysis.render.charts import Axis, Dot, Drawing, Line, dots, lines
 from hpcfed.analysis.render.sections.accuracy import curve_of
-from hpcfed.analysis.render.sections.section import Section, Table
+from hpcfed.analysis.render.sections.section import Section
 from hpcfed.options.metrics import HEADLINES, METRICS, label_of
 from hpcfed.results.pace import SECONDS_PER_ROUND
 

@@ -7,21 +7,15 @@ from statistics import fmean
 import numpy as np
 
 from hpcfed.analysis.choices import Choice
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.outcomes import measure
-from hpcfed.analysis.render.sections.section import (
-    MIB,
-    WHICH,
-    Section,
-    Table,
-    interval,
-    number,
-    which,
-)
+from hpcfed.analysis.render.sections.section import WHICH, Section, which
 from hpcfed.analysis.render.sections.spending import READING, Spending, add_charts
 from hpcfed.analysis.swept import Swept
 from hpcfed.options.compression import CompressionOptions
 from hpcfed.results.run import RunRecord
+from hpcfed.words import MIB, interval, number
 
 COMPRESSORS = ("compress", "compress_down")
 """Options that say what packs uploads and downloads."""

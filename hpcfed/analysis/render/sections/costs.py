@@ -3,21 +3,19 @@
 from collections.abc import Sequence
 from functools import partial
 
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import ranks_label
 from hpcfed.analysis.render.charts import Axis, Line, lines
 from hpcfed.analysis.render.sections.section import (
-    MIB,
     MOST_LINES,
     WHICH,
     Section,
-    Table,
     batches,
     by_key_and_ranks,
     few_bars,
     held_text,
     lying_bars,
-    number,
     one_size_each,
     stacked_bars,
     ticks,
@@ -26,6 +24,7 @@ from hpcfed.analysis.render.sections.section import (
 from hpcfed.analysis.swept import Swept, held
 from hpcfed.results.pace import MS_PER_ROUND, PER_ROUND_MEANS
 from hpcfed.runtime.timer import PHASES
+from hpcfed.words import MIB, number
 
 
 def phases(every: Sequence[Group], options: Sequence[Swept]) -> Section:

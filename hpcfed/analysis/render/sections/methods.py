@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 from hpcfed.analysis.contests import Contest, contests
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.render.sections.section import Section, Table, interval
+from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.swept import swept
 from hpcfed.analysis.verdicts import condition_text, entrant_text
+from hpcfed.words import interval
 
 COLUMNS = ("condition", "best", "score", "second", "its score", "lead", "verdict")
 

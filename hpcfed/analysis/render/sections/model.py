@@ -6,12 +6,14 @@ from dataclasses import replace
 from math import isnan
 
 from hpcfed.analysis.costmodel import TERMS, Fitted, Measured
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.charts import Axis, Drawing, Line, Point, lines, scatter
-from hpcfed.analysis.render.sections.section import Section, Table, number, ticks
+from hpcfed.analysis.render.sections.section import Section, ticks
 from hpcfed.analysis.scaling import slope
 from hpcfed.errors import count
 from hpcfed.results.pace import MS_PER_ROUND
+from hpcfed.words import number
 
 MOST_MODELS = 2
 """Models that have charts; the tables have all of them."""

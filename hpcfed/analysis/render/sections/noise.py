@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from math import isnan
 
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.noise import MOST_DRIFT, MOST_VARIATION, Noise, noisy
-from hpcfed.analysis.render.sections.section import WHICH, Section, Table, number, which
+from hpcfed.analysis.render.sections.section import WHICH, Section, which
 from hpcfed.errors import count
+from hpcfed.words import number
 
 COLUMNS = (
     *WHICH,

@@ -5,6 +5,7 @@ from itertools import islice
 
 from hpcfed import plugins
 from hpcfed.analysis.choices import SIZES
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import label, option_text, value_text
 from hpcfed.analysis.outcomes import Measure, measure
@@ -13,14 +14,13 @@ from hpcfed.analysis.render.sections.section import (
     LOG_SPREAD,
     MOST_LINES,
     Section,
-    Table,
     estimates_line,
-    interval,
 )
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.swept import Effect, Held, Swept, families, held, swept
 from hpcfed.analysis.verdicts import Matters, effects
 from hpcfed.results.pace import MS_PER_ROUND
+from hpcfed.words import interval
 
 MOST_CHARTS = 16
 """In this section; the options that matter least go without."""

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcfed.analysis.collect import Found
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label
-from hpcfed.analysis.render.sections.section import Section, Table, size_name
+from hpcfed.analysis.render.sections.section import Section, size_name
 from hpcfed.results.run import RunRecord
 
 COLUMNS = (

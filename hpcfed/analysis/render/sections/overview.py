@@ -3,20 +3,14 @@
 from collections.abc import Sequence
 
 from hpcfed.analysis.collect import Found
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import ACCURACIES, both_series
 from hpcfed.analysis.outcomes import known_metric, last_accuracy
-from hpcfed.analysis.render.sections.section import (
-    MIB,
-    WHICH,
-    Section,
-    Table,
-    interval,
-    number,
-    which,
-)
+from hpcfed.analysis.render.sections.section import WHICH, Section, which
 from hpcfed.options.metrics import HEADLINES, label_of
 from hpcfed.results.pace import MS_PER_ROUND
+from hpcfed.words import MIB, interval, number
 
 
 def overview(every: Sequence[Group], found: Found) -> Section:

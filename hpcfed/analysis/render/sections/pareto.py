@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.outcomes import COSTS
 from hpcfed.analysis.pareto import Frontier, Weighed, frontiers
 from hpcfed.analysis.render.charts import Axis, Drawing, Point, scatter, spread
-from hpcfed.analysis.render.sections.section import LOG_SPREAD, Section, Table, interval
+from hpcfed.analysis.render.sections.section import LOG_SPREAD, Section
 from hpcfed.analysis.swept import Swept, swept
 from hpcfed.analysis.verdicts import choice_text, condition_text, text
 from hpcfed.errors import count
+from hpcfed.words import interval
 
 MOST_PROBLEMS = 3
 """Problems that have charts; the table has all of them."""

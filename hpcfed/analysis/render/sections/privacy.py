@@ -6,6 +6,7 @@ from math import isfinite, nan
 from statistics import fmean
 
 from hpcfed.analysis.choices import Choice
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.outcomes import Measure, measure, measures, run_epsilon
@@ -16,15 +17,13 @@ from hpcfed.analysis.render.sections.section import (
     MOST_LINES,
     WHICH,
     Section,
-    Table,
     batches,
     estimates_line,
-    interval,
-    number,
     which,
 )
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.options.privacy import PrivacyOptions
+from hpcfed.words import interval, number
 
 NOISE = (*PrivacyOptions.__annotations__, "sampling")
 """Options that make a run more or less private; --sampling goes with them."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from math import nan
 
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.noise import MOST_VARIATION
 from hpcfed.analysis.render.charts import (
     Axis,
@@ -13,9 +14,10 @@ from hpcfed.analysis.render.charts import (
     stripes,
     timeline,
 )
-from hpcfed.analysis.render.sections.section import Section, Table, number
+from hpcfed.analysis.render.sections.section import Section
 from hpcfed.results.profiles import Operator, Part, Profile, Rank, Session
 from hpcfed.runtime.timer import PHASES
+from hpcfed.words import number
 
 MOST_OPERATORS = 8
 """Operators that a chart names; the others are one more bar."""

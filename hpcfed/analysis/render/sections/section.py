@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isnan
 from typing import TypeVar
 
 from hpcfed.analysis.choices import SIZES, Choice
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label, option_text
 from hpcfed.analysis.render.charts import Axis, Drawing, Line, bars, stripes
@@ -21,31 +21,14 @@ MOST_BARS = 12
 """In one chart; more would be too thin, or the chart too high."""
 LOG_SPREAD = 20
 """From this ratio of the largest to the smallest value on, a scale is logarithmic."""
-MOST_ROWS = 30
-"""Rows of a table that stand on the page at once."""
 MOST_LYING = 24
 """Lying bars of a section."""
 MOST_BAR_CHARTS = 4
 """Charts of upright bars in a section, each of one choice of options."""
-MIB = 2**20
 T = TypeVar("T")
 
 Segments = Mapping[str, Callable[[Group], float]]
 """How high the segments of a group's bar are, by name."""
-
-
-@dataclass(frozen=True)
-class Table:
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-    words: bool = False
-    """Whether the cells hold words, which stand to the left, instead of numbers."""
-
-    @property
-    def long(self) -> bool:
-        """Whether it would take the page over, and scrolls by itself instead."""
-        return len(self.rows) > MOST_ROWS
 
 
 @dataclass
@@ -75,26 +58,6 @@ def held_text(shown: Held) -> list[str]:
         f"Charts show the points with {', '.join(words)}; "
         f"{count(shown.left_out, 'more point')} in the tables and in the CSV."
     ]
-
-
-def number(value: float) -> str:
-    """Return a number as a cell; a dash where it is not known."""
-    if isnan(value):
-        return "–"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
-
-
-def interval(estimate: Estimate, scale: float = 1.0) -> str:
-    """Return `12.3 [11.8, 12.9]`."""
-    # Of a single run there is no interval.
-    text = number(scale * estimate.centre)
-    if estimate.bounded:
-        low = number(scale * estimate.low)
-        high = number(scale * estimate.high)
-        text += f" [{low}, {high}]"
-    return text
 
 
 # Most tables begin with these columns.

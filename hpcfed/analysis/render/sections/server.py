@@ -4,20 +4,19 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.charts import Axis
 from hpcfed.analysis.render.sections.section import (
-    MIB,
     Section,
-    Table,
     by_key,
     few_bars,
     held_text,
-    number,
     stacked_bars,
 )
 from hpcfed.analysis.swept import Swept
+from hpcfed.words import MIB, number
 
 COLUMNS = (
     "options", "clients", "server ranks", "network", "parameters", "samples per second",

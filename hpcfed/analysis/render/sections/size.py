@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import ranks_label, scaling_label
 from hpcfed.analysis.render.charts import Axis, Drawing, Line, lines, spread
@@ -9,17 +10,15 @@ from hpcfed.analysis.render.sections.section import (
     LOG_SPREAD,
     MOST_LINES,
     Section,
-    Table,
     batches,
     estimates_line,
     held_text,
-    interval,
-    number,
     ticks,
 )
 from hpcfed.analysis.scaling import Growth, Scaling, growths, scalings
 from hpcfed.analysis.swept import Swept, held
 from hpcfed.results.pace import MS_PER_ROUND
+from hpcfed.words import interval, number
 
 
 def ranks(every: Sequence[Group], options: Sequence[Swept]) -> Section:

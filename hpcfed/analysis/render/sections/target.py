@@ -6,18 +6,11 @@ from collections.abc import Sequence
 from math import nan
 from statistics import fmean
 
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.render.sections.section import (
-    MIB,
-    WHICH,
-    Section,
-    Table,
-    interval,
-    number,
-    which,
-)
+from hpcfed.analysis.render.sections.section import WHICH, Section, which
 from hpcfed.analysis.statistics import of_seeds
-from hpcfed.results.pace import time_text
+from hpcfed.words import MIB, interval, number, time_text
 
 COLUMNS = (
     *WHICH,

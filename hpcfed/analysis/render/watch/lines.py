@@ -8,7 +8,7 @@ from hpcfed.analysis.render.watch.looking import RunView
 from hpcfed.analysis.render.watch.trials import StudyView
 from hpcfed.errors import printable
 from hpcfed.options.metrics import text_of
-from hpcfed.results.pace import duration
+from hpcfed.words import duration
 
 SHORT = ("clients", "participants", "global")
 """What the series of a metric are called in a line."""

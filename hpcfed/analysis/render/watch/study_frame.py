@@ -13,7 +13,7 @@ from hpcfed.analysis.render.watch.looking import RunView
 from hpcfed.analysis.render.watch.trials import SHOWN, StudyView, TrialView
 from hpcfed.errors import printable
 from hpcfed.options.metrics import text_of
-from hpcfed.results.pace import duration, short_seconds
+from hpcfed.words import duration, short_seconds
 
 MOST_ROWS = {"failed": 8, "complete": SHOWN, "running": 12, "waiting": 4}
 """Rows of each status at most, in the order of the table."""

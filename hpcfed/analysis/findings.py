@@ -1,0 +1,117 @@
+"""Findings: tables of raw values, each of which knows how it is written.
+
+Terminal, page, JSON and CSV render the same tables (`render/`), so a figure is computed
+and named once, and reads the same wherever it stands. A kind makes cells:
+
+    Table(("accuracy", "last"), [["clients, own test data", PERCENT(0.9375)]])
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from hpcfed import words
+from hpcfed.analysis.statistics import Estimate
+
+MOST_ROWS = 30
+"""Rows of a table that stand on a page at once."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of figure: the unit of its raw values, and how people read them."""
+
+    unit: str
+    write: words.Write
+    scale: float = 1.0
+    """What a raw value is multiplied with to be written: 1e3 of seconds in ms."""
+
+    def __call__(self, value: float | Estimate, text: str = "") -> "Cell":
+        """Make a cell of a value. A text replaces the one that its kind would write."""
+        return Cell(value, self, text)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A raw value in a table, with its kind."""
+
+    value: float | Estimate
+    kind: Kind
+    told: str = ""
+
+    def __str__(self) -> str:
+        """Return what terminal and page show."""
+        if self.told:
+            return self.told
+        kind = self.kind
+        if isinstance(self.value, Estimate):
+            return words.interval(self.value, kind.scale, kind.write)
+        return kind.write(kind.scale * self.value)
+
+    @property
+    def number(self) -> float:
+        """The value alone, by which columns are sorted."""
+        value = self.value
+        return value.centre if isinstance(value, Estimate) else value
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The raw value and its unit, with null for what is not known."""
+        found = {"value": _known(self.number), "unit": self.kind.unit}
+        if isinstance(self.value, Estimate) and self.value.bounded:
+            found |= {"low": _known(self.value.low), "high": _known(self.value.high)}
+        return found
+
+
+def _known(value: float) -> float | None:
+    # JSON has neither NaN nor infinity. Counts stay whole numbers.
+    if not isfinite(value):
+        return None
+    return int(value) if isinstance(value, int) else float(value)
+
+
+COUNT = Kind("1", words.formatted(",.0f"))
+PLAIN = Kind("1", words.number)
+"""A figure without a unit, or whose column names it."""
+PERCENT = Kind("fraction", words.formatted(".2%"))
+SHARE = Kind("fraction", words.formatted(".1%"))
+"""A part of a whole, of which nobody needs hundredths."""
+PER_CENT_OF = Kind("fraction", words.number, 100)
+"""A fraction in a column whose name says %."""
+SECONDS = Kind("s", words.formatted(".2f"))
+MILLISECONDS = Kind("s", words.formatted(".2f"), 1e3)
+TIME = Kind("s", words.time_text)
+BYTES = Kind("bytes", words.bytes_text)
+MEBIBYTES = Kind("bytes", words.number, 1 / words.MIB)
+"""Bytes in a column whose name says MiB."""
+JOULES = Kind("J", words.formatted(",.0f"))
+FLOP = Kind("1", words.flops_text)
+
+Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Findings below each other. The first column names them."""
+
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    caption: str = ""
+    """What a reader should know about the figures."""
+    words: bool = False
+    """Whether the cells hold words, which stand to the left, instead of numbers."""
+
+    @property
+    def long(self) -> bool:
+        """Whether it would take a page over, and scrolls by itself instead."""
+        return len(self.rows) > MOST_ROWS
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The same rows as JSON values: names as they are, figures with their units."""
+        rows = [
+            [cell.json if isinstance(cell, Cell) else cell for cell in row]
+            for row in self.rows
+        ]
+        return {"columns": list(self.columns), "rows": rows, "caption": self.caption}
