@@ -109,8 +109,8 @@ class Readers:
         found = find([path])
         if found.unread:
             raise UserError(found.unread[0])
-        if found.samples:
-            every = groups(found.samples)
+        if found.processes:
+            every = groups(found.processes)
             tables = csv_text(every), ranks_csv_text(every)
             for text in (
                 page(content_of(every, found)),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.analysis.groups import Sample
+from hpcfed.analysis.groups import Process
 from hpcfed.options import RunConfig
 from hpcfed.results.run import RunRecord
 from hpcfed.results.series import ROUND_SERIES
@@ -82,7 +82,7 @@ def run_of(
     )
 
 
-def sample_of(**figures: Any) -> Sample:
+def process_of(**figures: Any) -> Process:
     """Return a process of one run; see `run_of`."""
     run = run_of(**figures)
-    return Sample((run,), 0, f"seed {run.facts['seed']}")
+    return Process((run,), 0, f"seed {run.facts['seed']}")

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from hpcfed.analysis.render.chart_files import named
 from hpcfed.analysis.render.charts import (
     Axis,
     Drawing,
@@ -27,7 +28,6 @@ from hpcfed.analysis.render.charts import (
 from hpcfed.analysis.render.charts.figures import image
 from hpcfed.analysis.render.charts.lines import MOST_MARKERS
 from hpcfed.analysis.render.charts.packing import packed
-from hpcfed.analysis.render.figure_files import named
 from hpcfed.analysis.render.sections.section import Section
 from tests.runs import mistake
 

@@ -19,8 +19,8 @@ import hpcfed
 from hpcfed import cli
 from hpcfed.analysis.comparison import Comparison, compare, print_comparison
 from hpcfed.analysis.comparison.conditions import judge_all, read_conditions
-from hpcfed.analysis.comparison.difference import Reading, difference, ratio
-from hpcfed.analysis.groups import Sample, groups
+from hpcfed.analysis.comparison.difference import Measurement, difference, ratio
+from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.charts import Axis, Dot, dots
 from hpcfed.analysis.render.console import Output
@@ -33,7 +33,7 @@ from hpcfed.results.pace import MS_PER_ROUND, SECONDS_PER_ROUND
 from hpcfed.results.run import RunRecord
 from hpcfed.runtime.timer import PHASES
 from tests.page import parsed
-from tests.points import run_of, sample_of
+from tests.points import process_of, run_of
 from tests.runs import flags, mistake
 
 T_OF_TWO, T_OF_THREE = 12.7062, 4.30265
@@ -41,8 +41,8 @@ T_OF_TWO, T_OF_THREE = 12.7062, 4.30265
 BOTH = [Path("a"), Path("b")]
 
 
-def readings(*values: float, seeds: tuple[int, ...] = (0, 1, 2)) -> list[Reading]:
-    return [Reading((seed,), one) for seed, one in zip(seeds, values, strict=False)]
+def readings(*values: float, seeds: tuple[int, ...] = (0, 1, 2)) -> list[Measurement]:
+    return [Measurement((seed,), one) for seed, one in zip(seeds, values, strict=False)]
 
 
 def test_equal_seeds_are_compared_in_pairs_on_logarithms() -> None:
@@ -75,7 +75,7 @@ def test_what_is_sent_from_nothing_is_infinitely_more() -> None:
     assert ratio(readings(0.0), readings(0.0)).change.centre == 1.0
 
 
-def sample(
+def process(
     seconds: float = 0.1,
     *,
     seed: int = 0,
@@ -83,7 +83,7 @@ def sample(
     sent: float = 2.0**20,
     torch: str = "2.11",
     **options: Any,
-) -> Sample:
+) -> Process:
     """Return a run of seven equal rounds on one rank, without a global model."""
     config = RunConfig().model_dump(mode="json") | {"clients": 4} | options
     shares = np.zeros((7, 1, len(PHASES)))
@@ -123,10 +123,10 @@ def sample(
         client_metrics={},
         class_accuracy={},
     )
-    return Sample((run,), 1, "somewhere")
+    return Process((run,), 1, "somewhere")
 
 
-def compared(before: list[Sample], after: list[Sample]) -> Comparison:
+def compared(before: list[Process], after: list[Process]) -> Comparison:
     found = compare(("a", "b"), groups(before), groups(after))
     assert found is not None
     return found
@@ -134,8 +134,8 @@ def compared(before: list[Sample], after: list[Sample]) -> Comparison:
 
 def test_sides_of_other_lengths_are_judged_at_the_last_common_round() -> None:
     """A has ten rounds and climbs to 0.8; B has five, and ends at 0.3."""
-    before = sample_of(accuracy=0.8, rounds=10)
-    after = sample_of(accuracy=0.3, rounds=5, seconds=[1.0] * 5)
+    before = process_of(accuracy=0.8, rounds=10)
+    after = process_of(accuracy=0.3, rounds=5, seconds=[1.0] * 5)
     found = compared([before], [after])
     (judged,) = found.headlines
     # After five of ten rounds, A is at 0.8 * 0.5.
@@ -146,8 +146,8 @@ def test_sides_of_other_lengths_are_judged_at_the_last_common_round() -> None:
 
 def test_points_are_matched_but_for_what_changed_as_a_whole() -> None:
     """Both sweep lr; A has epochs 1 throughout, B has 2. One lr is in both."""
-    before = [sample(0.1, lr=0.1, epochs=1), sample(0.2, lr=0.2, epochs=1)]
-    after = [sample(0.3, lr=0.2, epochs=2), sample(0.4, lr=0.3, epochs=2)]
+    before = [process(0.1, lr=0.1, epochs=1), process(0.2, lr=0.2, epochs=1)]
+    after = [process(0.3, lr=0.2, epochs=2), process(0.4, lr=0.3, epochs=2)]
     found = compared(before, after)
     (point,) = found.points
     assert point.seconds.change.centre == pytest.approx(1.5)
@@ -158,20 +158,22 @@ def test_points_are_matched_but_for_what_changed_as_a_whole() -> None:
     assert changes["epochs"].default == str(RunConfig().epochs)
     assert (changes["lr"].before, changes["lr"].after) == ("0.1, 0.2", "0.2, 0.3")
     assert compare(("a", "b"), groups(before[:1]), groups(before[1:])) is not None
-    none = compare(("a", "b"), groups(before), groups([sample(lr=0.5), sample(lr=0.6)]))
+    none = compare(
+        ("a", "b"), groups(before), groups([process(lr=0.5), process(lr=0.6)])
+    )
     assert none is None, "both sweep lr, over other values"
 
 
 def test_all_points_together_by_the_geometric_mean() -> None:
     """Ratios 2 and 1/2 of two points cancel out; their spread is the interval."""
-    before = [sample(0.1, lr=0.1), sample(0.1, lr=0.2)]
-    after = [sample(0.2, lr=0.1), sample(0.05, lr=0.2)]
+    before = [process(0.1, lr=0.1), process(0.1, lr=0.2)]
+    after = [process(0.2, lr=0.1), process(0.05, lr=0.2)]
     seconds = compared(before, after).costs[0]
     assert seconds.change.centre == pytest.approx(1.0)
     # Logarithms ± log 2: the error of their mean is log 2.
     assert seconds.change.high == pytest.approx(2**T_OF_TWO, rel=1e-3)
     # What is sent is counted: that points differ is no noise.
-    sparse = [sample(lr=0.1), sample(lr=0.2, sent=2.0**22)]
+    sparse = [process(lr=0.1), process(lr=0.2, sent=2.0**22)]
     (sent,) = (
         figure
         for figure in compared(before, sparse).costs
@@ -182,8 +184,8 @@ def test_all_points_together_by_the_geometric_mean() -> None:
     logs = (log(1.0), log(1.1), log(1.21))
     repeated = []
     for lr in (0.1, 0.2):
-        repeated += [sample(exp(h), seed=n, lr=lr) for n, h in enumerate(logs)]
-    base = [sample(1.0, seed=n, lr=lr) for lr in (0.1, 0.2) for n in range(3)]
+        repeated += [process(exp(h), seed=n, lr=lr) for n, h in enumerate(logs)]
+    base = [process(1.0, seed=n, lr=lr) for lr in (0.1, 0.2) for n in range(3)]
     whole = compared(base, repeated).costs[0]
     one_half = T_OF_THREE * log(1.1) / sqrt(3)
     assert whole.change.centre == pytest.approx(1.1)
@@ -212,9 +214,9 @@ def test_a_condition_holds_beyond_the_noise(
     """B loses 2 points of accuracy with every seed, and sends a fifth more."""
     before, after = [], []
     for seed, seconds in enumerate(times):
-        before.append(sample(1.0, seed=seed, accuracy=0.9 + 0.01 * seed))
+        before.append(process(1.0, seed=seed, accuracy=0.9 + 0.01 * seed))
         after.append(
-            sample(seconds, seed=seed, accuracy=0.88 + 0.01 * seed, sent=1.2 * 2**20)
+            process(seconds, seed=seed, accuracy=0.88 + 0.01 * seed, sent=1.2 * 2**20)
         )
     conditions, found = read_conditions([text], BOTH), compared(before, after)
     (judged,) = judge_all(conditions, found)
@@ -228,22 +230,22 @@ def test_a_condition_holds_beyond_the_noise(
 
 
 def test_what_changed_is_named_and_what_is_equal_is_not() -> None:
-    found = compared([sample(torch="2.11")], [sample(torch="2.12", method="fedprox")])
+    found = compared([process(torch="2.11")], [process(torch="2.12", method="fedprox")])
     assert [(one.name, one.before, one.after) for one in found.code] == [
         ("torch", "2.11", "2.12")
     ]
     assert found.options[0].name == "method"
-    same = compared([sample()], [sample()])
+    same = compared([process()], [process()])
     assert same.options == same.code == []
     assert not any(figure.told_apart for figure in (*same.costs, *same.headlines))
 
 
 def test_two_files_of_one_name_are_told_apart_by_their_sides() -> None:
-    before = replace(sample(method="/before/mine.py"), side="A")
-    after = replace(sample(method="/after/mine.py"), side="B")
+    before = replace(process(method="/before/mine.py"), side="A")
+    after = replace(process(method="/after/mine.py"), side="B")
     names = [label(group.key) for group in groups([before, after])]
     assert names == ["mine, side A", "mine, side B"]
-    other = replace(sample(method="fedprox"), side="B")
+    other = replace(process(method="fedprox"), side="B")
     names = [label(group.key) for group in groups([before, other])]
     assert names == ["fedprox", "mine"], "a side is named where it is needed"
 
@@ -251,7 +253,7 @@ def test_two_files_of_one_name_are_told_apart_by_their_sides() -> None:
 def test_names_cannot_command_a_terminal() -> None:
     evil = "\x1b[2J[red]</script>," + "x" * 500
     found = compare(
-        (evil, "b"), groups([sample(dataset=evil)]), groups([sample(torch=evil)])
+        (evil, "b"), groups([process(dataset=evil)]), groups([process(torch=evil)])
     )
     assert found is not None
     console = Output()
@@ -387,8 +389,8 @@ def test_a_chart_has_the_points_that_differ_most() -> None:
     """The last four of twenty points took as long as before."""
     before, after = [], []
     for number in range(20):
-        before.append(sample(1.0, lr=0.1 + number))
-        after.append(sample(0.5 if number < 16 else 1.0, lr=0.1 + number))
+        before.append(process(1.0, lr=0.1 + number))
+        after.append(process(0.5 if number < 16 else 1.0, lr=0.1 + number))
     (drawn,) = section_of(compared(before, after)).charts
     shown = [row["x"] for row in drawn.spec["data"]["values"]]
     assert shown == [0.5] * 16 and "16 of 20" in drawn.title
@@ -424,7 +426,7 @@ LEARNT_LATE.phases[-1, :, PHASES.index("server")] = 30.0
 
 def test_a_time_per_round_is_the_same_figure_wherever_it_stands() -> None:
     """The median of 1, 1, 2, 1 and 31 seconds; their mean would be 7.2."""
-    group = groups([Sample((LEARNT_LATE,), 1, "run")])[0]
+    group = groups([Process((LEARNT_LATE,), 1, "run")])[0]
     found = compare(("a", "b"), [group], [group])
     assert found is not None
     seconds = found.costs[0]
@@ -442,7 +444,7 @@ def test_a_time_per_round_is_the_same_figure_wherever_it_stands() -> None:
 
 
 def test_phases_are_medians_beside_a_median_and_seldom_ones_are_named() -> None:
-    group = groups([Sample((LEARNT_LATE,), 1, "run")])[0]
+    group = groups([Process((LEARNT_LATE,), 1, "run")])[0]
     found = compare(("a", "b"), [group], [group])
     assert found is not None
     phases = {figure.name: figure.before for figure in found.phases}

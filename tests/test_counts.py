@@ -16,7 +16,7 @@ import pytest
 from torch import nn
 
 from hpcfed import cli, methods
-from hpcfed.analysis.groups import Sample
+from hpcfed.analysis.groups import Process
 from hpcfed.cli import keyword_settings
 from hpcfed.clients.schedule import Length, num_samples
 from hpcfed.experiment.run import run
@@ -151,7 +151,7 @@ def test_what_methods_train_by_hand(name: str, tmp_path: Path) -> None:
     assert counted["engine_samples"].tolist() == samples.tolist()
     # Figures: samples by the seconds of rounds, MFU by those of training.
     rate = np.median(samples / counted["seconds"])
-    assert Sample((record,), 0, "").samples_per_second == pytest.approx(rate)
+    assert Process((record,), 0, "").samples_per_second == pytest.approx(rate)
     assert utilisation(record, options) == pytest.approx(
         2 * ROUNDS * trained * one.multiply_adds / train_seconds(record) / 1e9
     )
@@ -323,7 +323,7 @@ def test_older_files_say_that_nobody_has_counted(
     said = capsys.readouterr().out
     assert "unknown: an older version did not count them" in said
     assert "FLOP" not in said and "local steps" not in said
-    sample = Sample((read_run(folder),), 0, "")
+    sample = Process((read_run(folder),), 0, "")
     assert np.isnan(sample.samples_per_second)
 
 

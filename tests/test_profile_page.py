@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcfed.analysis.collect import Found
-from hpcfed.analysis.groups import Sample, groups
+from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.render.run_page import run_content
 from hpcfed.analysis.render.sections.profile import MOST_OPERATORS, operators, profile
 from hpcfed.errors import UserError
@@ -168,7 +168,7 @@ def test_a_profiled_run_shows_its_profile_first_and_all_its_ranks(
         "hpcfed.analysis.render.run_page.read_details", lambda _: nothing
     )
     run = run_of(folder=_write(tmp_path, _with_ceilings()), server_ranks=1)
-    group = groups([Sample((run,), 1, "run")])[0]
+    group = groups([Process((run,), 1, "run")])[0]
     content = run_content(group, Found())
     assert [section.id for section in content.sections][:3] == [
         "profile",

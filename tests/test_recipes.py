@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcfed.analysis.figures import figures, show_study, summary
-from hpcfed.analysis.groups import Sample
+from hpcfed.analysis.groups import Process
 from hpcfed.analysis.render.console import Output
+from hpcfed.analysis.study_points import show_study, study_points, summary
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.results.study import StudyRecord, TrialRecord
@@ -73,7 +73,7 @@ def study(record: RunRecord, *more: TrialRecord) -> StudyRecord:
 
 
 def test_figures_are_those_of_all_repeats_without_warm_up(record: RunRecord) -> None:
-    one, two = figures(study(record))
+    one, two = study_points(study(record))
     assert (one.point, one.ranks, one.repeats) == ("ranks=1", 1, 2)
     assert one.seconds_per_round.centre == pytest.approx(2), "√(4 · 1)"
     assert two.speedup.centre == pytest.approx(2) and two.scaling == "strong"
@@ -84,7 +84,7 @@ def test_figures_are_those_of_all_repeats_without_warm_up(record: RunRecord) -> 
     half = {**record.rounds, "engine_samples": np.full(3, 4.0 * SAMPLES)}
     fewer = replace(record, rounds=half)
     assert record.config["epochs"] == 2
-    assert Sample((fewer,), 0, "").samples_per_second == pytest.approx(
+    assert Process((fewer,), 0, "").samples_per_second == pytest.approx(
         np.median(4 * SAMPLES / record.rounds["seconds"])
     )
     assert one.accuracy == 0.75 and isnan(one.global_accuracy)

@@ -20,7 +20,7 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.analysis import choices
-from hpcfed.analysis.choices import Choice, distinguish
+from hpcfed.analysis.choices import Combination, distinguish
 from hpcfed.analysis.collect import find
 from hpcfed.analysis.command import content_of
 from hpcfed.analysis.costmodel import CostModel, Measured, fit, hold_out
@@ -112,7 +112,7 @@ def test_seeds_are_compared_in_pairs_or_by_welch() -> None:
 
 
 def labels(options: Sequence[dict[str, Any]]) -> list[str]:
-    return [label(key) for key in distinguish([Choice(own) for own in options])]
+    return [label(key) for key in distinguish([Combination(own) for own in options])]
 
 
 def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
@@ -139,7 +139,7 @@ def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
         "fedavg, dataset cifar10, attack ipm, no supplement",
         "genfed, dataset mnist",
     ], "network and rounds follow from the data set, lr from the method"
-    key = distinguish([Choice(own) for own in options])[0]
+    key = distinguish([Combination(own) for own in options])[0]
     assert label(key.without("dataset")) == "fedavg, no supplement"
     more = labels([one | {"model": "deep"}, *options])
     assert more[1] == "fedavg, dataset mnist, model small, no supplement", (
@@ -152,10 +152,10 @@ def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
 
 
 def test_a_choice_is_a_key_by_its_values() -> None:
-    one = Choice({"lr": 0.1, "widths": [8, 16], "odd": float("nan")})
-    other = Choice({"odd": float("nan"), "widths": [8, 16], "lr": 0.1})
+    one = Combination({"lr": 0.1, "widths": [8, 16], "odd": float("nan")})
+    other = Combination({"odd": float("nan"), "widths": [8, 16], "lr": 0.1})
     assert one == other and {one: "found"}[other] == "found", "in any order"
-    assert one != Choice({**one, "lr": 0.2})
+    assert one != Combination({**one, "lr": 0.2})
     assert list(one.without("odd", "lr")) == ["widths"]
     assert list(one.only(["odd", "absent", "lr"])) == ["odd", "lr"]
 
@@ -163,7 +163,7 @@ def test_a_choice_is_a_key_by_its_values() -> None:
 def test_options_set_groups_apart_where_labels_do_not() -> None:
     """Labels have six digits; groups must not be put together by them."""
     common = {"method": "fedavg", "clients": 4, "ranks": 1}
-    near = [Choice(common | {"lr": lr}) for lr in (0.1, 0.1 + 1e-9)]
+    near = [Combination(common | {"lr": lr}) for lr in (0.1, 0.1 + 1e-9)]
     first, second = distinguish(near)
     assert first != second and label(first) == label(second) == "fedavg, lr 0.1"
 
@@ -213,7 +213,7 @@ class Timed(Group):
     def __init__(self, clients: int, ranks: int, seconds: Estimate) -> None:
         object.__setattr__(self, "options", {"clients": clients, "ranks": ranks})
         object.__setattr__(self, "samples", ())
-        object.__setattr__(self, "key", Choice({"method": "x"}))
+        object.__setattr__(self, "key", Combination({"method": "x"}))
         self.__dict__["seconds"] = seconds
 
 
@@ -359,7 +359,12 @@ def test_what_counts_as_a_run(
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "run.h5")
     found = find([tmp_path])
-    assert (len(found.samples), found.single_runs, found.unfinished, found.unread) == (
+    assert (
+        len(found.processes),
+        found.single_runs,
+        found.unfinished,
+        found.unread,
+    ) == (
         1,
         1,
         [],
@@ -431,7 +436,7 @@ def test_the_page_of_one_run_says_what_came_of_it(good: Path) -> None:
     of_server = [*of_all[:4], "server", "latents", *of_all[4:]]
     for name, expected in {"plain": of_all, "server": of_server}.items():
         found = find([good / name])
-        content = content_of(groups(found.samples), found)
+        content = content_of(groups(found.processes), found)
         assert [section.id for section in content.sections] == expected + ends
         for section in content.sections:
             assert section.charts or section.tables or section.listings
@@ -558,7 +563,7 @@ def test_a_damaged_run_in_a_study_costs_no_other_trial(
     change(every[0].folder / "run.h5", "rounds/seconds", 0.0)
     gather(tmp_path / "study.h5", read_study(study), "", every)
     found = find([tmp_path])
-    assert [sample.source.rpartition(": ")[2] for sample in found.samples] == [
+    assert [sample.source.rpartition(": ")[2] for sample in found.processes] == [
         "clients=5/repeat-0"
     ]
     assert found.unfinished == [("clients=4/repeat-0", "unreadable", "")]
@@ -702,7 +707,7 @@ def test_a_run_and_seeds_in_one_folder_are_refused_by_all(
     ):
         assert reason in mistake(capsys, *words)
     found = find([tmp_path])
-    assert found.unread == [reason] and found.samples == []
+    assert found.unread == [reason] and found.processes == []
     assert len(find([mixed / "seed-7"]).samples) == 1, (
         "asked for by name, it is a run as any other"
     )

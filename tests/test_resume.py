@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from hpcfed import cli, methods
-from hpcfed.analysis.groups import Sample
+from hpcfed.analysis.groups import Process
 from hpcfed.clients.balance import MAX_RELOCATIONS, WINDOW, Balance
 from hpcfed.clients.job import TrainingJob
 from hpcfed.clients.training import StackTraining
@@ -479,7 +479,7 @@ def test_other_numbers_of_ranks_go_on(tmp_path: Path, mpirun: Callable) -> None:
             and np.isfinite(list(found.phase_seconds().values())).all()
         ), "of the last two rounds"
         assert (
-            len(Sample((found,), 0, "").seconds) == 2
+            len(Process((found,), 0, "").seconds) == 2
             and np.isfinite(found.peak_memory).all()
         )
         np.testing.assert_array_equal(found.client_accuracy, whole.client_accuracy)

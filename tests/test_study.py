@@ -385,7 +385,7 @@ def test_a_run_that_outlived_its_study_is_not_lost(
     if "--points" in how:
         cli.main([*words, "--gather"])
     found = find([folder])
-    assert len(found.samples) == 1 and found.unfinished == []
+    assert len(found.processes) == 1 and found.unfinished == []
     outcome = read_gathered(folder / "study.h5").trials[0].outcome
     assert outcome.status == "complete" and outcome.error == ""
     if before == "complete":

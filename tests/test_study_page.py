@@ -17,7 +17,7 @@ import pytest
 from hpcfed import cli
 from hpcfed.analysis import curves
 from hpcfed.analysis.collect import find
-from hpcfed.analysis.groups import Sample, groups
+from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.sections import accuracy
 from hpcfed.analysis.scaling import scalings
@@ -238,17 +238,17 @@ def test_the_page_is_whole(reported: Path) -> None:
     assert len(html) < 1_300_000, "of which 900,000 draw the charts"
 
 
-def test_stacked_seeds_are_one_sample(reported: Path) -> None:
+def test_stacked_seeds_are_one_process(reported: Path) -> None:
     found = find([reported / "runs"])
-    assert found.unread == [] and len(found.samples) == 2
+    assert found.unread == [] and len(found.processes) == 2
     attacked = next(
-        group for group in groups(found.samples) if group.options["attack"] != "none"
+        group for group in groups(found.processes) if group.options["attack"] != "none"
     )
-    (sample,) = attacked.samples
-    assert [run.facts["seed"] for run in sample.runs] == [0, 1] and len(
+    (process,) = attacked.processes
+    assert [run.facts["seed"] for run in process.runs] == [0, 1] and len(
         attacked.seeds
     ) == 2
-    assert len(sample.seconds) == 2, (
+    assert len(process.seconds) == 2, (
         "the first round warms up, and the second seed's times are the first's"
     )
 
@@ -256,7 +256,7 @@ def test_stacked_seeds_are_one_sample(reported: Path) -> None:
 def test_labels_say_what_differs(
     reported: Path, tiny_study: tuple[Path, Finished]
 ) -> None:
-    made = groups(find([tiny_study[0] / "out", reported / "runs"]).samples)
+    made = groups(find([tiny_study[0] / "out", reported / "runs"]).processes)
     labels = {label(group.key) for group in made}
     assert any(
         "attack sign-flip" in one and "aggregation median" in one for one in labels
@@ -359,8 +359,8 @@ def test_a_corrupt_file_among_good_ones_is_named_and_skipped(
 
 
 def test_warm_up_leaves_at_least_a_round(reported: Path) -> None:
-    run = find([reported / "runs/server"]).samples[0].runs
-    assert [len(Sample(run, warmup, "").seconds) for warmup in (0, 1, 2, 3, 9)] == [
+    run = find([reported / "runs/server"]).processes[0].runs
+    assert [len(Process(run, warmup, "").seconds) for warmup in (0, 1, 2, 3, 9)] == [
         3,
         2,
         1,
@@ -400,7 +400,7 @@ def test_a_run_that_did_not_end_counts_where_that_is_asked_for(
 def test_a_long_curve_is_drawn_in_means(
     reported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (group,) = groups(find([reported / "runs/attacked"]).samples)
+    (group,) = groups(find([reported / "runs/attacked"]).processes)
     values = np.array([run.rounds["accuracy"] for run in group.seeds])
     assert values.shape == (2, 3) and np.isfinite(values).all()
     whole = accuracy.curve_of(group, "accuracy")

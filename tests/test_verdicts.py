@@ -12,7 +12,7 @@ import pytest
 
 from hpcfed.analysis.collect import Found
 from hpcfed.analysis.contests import contests
-from hpcfed.analysis.groups import Sample, groups
+from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.limits import limits
 from hpcfed.analysis.noise import noisy
 from hpcfed.analysis.outcomes import measure
@@ -35,14 +35,14 @@ from hpcfed.analysis.swept import (
 from hpcfed.analysis.verdicts import effects, times_text, verdicts
 from hpcfed.results.run import LearningRecord
 from hpcfed.runtime.timer import PHASES
-from tests.points import run_of, sample_of
+from tests.points import process_of, run_of
 
 
-def answers(samples: list[Sample]) -> dict[str, str]:
-    return {one.question: " ".join(one.answers) for one in verdicts(groups(samples))}
+def answers(processes: list[Process]) -> dict[str, str]:
+    return {one.question: " ".join(one.answers) for one in verdicts(groups(processes))}
 
 
-def grid(**figures: float) -> list[Sample]:
+def grid(**figures: float) -> list[Process]:
     """Two methods at two learning rates, each with two seeds: fedper is 0.1 better at
     either, and lr 0.1 is 0.2 better than 0.01 with each.
     """
@@ -52,7 +52,7 @@ def grid(**figures: float) -> list[Sample]:
             for seed in (0, 1):
                 accuracy = 0.5 + more + gain + 0.01 * seed
                 made.append(
-                    sample_of(
+                    process_of(
                         method=method, lr=lr, seed=seed, accuracy=accuracy, **figures
                     )
                 )
@@ -104,10 +104,10 @@ def test_a_method_wins_only_where_the_interval_says_so() -> None:
     assert "10.0 points [10.0, 10.0] ahead of fedavg" in told
     # Seeds that disagree: leads of 0.3 and -0.1, an interval that holds 0.
     doubtful = [
-        sample_of(method="fedavg", seed=0, accuracy=0.4),
-        sample_of(method="fedavg", seed=1, accuracy=0.6),
-        sample_of(method="fedper", seed=0, accuracy=0.7),
-        sample_of(method="fedper", seed=1, accuracy=0.5),
+        process_of(method="fedavg", seed=0, accuracy=0.4),
+        process_of(method="fedavg", seed=1, accuracy=0.6),
+        process_of(method="fedper", seed=0, accuracy=0.7),
+        process_of(method="fedper", seed=1, accuracy=0.5),
     ]
     told = answers(doubtful)["Which method wins where?"]
     assert "fedavg is not told apart from it by 2 seeds" in told
@@ -118,12 +118,12 @@ def test_a_method_wins_only_where_the_interval_says_so() -> None:
 
 
 def test_a_winner_beats_everybody_not_the_second_alone() -> None:
-    samples = []
+    processes = []
     values = {"fedavg": (0.80, 0.80), "fedper": (0.79, 0.79), "fedrep": (0.5, 0.9)}
     for method, by_seed in values.items():
         for seed, accuracy in enumerate(by_seed):
-            samples.append(sample_of(method=method, seed=seed, accuracy=accuracy))
-    every = groups(samples)
+            processes.append(process_of(method=method, seed=seed, accuracy=accuracy))
+    every = groups(processes)
     (contest,) = contests(every, swept(every))
     assert [group.options["method"] for group in contest.ranking] == list(values)
     assert contest.leads[0].low > 0, "the second is told apart"
@@ -132,11 +132,11 @@ def test_a_winner_beats_everybody_not_the_second_alone() -> None:
 
 def test_the_frontier_has_what_nobody_beats() -> None:
     points = {0.01: (0.5, 1.0), 0.02: (0.4, 2.0), 0.03: (0.7, 3.0), 0.04: (0.7, 4.0)}
-    samples = [
-        sample_of(lr=lr, accuracy=accuracy, seconds=seconds, energy=seconds)
+    processes = [
+        process_of(lr=lr, accuracy=accuracy, seconds=seconds, energy=seconds)
         for lr, (accuracy, seconds) in points.items()
     ]
-    every = groups(samples)
+    every = groups(processes)
     found = {one.cost.unit: one for one in frontiers(every, swept(every))}
     for unit in ("s", "J"):
         best = [point.group.options["lr"] for point in found[unit].best]
@@ -144,65 +144,65 @@ def test_the_frontier_has_what_nobody_beats() -> None:
     # All send the same: one of the best is left.
     assert len(found["MiB"].best) == 1
     assert found["MiB"].best[0].score.centre == pytest.approx(70)
-    other_data = [*samples, sample_of(alpha=9.0, accuracy=0.9, seconds=0.5)]
+    other_data = [*processes, process_of(alpha=9.0, accuracy=0.9, seconds=0.5)]
     every = groups(other_data)
     assert len(frontiers(every, swept(every))) == 3, "another problem does not compete"
 
 
 def test_ranks_are_limited_by_the_phase_that_shrinks_least() -> None:
     # 0.75 s of training become 0.3 s, aggregation stays at 0.25 and 0.3 s.
-    samples = [
-        sample_of(ranks=1, seconds=1.0, train=0.75),
-        sample_of(ranks=4, seconds=0.6, train=0.5),
+    processes = [
+        process_of(ranks=1, seconds=1.0, train=0.75),
+        process_of(ranks=4, seconds=0.6, train=0.5),
     ]
-    (limit,) = limits(groups(samples))
+    (limit,) = limits(groups(processes))
     assert (limit.phase, limit.share) == ("train", pytest.approx(0.5))
     assert limit.loss is not None and limit.loss.phase == "aggregate"
     assert (limit.loss.before, limit.loss.after) == (
         pytest.approx(0.25),
         pytest.approx(0.3),
     )
-    told = answers(samples)
+    told = answers(processes)
     assert "4 ranks are 1.67 times" in told["How does it scale over ranks?"]
     assert "250 ms there and 300 ms here" in told["What limits it?"]
 
 
 def test_time_by_clients_has_its_power() -> None:
-    samples = [
-        sample_of(clients=clients, seconds=0.01 * clients**0.5)
+    processes = [
+        process_of(clients=clients, seconds=0.01 * clients**0.5)
         for clients in (4, 16, 64)
     ]
-    (growth,) = growths(groups(samples))
+    (growth,) = growths(groups(processes))
     assert growth.power.centre == pytest.approx(0.5)
     assert growth.power.low == pytest.approx(0.5)
     assert growth.per_client == pytest.approx([0.02 / 4, 0.04 / 16, 0.08 / 64])
-    assert "4 times" in answers(samples)["How does it scale by clients?"]
+    assert "4 times" in answers(processes)["How does it scale by clients?"]
 
 
 def test_a_machine_that_was_not_quiet_is_found() -> None:
-    quiet = [sample_of(seconds=seconds) for seconds in (1.0, 1.05, 0.97)]
+    quiet = [process_of(seconds=seconds) for seconds in (1.0, 1.05, 0.97)]
     assert noisy(groups(quiet)) == []
-    (loud,) = noisy(groups([*quiet, sample_of(seconds=2.0)]))
+    (loud,) = noisy(groups([*quiet, process_of(seconds=2.0)]))
     # Medians 1, 1.05, 0.97 and 2: deviation 0.4976 by mean 1.255.
     assert loud.variation == pytest.approx(0.397, abs=1e-3) and isnan(loud.drift)
     # Rounds that vary as much as the repeats do say nothing about the machine.
     restless = [
-        sample_of(seconds=[1, 9, 1, 9, 1, 9, 5, 2]),
-        sample_of(seconds=[1, 9, 1, 9, 1, 9, 5, 8]),
+        process_of(seconds=[1, 9, 1, 9, 1, 9, 5, 2]),
+        process_of(seconds=[1, 9, 1, 9, 1, 9, 5, 8]),
     ]
     assert noisy(groups(restless)) == []
-    (slower,) = noisy(groups([sample_of(seconds=[1.0] * 12 + [1.5] * 6)]))
+    (slower,) = noisy(groups([process_of(seconds=[1.0] * 12 + [1.5] * 6)]))
     assert slower.drift == pytest.approx(0.5) and isnan(slower.variation)
-    assert noisy(groups([sample_of(seconds=[1.0] * 12 + [1.5, 1, 1, 1, 1, 1])])) == []
+    assert noisy(groups([process_of(seconds=[1.0] * 12 + [1.5, 1, 1, 1, 1, 1])])) == []
 
 
 def test_what_was_not_asked_has_no_verdict() -> None:
-    assert list(answers([sample_of()])) == ["What limits it?"]
+    assert list(answers([process_of()])) == ["What limits it?"]
 
 
 def test_time_counts_for_an_option_as_a_factor() -> None:
-    samples = [sample_of(epochs=epochs, seconds=2.0 * epochs) for epochs in (1, 3)]
-    every = groups(samples)
+    processes = [process_of(epochs=epochs, seconds=2.0 * epochs) for epochs in (1, 3)]
+    every = groups(processes)
     (one,) = effects(every, swept(every))
     assert one.time is not None and (one.time.best, one.time.worst) == (1, 3)
     assert one.time.change.centre == pytest.approx(3)
@@ -213,9 +213,9 @@ def test_time_counts_for_an_option_as_a_factor() -> None:
 def test_points_with_a_deadline_do_not_tell_what_devices_do() -> None:
     every = groups(
         [
-            sample_of(accuracy=0.8),
-            sample_of(accuracy=0.7, devices="uniform"),
-            sample_of(accuracy=0.3, devices="uniform", deadline=1.0),
+            process_of(accuracy=0.8),
+            process_of(accuracy=0.7, devices="uniform"),
+            process_of(accuracy=0.3, devices="uniform", deadline=1.0),
         ]
     )
     options, judged = swept(every), measure(every)
@@ -252,11 +252,11 @@ def test_many_options_make_few_charts_and_no_empty_section() -> None:
     """Six options were swept: 64 points. Charts hold some of them, and say which."""
     names = ("epochs", "lr", "batch_size", "momentum", "alpha", "clients")
     values = ((1, 2), (0.01, 0.1), (8, 16), (0.0, 0.9), (0.1, 1.0), (4, 6))
-    samples = []
+    processes = []
     for number, chosen in enumerate(product(*values)):
         own = dict(zip(names, chosen, strict=True))
-        samples.append(sample_of(accuracy=0.5 + number / 200, **own))
-    made = sections(groups(samples), Found(samples=samples))
+        processes.append(process_of(accuracy=0.5 + number / 200, **own))
+    made = sections(groups(processes), Found(processes=processes))
     assert not any(section.empty for section in made)
     charts = [drawing for section in made for drawing in section.charts]
     assert len(charts) < 40
@@ -272,8 +272,8 @@ def test_many_options_make_few_charts_and_no_empty_section() -> None:
 
 def test_options_are_held_where_most_points_are() -> None:
     lrs = (0.01, 0.05, 0.1)
-    samples = [sample_of(lr=lr, epochs=epochs) for lr in lrs for epochs in (1, 3, 9)]
-    every = groups(samples)
+    processes = [process_of(lr=lr, epochs=epochs) for lr in lrs for epochs in (1, 3, 9)]
+    every = groups(processes)
     found = held(every, swept(every), keep=("epochs",), most=2)
     # All values are as frequent: lr has its default; epochs would have the middle one.
     assert dict(found.options) == {"lr": 0.05}
@@ -285,10 +285,10 @@ def test_options_are_held_where_most_points_are() -> None:
 
 def test_long_names_are_cut_in_sentences_and_whole_elsewhere() -> None:
     name = "file.py:" + "x" * 300
-    samples = [sample_of(method=name, accuracy=0.5), sample_of(accuracy=0.4)]
-    told = answers(samples)["Which method wins where?"]
+    processes = [process_of(method=name, accuracy=0.5), process_of(accuracy=0.4)]
+    told = answers(processes)["Which method wins where?"]
     assert "xxx…" in told and "x" * 100 not in told
-    assert name in points_csv_text(groups(samples))
+    assert name in points_csv_text(groups(processes))
 
 
 def test_a_profile_says_what_limits_its_point(tmp_path: Path) -> None:
@@ -297,19 +297,19 @@ def test_a_profile_says_what_limits_its_point(tmp_path: Path) -> None:
     short = part | {"seconds": 1.0, "words": "denoiser is compute-bound"}
     profile = {"device": "cpu", "parts": [short, part], "ranks": []}
     (tmp_path / "profile.json").write_text(json.dumps(profile))
-    samples = [sample_of(lr=0.1, folder=tmp_path), sample_of(lr=0.2)]
-    told = answers(samples)["What limits it?"]
+    processes = [process_of(lr=0.1, folder=tmp_path), process_of(lr=0.2)]
+    told = answers(processes)["What limits it?"]
     assert "Profile of fedavg, lr 0.1: clients is launch-bound." in told
     assert "denoiser" not in told, "it takes less of the time"
     (tmp_path / "profile.json").write_text("[]")
-    assert "Profile" not in answers(samples)["What limits it?"]
+    assert "Profile" not in answers(processes)["What limits it?"]
 
 
 def test_runs_of_other_lengths_do_not_compete() -> None:
     """fedavg learnt for 20 and for 5 rounds, fedper for 5."""
-    longer = sample_of(method="fedavg", rounds=20, accuracy=0.8)
-    shorter = sample_of(method="fedper", rounds=5, accuracy=0.7)
-    other = sample_of(method="fedavg", rounds=5, accuracy=0.6)
+    longer = process_of(method="fedavg", rounds=20, accuracy=0.8)
+    shorter = process_of(method="fedper", rounds=5, accuracy=0.7)
+    other = process_of(method="fedavg", rounds=5, accuracy=0.6)
     every = groups([longer, shorter, other])
     (contest,) = contests(every, swept(every))
     assert contest.condition["rounds"] == 5
@@ -320,14 +320,16 @@ def test_runs_of_other_lengths_do_not_compete() -> None:
 
 def test_an_option_that_helps_one_method_and_harms_another_is_told_by_method() -> None:
     """A small lr is 20 points better for ditto and 10 worse for fedavg, in each seed."""
-    samples = []
+    processes = []
     means = {("ditto", 0.01): 0.8, ("ditto", 0.1): 0.6}
     means |= {("fedavg", 0.01): 0.5, ("fedavg", 0.1): 0.6}
     for (method, lr), mean in means.items():
         for seed in range(3):
             score = mean + 0.01 * seed
-            samples.append(sample_of(method=method, lr=lr, seed=seed, accuracy=score))
-    told = answers(samples)["Which options matter?"]
+            processes.append(
+                process_of(method=method, lr=lr, seed=seed, accuracy=score)
+            )
+    told = answers(processes)["Which options matter?"]
     assert told == (
         "lr: 0.01 instead of 0.1 helps ditto (20.0 points [20.0, 20.0]) and harms "
         "fedavg (-10.0 points [-10.0, -10.0])."
@@ -336,25 +338,27 @@ def test_an_option_that_helps_one_method_and_harms_another_is_told_by_method() -
 
 def test_an_effect_within_the_noise_is_named_and_no_more() -> None:
     """Pairs of points gain 20 and lose 16 points: the interval has room for anything."""
-    samples = []
+    processes = []
     means = {("fedavg", 0.01): 0.5, ("fedavg", 0.1): 0.7}
     means |= {("fedper", 0.01): 0.70, ("fedper", 0.1): 0.54}
     for (method, lr), mean in means.items():
         for seed, shift in enumerate((-0.2, 0.2)):
             # Every method's seeds disagree about lr.
             score = mean + (shift if lr == 0.1 else 0.0)
-            samples.append(sample_of(method=method, lr=lr, seed=seed, accuracy=score))
-    told = answers(samples)["Which options matter?"]
+            processes.append(
+                process_of(method=method, lr=lr, seed=seed, accuracy=score)
+            )
+    told = answers(processes)["Which options matter?"]
     assert told == "No effect could be told from noise: lr."
 
 
 def test_a_method_has_its_price() -> None:
-    samples = []
+    processes = []
     for alpha, repeat in product((0.1, 1.0), range(2)):
         for method, seconds, sent in (("fedavg", 1.0, 100.0), ("ditto", 2.0, 150.0)):
             more = {"alpha": alpha, "seconds": alpha * seconds, "sent": sent}
-            samples.append(sample_of(method=method, seed=repeat, **more))
-    told = answers(samples)["What does it cost?"]
+            processes.append(process_of(method=method, seed=repeat, **more))
+    told = answers(processes)["What does it cost?"]
     assert (
         "A round of ditto takes 2 times [2, 2] as long as one of fedavg and sends 1.5 "
         "times the bytes." in told
@@ -363,12 +367,12 @@ def test_a_method_has_its_price() -> None:
 
 def test_pairs_that_agree_by_chance_hide_no_noise() -> None:
     """Under both alphas Ditto takes twice as long by the means of repeats far apart."""
-    samples = []
+    processes = []
     for alpha, (seed, slow) in product((0.1, 1.0), enumerate((1.0, 9.0))):
         for method, times in (("fedavg", 1.0), ("ditto", 2.0)):
             more = {"alpha": alpha, "seconds": slow * times, "seed": seed}
-            samples.append(sample_of(method=method, **more))
-    told = answers(samples)["What does it cost?"]
+            processes.append(process_of(method=method, **more))
+    told = answers(processes)["What does it cost?"]
     assert "takes 2 times (by the mean; too few repeats for an interval) as" in told
 
 
@@ -382,11 +386,11 @@ def test_an_interval_of_two_repeats_that_says_nothing_is_not_printed() -> None:
 
 
 def test_two_repeats_far_apart_tell_no_speed_up() -> None:
-    samples = []
+    processes = []
     for ranks, repeats in ((1, (1.0, 4.0)), (2, (0.5, 3.0))):
         for seed, seconds in enumerate(repeats):
-            samples.append(sample_of(ranks=ranks, seconds=seconds, seed=seed))
-    told = answers(samples)["How does it scale over ranks?"]
+            processes.append(process_of(ranks=ranks, seconds=seconds, seed=seed))
+    told = answers(processes)["How does it scale over ranks?"]
     assert told == (
         "fedavg, 20 clients: too few repeats to tell whether 2 ranks are faster than 1 "
         "(1.63 times as fast by the mean)."
@@ -395,10 +399,12 @@ def test_two_repeats_far_apart_tell_no_speed_up() -> None:
 
 def test_one_seed_has_no_interval_even_where_pairs_agree() -> None:
     """Two methods gain the very same 20 points by lr, with one seed each."""
-    samples = []
+    processes = []
     for method, lr in product(("fedavg", "fedper"), (0.1, 0.2)):
-        samples.append(sample_of(method=method, lr=lr, accuracy=0.4 + 2 * (lr - 0.1)))
-    told = answers(samples)
+        processes.append(
+            process_of(method=method, lr=lr, accuracy=0.4 + 2 * (lr - 0.1))
+        )
+    told = answers(processes)
     assert "0.2 is 20.0 points of accuracy" in told["Which options matter?"]
     assert "too few seeds" in told["Which options matter?"]
     # Training dominates all four points: one sentence says so.
@@ -412,16 +418,16 @@ def test_a_server_that_learns_once_takes_no_share_of_a_usual_round() -> None:
     phases[3, :, PHASES.index("server")] = 30.0
     learning = LearningRecord(3, 4, {}, {}, {}, {}, {}, np.zeros(1), 1.0)
     once = replace(run, phases=phases, learnings=(learning,))
-    (group,) = groups([Sample((once,), 0, "once")])
+    (group,) = groups([Process((once,), 0, "once")])
     assert "server 30 s once, 75% of the run; train 19%" in " ".join(verdict(group))
-    told = answers([Sample((once,), 0, "once")])["What limits it?"]
+    told = answers([Process((once,), 0, "once")])["What limits it?"]
     assert "server 30 s once, 75 % of the run" in told
 
 
 def test_equal_curves_are_one_line_with_all_their_names() -> None:
     climbs = {"fedavg": 0.5, "fedper": 0.5, "ditto": 0.6}
     every = groups(
-        [sample_of(method=name, accuracy=end) for name, end in climbs.items()]
+        [process_of(method=name, accuracy=end) for name, end in climbs.items()]
     )
     section = next(one for one in sections(every, Found()) if one.id == "accuracy")
     chart = section.charts[0].spec
@@ -434,10 +440,10 @@ def test_equal_curves_are_one_line_with_all_their_names() -> None:
 def test_empty_rows_of_the_map_are_explained() -> None:
     run = run_of(clients=4, accuracy=0.5)
     run.client_accuracy[:, 2] = np.nan
-    group = groups([Sample((run,), 0, "one")])[0]
+    group = groups([Process((run,), 0, "one")])[0]
     assert clients_section.accuracy(group).text == [
         "Empty rows of the map: 1 client that has no test data, or that no round has "
         "judged."
     ]
-    whole = groups([sample_of(clients=4)])[0]
+    whole = groups([process_of(clients=4)])[0]
     assert not clients_section.accuracy(whole).text

@@ -13,11 +13,10 @@ from rich.console import Console
 from hpcfed import cli
 from hpcfed.analysis.choices import PACKED_BY, PARTS
 from hpcfed.analysis.collect import Found
-from hpcfed.analysis.comparison.points import Point
+from hpcfed.analysis.comparison.points import PointPair
 from hpcfed.analysis.curves import Climb, curve_over
-from hpcfed.analysis.figures import show_study
 from hpcfed.analysis.findings import Table
-from hpcfed.analysis.groups import Group, Sample, groups
+from hpcfed.analysis.groups import Group, Process, groups
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.exports import points_csv_text
 from hpcfed.analysis.render.run_page import run_content
@@ -27,13 +26,14 @@ from hpcfed.analysis.render.sections import sections
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.render.show import show
 from hpcfed.analysis.render.show_seeds import show_seeds
+from hpcfed.analysis.study_points import show_study
 from hpcfed.analysis.verdicts import verdicts
 from hpcfed.options.compression import CompressionOptions
 from hpcfed.results.run import RunRecord
 from hpcfed.results.study import StudyRecord, TrialRecord
 from hpcfed.results.trials import Outcome
 from hpcfed.words import flops_text, time_text
-from tests.points import run_of, sample_of
+from tests.points import process_of, run_of
 from tests.test_watch import begun, take_down
 
 NAN = float("nan")
@@ -70,7 +70,7 @@ def cells(table: Table, row: int = 0) -> dict[str, str]:
 
 
 def grouped(*runs: RunRecord) -> list[Group]:
-    return groups([Sample((run,), 0, str(number)) for number, run in enumerate(runs)])
+    return groups([Process((run,), 0, str(number)) for number, run in enumerate(runs)])
 
 
 def test_times_in_words() -> None:
@@ -99,7 +99,7 @@ def test_the_verdict_tells_who_reached_the_target() -> None:
     missed = {"series": {"accuracy": [0.1, 0.2, 0.3, 0.4]}}
 
     def told(*runs: RunRecord) -> str:
-        group = groups([Sample(runs, 0, "one")])[0]
+        group = groups([Process(runs, 0, "one")])[0]
         return " ".join(page_verdict(group))
 
     assert "target of 55 % was reached after 3 rounds." in told(four_rounds())
@@ -344,16 +344,16 @@ def test_pages_of_runs_without_have_nothing_of_it() -> None:
 def test_two_sides_are_compared_by_the_virtual_clock() -> None:
     (before,) = grouped(clocked(HOUR))
     (after,) = grouped(clocked(HOUR / 2))
-    figure = Point(before, after, before.key).virtual
+    figure = PointPair(before, after, before.key).virtual
     assert figure is not None and figure.change.centre == pytest.approx(0.5)
     assert figure.told_apart, "the clock has no noise"
     (plain,) = grouped(four_rounds())
-    names = [figure.name for figure in Point(plain, plain, plain.key).costs]
+    names = [figure.name for figure in PointPair(plain, plain, plain.key).costs]
     assert not any("virtual" in name or "ε" in name for name in names)
 
 
 def test_points_have_virtual_time_and_privacy_in_the_csv() -> None:
-    every = groups([sample_of(series={"virtual_seconds": np.arange(10.0)})])
+    every = groups([process_of(series={"virtual_seconds": np.arange(10.0)})])
     head, line = points_csv_text(every).splitlines()
     row = dict(zip(head.split(","), line.split(","), strict=True))
     assert (row["virtual_seconds"], row["epsilon"]) == ("9.0", "nan")

@@ -45,7 +45,7 @@ MEANS_OFF = {"oversample": 1.0}
 """Values that stand for none, where that is not None, 0 or an empty text."""
 
 
-class Choice(Mapping[str, Any]):
+class Combination(Mapping[str, Any]):
     """Options with their values, usable as a key. Equal where the values are equal as
     JSON; the order of the options is kept, but does not count.
     """
@@ -68,27 +68,27 @@ class Choice(Mapping[str, Any]):
         return hash(self._identity)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Choice):
+        if not isinstance(other, Combination):
             return False
         return self._identity == other._identity
 
     def __repr__(self) -> str:
-        return f"Choice({self._values!r})"
+        return f"Combination({self._values!r})"
 
-    def only(self, names: Sequence[str]) -> "Choice":
+    def only(self, names: Sequence[str]) -> "Combination":
         """Return the options of these names, in their order, as far as it has them."""
         chosen = {}
         for name in names:
             if name in self:
                 chosen[name] = self[name]
-        return Choice(chosen)
+        return Combination(chosen)
 
-    def without(self, *names: str) -> "Choice":
+    def without(self, *names: str) -> "Combination":
         others = [name for name in self if name not in names]
         return self.only(others)
 
 
-def distinguish(choices: Sequence[Choice]) -> list[Choice]:
+def distinguish(choices: Sequence[Combination]) -> list[Combination]:
     """Return a key for each choice: its method, and the options that set it apart from
     the others of its method, beyond clients and ranks.
 
@@ -96,7 +96,7 @@ def distinguish(choices: Sequence[Choice]) -> list[Choice]:
     network, rounds and a target of its own, which would make keys long and say nothing.
     """
     always = _always(choices)
-    by_method: dict[str, list[Choice]] = defaultdict(list)
+    by_method: dict[str, list[Combination]] = defaultdict(list)
     for choice in choices:
         by_method[choice["method"]].append(choice)
     # Once for each method, because it looks at every option of every choice: done for
@@ -111,7 +111,7 @@ def distinguish(choices: Sequence[Choice]) -> list[Choice]:
     return keys
 
 
-def _always(choices: Sequence[Choice]) -> list[str]:
+def _always(choices: Sequence[Combination]) -> list[str]:
     """Return the options that must be in the keys of all methods."""
     always = []
     for name in ALWAYS:
@@ -126,12 +126,12 @@ def _always(choices: Sequence[Choice]) -> list[str]:
     return always
 
 
-def values_of(choices: Sequence[Choice], name: str) -> set[str]:
+def values_of(choices: Sequence[Combination], name: str) -> set[str]:
     """Return an option's different values, as JSON; `null` where a choice lacks it."""
     return {json.dumps(choice.get(name)) for choice in choices}
 
 
-def _distinguishing(members: Sequence[Choice], always: Sequence[str]) -> list[str]:
+def _distinguishing(members: Sequence[Combination], always: Sequence[str]) -> list[str]:
     """Return names of options that together tell all members apart.
 
     An option is taken if members that agree in all options so far differ in it.
@@ -152,15 +152,15 @@ def _distinguishing(members: Sequence[Choice], always: Sequence[str]) -> list[st
 
 
 def _split(
-    alike: Sequence[Sequence[Choice]], names: Sequence[str]
-) -> list[Sequence[Choice]]:
+    alike: Sequence[Sequence[Combination]], names: Sequence[str]
+) -> list[Sequence[Combination]]:
     """Split sets of choices further, so that the members of each agree in the names."""
-    made: list[Sequence[Choice]] = []
+    made: list[Sequence[Combination]] = []
     for members in alike:
         if len(members) == 1:  # nothing is left to tell apart
             made.append(members)
             continue
-        by_value: dict[str, list[Choice]] = defaultdict(list)
+        by_value: dict[str, list[Combination]] = defaultdict(list)
         for choice in members:
             values = [choice.get(name) for name in names]
             by_value[json.dumps(values)].append(choice)
@@ -168,7 +168,7 @@ def _split(
     return made
 
 
-def _key(choice: Choice, names: Sequence[str]) -> Choice:
+def _key(choice: Combination, names: Sequence[str]) -> Combination:
     telling = ["method"]
     for name in names:
         if name in choice and not _idle(choice, name):
@@ -176,7 +176,7 @@ def _key(choice: Choice, names: Sequence[str]) -> Choice:
     return choice.only(telling)
 
 
-def _idle(choice: Choice, name: str) -> bool:
+def _idle(choice: Combination, name: str) -> bool:
     """Whether the option says nothing in this choice, so that its key goes without."""
     for part, others in PARTS.items():
         if name in (part, *others) and choice.get(part, "none") == "none":

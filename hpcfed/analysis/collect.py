@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hpcfed.analysis.groups import Sample
+from hpcfed.analysis.groups import Process
 from hpcfed.errors import UserError
 from hpcfed.results.folder import CHECKPOINTS, RECORD, STUDY, seed_folder, seed_folders
 from hpcfed.results.pace import WARMUP
@@ -19,7 +19,7 @@ from hpcfed.results.study import StudyRecord, read_gathered
 class Found:
     """What was found under the paths of a report."""
 
-    samples: list[Sample] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
     unfinished: list[tuple[str, str, str]] = field(default_factory=list)
     """Name, status and error of runs that did not come to their end."""
     studies: list[StudyRecord] = field(default_factory=list)
@@ -50,18 +50,18 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
                 seen.add(file.resolve())
                 _add(found, file, unfinished)
     # At the end, because seeds of one run are found folder by folder.
-    found.samples = _stack_seeds(found.samples)
+    found.processes = _stack_seeds(found.processes)
     return found
 
 
 def joined(sides: Sequence[Found], *, apart: bool) -> Found:
-    """Put together what was found for A and for B, if there are two. `apart`: samples
+    """Put together what was found for A and for B, if there are two. `apart`: processes
     remember whose they are, and are no repeats of each other.
     """
     both = Found()
     for name, side in zip("AB", sides, strict=False):
-        for sample in side.samples:
-            both.samples.append(replace(sample, side=name) if apart else sample)
+        for process in side.processes:
+            both.processes.append(replace(process, side=name) if apart else process)
         both.unfinished += side.unfinished
         both.studies += side.studies
         both.single_runs += side.single_runs
@@ -128,8 +128,8 @@ def _add_study(found: Found, path: Path) -> None:
         outcome = trial.outcome
         if outcome.status == "complete" and trial.runs:
             source = f"{path.parent.name}: {trial.name}"
-            sample = Sample(trial.runs, study.warmup, source)
-            found.samples.append(sample)
+            process = Process(trial.runs, study.warmup, source)
+            found.processes.append(process)
         else:
             why = (trial.name, outcome.status, outcome.error)
             found.unfinished.append(why)
@@ -140,30 +140,30 @@ def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
     found.single_runs += 1
     complete = run.status == "complete"
     if run.rounds_done and (complete or unfinished):
-        sample = Sample((run,), WARMUP, str(folder))
-        found.samples.append(sample)
+        process = Process((run,), WARMUP, str(folder))
+        found.processes.append(process)
     if not complete or not run.rounds_done:
         why = (str(folder), run.status, run.error)
         found.unfinished.append(why)
 
 
-def _stack_seeds(samples: Sequence[Sample]) -> list[Sample]:
-    """Make one sample of seeds that advanced together and were found one by one."""
-    by_process: dict[Path, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        run = sample.runs[0]
-        # Out of a study, stacked seeds come as one sample already.
-        several = len(sample.runs) > 1
+def _stack_seeds(processes: Sequence[Process]) -> list[Process]:
+    """Make one process of seeds that advanced together and were found one by one."""
+    by_folder: dict[Path, list[Process]] = defaultdict(list)
+    for process in processes:
+        run = process.runs[0]
+        # Out of a study, stacked seeds come as one process already.
+        several = len(process.runs) > 1
         # Nor are points of a study that advanced together seeds of one run.
         is_seed = run.folder == seed_folder(run.folder.parent, run.facts["seed"])
         alone = several or run.stacked_seeds == 1 or not is_seed
-        process = Path(sample.source) if alone else run.folder.parent
-        by_process[process].append(sample)
+        folder = Path(process.source) if alone else run.folder.parent
+        by_folder[folder].append(process)
     made = []
-    for members in by_process.values():
+    for members in by_folder.values():
         runs: list[RunRecord] = []
-        for sample in members:
-            runs += sample.runs
+        for process in members:
+            runs += process.runs
         first = members[0]
-        made.append(Sample(tuple(runs), first.warmup, first.source))
+        made.append(Process(tuple(runs), first.warmup, first.source))
     return made

@@ -9,13 +9,14 @@ from pathlib import Path
 from hpcfed.analysis.collect import Found, find, joined
 from hpcfed.analysis.comparison import (
     Comparison,
-    Outcome,
+    Decision,
     compare,
     judge_all,
     print_comparison,
     read_conditions,
 )
 from hpcfed.analysis.groups import Group, groups
+from hpcfed.analysis.render.chart_files import chart_files, check_chart_files
 from hpcfed.analysis.render.console import Output
 from hpcfed.analysis.render.exports import (
     csv_text,
@@ -24,7 +25,6 @@ from hpcfed.analysis.render.exports import (
     points_csv_text,
     ranks_csv_text,
 )
-from hpcfed.analysis.render.figure_files import check_figures, figure_files
 from hpcfed.analysis.render.page import Content, page
 from hpcfed.analysis.render.run_page import is_one_run, run_content
 from hpcfed.analysis.render.sections import sections
@@ -44,7 +44,7 @@ def report(options: argparse.Namespace) -> int:
     """
     # First, because reading a thousand runs takes a minute.
     _check_targets(options)
-    check_figures(options.figures, options.format, options.width)
+    check_chart_files(options.figures, options.format, options.width)
     conditions = read_conditions(options.fail_if, options.paths)
     if options.one_run_decides and not conditions:
         raise UserError("--one-run-decides: there is no --fail-if to decide")
@@ -52,12 +52,12 @@ def report(options: argparse.Namespace) -> int:
     found = joined(sides, apart=comparison is not None)
     for line in found.unread:
         remark(f"hpcfed: left out: {printable(line)}")
-    if not found.samples:
+    if not found.processes:
         raise UserError(_nothing(options.unfinished))
     if conditions and comparison is None:
         raise UserError(f"--fail-if {conditions[0].text}: {_not_compared(sides)}")
     judged = judge_all(conditions, comparison, one_run_decides=options.one_run_decides)
-    every = groups(found.samples)
+    every = groups(found.processes)
     if comparison is not None:
         print_comparison(comparison, Output())
     elif len(options.paths) == 2 and not found.unread:
@@ -74,10 +74,10 @@ def report(options: argparse.Namespace) -> int:
         _write_figures(options, content)
     for one in judged:
         say(one.line)
-    worst = max((one.outcome for one in judged), default=Outcome.DOES_NOT_HOLD)
-    if found.unread or worst is Outcome.HOLDS:
+    worst = max((one.decision for one in judged), default=Decision.DOES_NOT_HOLD)
+    if found.unread or worst is Decision.HOLDS:
         return 1
-    return UNDECIDED if worst is Outcome.UNDECIDED else 0
+    return UNDECIDED if worst is Decision.UNDECIDED else 0
 
 
 def _read(options: argparse.Namespace) -> tuple[list[Found], Comparison | None]:
@@ -86,7 +86,7 @@ def _read(options: argparse.Namespace) -> tuple[list[Found], Comparison | None]:
     if len(paths) != 2:
         return [find(paths, unfinished=unfinished)], None
     sides = [find([path], unfinished=unfinished) for path in paths]
-    before, after = (groups(side.samples) for side in sides)
+    before, after = (groups(side.processes) for side in sides)
     comparison = compare((str(paths[0]), str(paths[1])), before, after)
     return sides, comparison
 
@@ -94,7 +94,7 @@ def _read(options: argparse.Namespace) -> tuple[list[Found], Comparison | None]:
 def _not_compared(sides: Sequence[Found]) -> str:
     """Return why A and B have no point in common."""
     for name, side in zip("AB", sides, strict=True):
-        if not side.samples:
+        if not side.processes:
             return (
                 f"{name} has no complete run; "
                 "--unfinished takes runs with the rounds that they have"
@@ -113,7 +113,7 @@ def _nothing(unfinished: bool) -> str:
 
 def _write_figures(options: argparse.Namespace, content: Content) -> None:
     written = 0
-    for path, figure in figure_files(
+    for path, figure in chart_files(
         content.sections, options.figures, options.format, options.width
     ):
         _write(path, figure)
@@ -173,7 +173,7 @@ def content_of(
     """Return what the page about these groups holds."""
     if comparison is None and is_one_run(every, found):
         return run_content(every[0], found)
-    runs = sum(len(group.samples) for group in every)
+    runs = sum(len(group.processes) for group in every)
     lead = f"{count(runs, 'run')} of {count(len(every), 'point')}{_shared(every)}."
     made = sections(every, found, comparison)
     title = _title(found) if comparison is None else _sides(comparison)

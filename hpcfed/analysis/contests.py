@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from hpcfed.analysis.choices import Choice
+from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.outcomes import Measure, measure
 from hpcfed.analysis.statistics import Estimate
@@ -17,7 +17,7 @@ from hpcfed.options import RunConfig
 class Contest:
     """Points that differ in the method and its own options alone, best first."""
 
-    condition: Choice
+    condition: Combination
     """What was swept for all methods; the data set and clients where nothing was."""
     judged: Measure
     ranking: list[Group]
@@ -62,7 +62,7 @@ def contests(every: Sequence[Group], options: Sequence[Swept]) -> list[Contest]:
             names.append(option.name)
         else:
             own.append(option.name)
-    conditions: dict[Choice, dict[Choice, Group]] = defaultdict(dict)
+    conditions: dict[Combination, dict[Combination, Group]] = defaultdict(dict)
     for group in fewest_ranks(every):
         entrant = group.options.only(["method", *own])
         condition = group.options.only(names or ("dataset", "clients"))
@@ -78,7 +78,10 @@ def contests(every: Sequence[Group], options: Sequence[Swept]) -> list[Contest]:
 
 
 def _contest(
-    condition: Choice, judged: Measure, members: Sequence[Group], own: tuple[str, ...]
+    condition: Combination,
+    judged: Measure,
+    members: Sequence[Group],
+    own: tuple[str, ...],
 ) -> Contest:
     known = [group for group in members if isfinite(judged.rank(group))]
     ranking = sorted(known, key=judged.rank)

@@ -13,7 +13,7 @@ from statistics import fmean
 
 import numpy as np
 
-from hpcfed.analysis.choices import Choice
+from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.groups import Group
 
 
@@ -89,7 +89,7 @@ class HeldOut:
 class Fitted:
     """A cost model, the points that it was fitted to, and how it did."""
 
-    key: Choice
+    key: Combination
     points: list[Measured]
     model: CostModel
     held_out: HeldOut | None
@@ -99,7 +99,7 @@ def fit_groups(every: Sequence[Group]) -> list[Fitted]:
     """Fit a model to every set of groups that differ in clients, ranks and network
     alone.
     """
-    families: dict[Choice, list[Measured]] = defaultdict(list)
+    families: dict[Combination, list[Measured]] = defaultdict(list)
     for group in every:
         if isnan(group.steps):
             # An older version has not counted steps, of which most terms are made.

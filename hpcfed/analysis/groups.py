@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.analysis.choices import Choice, distinguish
+from hpcfed.analysis.choices import Combination, distinguish
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.statistics import Estimate, middle, of_rounds, of_runs
 from hpcfed.options import ANYWHERE, RunConfig
@@ -20,7 +20,7 @@ from hpcfed.runtime.timer import PHASES
 
 
 @dataclass(frozen=True)
-class Sample:
+class Process:
     """One process: a run, or several seeds of one that advanced together and share
     their times.
     """
@@ -70,7 +70,7 @@ class Sample:
         counted = len(self.seconds)
         if not counted:
             return nan
-        # Of all runs that share these seconds, whether or not they are in this sample.
+        # Of all runs that share these seconds, whether or not they are in this process.
         trained = self.runs[0].rounds["engine_samples"][-counted:]
         return float(np.median(trained / self.seconds))
 
@@ -79,14 +79,14 @@ class Sample:
 class Group:
     """Samples of the same options on the same number of ranks."""
 
-    options: Choice
-    samples: tuple[Sample, ...]
-    key: Choice
+    options: Combination
+    processes: tuple[Process, ...]
+    key: Combination
     """The options that set it apart from other groups, beyond clients and ranks."""
 
     @property
     def first(self) -> RunRecord:
-        return self.samples[0].runs[0]
+        return self.processes[0].runs[0]
 
     @property
     def metrics(self) -> list[str]:
@@ -130,26 +130,26 @@ class Group:
     @cached_property
     def seconds(self) -> Estimate:
         """Seconds per round."""
-        if len(self.samples) == 1:
-            return of_rounds(list(self.samples[0].seconds))
-        return of_runs([sample.round_seconds for sample in self.samples])
+        if len(self.processes) == 1:
+            return of_rounds(list(self.processes[0].seconds))
+        return of_runs([process.round_seconds for process in self.processes])
 
     @cached_property
     def phase_seconds(self) -> dict[str, float]:
         """Seconds per round of every phase."""
-        return _over_samples([sample.phase_seconds for sample in self.samples])
+        return _over_processes([process.phase_seconds for process in self.processes])
 
     @cached_property
     def phase_means(self) -> dict[str, float]:
         """Mean seconds of every phase, also of those that few rounds go through."""
-        return _over_samples([sample.phase_means for sample in self.samples])
+        return _over_processes([process.phase_means for process in self.processes])
 
     @cached_property
     def runs(self) -> list[RunRecord]:
-        """All runs, of every sample and seed."""
+        """All runs, of every process and seed."""
         found: list[RunRecord] = []
-        for sample in self.samples:
-            found += sample.runs
+        for process in self.processes:
+            found += process.runs
         return found
 
     @cached_property
@@ -174,7 +174,7 @@ class Group:
         """Samples that a round trains on by its seconds, over all repeats as `seconds`
         is.
         """
-        rates = [sample.samples_per_second for sample in self.samples]
+        rates = [process.samples_per_second for process in self.processes]
         # Of rounds in which nobody trains there is no logarithm.
         return of_runs(rates).centre if min(rates) > 0 else median(rates)
 
@@ -187,16 +187,16 @@ class Group:
         return fmean(means)
 
 
-def _over_samples(found: Sequence[dict[str, float]]) -> dict[str, float]:
+def _over_processes(found: Sequence[dict[str, float]]) -> dict[str, float]:
     """Put together every phase, as seconds per round are."""
     return {phase: middle([one[phase] for one in found]) for phase in PHASES}
 
 
-def groups(samples: Sequence[Sample]) -> list[Group]:
-    """Put samples of the same options together, in the order of their labels."""
-    by_options: dict[Choice, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        by_options[_options(sample)].append(sample)
+def groups(processes: Sequence[Process]) -> list[Group]:
+    """Put processes of the same options together, in the order of their labels."""
+    by_options: dict[Combination, list[Process]] = defaultdict(list)
+    for process in processes:
+        by_options[_options(process)].append(process)
     # What sets a choice apart depends on all others, so keys come after grouping.
     keys = _with_sides(distinguish(list(by_options)), list(by_options))
     made = []
@@ -212,13 +212,15 @@ def fewest_ranks(every: Sequence[Group]) -> list[Group]:
 
     Ranks change nothing but rounding: what is asked of accuracy, one of them answers.
     """
-    found: dict[tuple[Choice, int], Group] = {}
+    found: dict[tuple[Combination, int], Group] = {}
     for group in sorted(every, key=lambda group: group.ranks):
         found.setdefault((group.key, group.clients), group)
     return list(found.values())
 
 
-def _with_sides(keys: Sequence[Choice], choices: Sequence[Choice]) -> list[Choice]:
+def _with_sides(
+    keys: Sequence[Combination], choices: Sequence[Combination]
+) -> list[Combination]:
     """Add the side to keys that look alike: a method's file may have been changed in a
     copy of the same name.
     """
@@ -229,7 +231,7 @@ def _with_sides(keys: Sequence[Choice], choices: Sequence[Choice]) -> list[Choic
     told = []
     for key, choice, name in zip(keys, choices, names, strict=True):
         side = choice.only(("side",))
-        told.append(Choice({**key, **side}) if seen[name] > 1 else key)
+        told.append(Combination({**key, **side}) if seen[name] > 1 else key)
     return told
 
 
@@ -237,9 +239,9 @@ def _order(group: Group) -> tuple[str, int, int]:
     return label(group.key), group.clients, group.ranks
 
 
-def _options(sample: Sample) -> Choice:
+def _options(process: Process) -> Combination:
     """Return what runs must have in common to be put together."""
-    run = sample.runs[0]
+    run = process.runs[0]
     # Options that were added since the run have their defaults.
     defaults = RunConfig().model_dump(mode="json")
     found: dict[str, Any] = defaults | run.config
@@ -257,7 +259,7 @@ def _options(sample: Sample) -> Choice:
     for rank in run.environment.get("ranks", []):
         devices.add(str(rank.get("device", "?")))
     found["on"] = ", ".join(sorted(devices))
-    if sample.side:
+    if process.side:
         # Runs of both sides are no repeats of each other, whatever their options are.
-        found["side"] = sample.side
-    return Choice(dict(sorted(found.items())))
+        found["side"] = process.side
+    return Combination(dict(sorted(found.items())))

@@ -5,7 +5,7 @@ together by a label.
 from typing import Any
 
 from hpcfed import plugins
-from hpcfed.analysis.choices import Choice
+from hpcfed.analysis.choices import Combination
 from hpcfed.errors import count
 from hpcfed.options.metrics import global_name
 
@@ -32,7 +32,7 @@ def all_series(metric: str) -> dict[str, str]:
     return ALL_ACCURACIES if metric == "accuracy" else both_series(metric)
 
 
-def label(key: Choice) -> str:
+def label(key: Combination) -> str:
     """Return `fedavg, dataset mnist, no supplement`: the method, then its options."""
     words = []
     # The method needs no name before it: everybody looks for it first. A comparison of
@@ -65,12 +65,12 @@ def value_text(name: str, value: Any) -> str:
     return option_text(name, value).removeprefix(f"{name} ")
 
 
-def ranks_label(key: Choice, ranks: int) -> str:
+def ranks_label(key: Combination, ranks: int) -> str:
     """Return the label of a choice on a number of ranks."""
     return f"{label(key)}, {count(ranks, 'rank')}"
 
 
-def scaling_label(key: Choice, kind: str, clients: float) -> str:
+def scaling_label(key: Combination, kind: str, clients: float) -> str:
     """Return the label of what stays the same while the ranks change."""
     name = label(key)
     if kind == "strong":

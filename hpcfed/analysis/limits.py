@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hpcfed.analysis.choices import Choice
+from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.groups import Group
 from hpcfed.errors import UserError
 from hpcfed.results.profiles import Part, read_profile
@@ -41,7 +41,7 @@ class Limit:
 
 def limits(every: Sequence[Group]) -> list[Limit]:
     """Find the limit of every choice of options, at its most ranks and clients."""
-    choices: dict[Choice, list[Group]] = defaultdict(list)
+    choices: dict[Combination, list[Group]] = defaultdict(list)
     for group in every:
         choices[group.key].append(group)
     return [_limit(members) for members in choices.values()]

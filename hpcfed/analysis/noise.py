@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from hpcfed.analysis.groups import Group, Sample
+from hpcfed.analysis.groups import Group, Process
 from hpcfed.analysis.statistics import Estimate, of_rounds
 from hpcfed.runtime.timer import PHASES
 
@@ -46,22 +46,22 @@ def noisy(every: Sequence[Group]) -> list[Noise]:
 
 def _variation(group: Group) -> float:
     """Return how much repeats differ, if by more than a quiet machine would explain."""
-    if len(group.samples) < 2:
+    if len(group.processes) < 2:
         return nan
-    medians = [sample.round_seconds for sample in group.samples]
+    medians = [process.round_seconds for process in group.processes]
     variation = stdev(medians) / fmean(medians)
-    if variation <= MOST_VARIATION or not _apart(group.samples):
+    if variation <= MOST_VARIATION or not _apart(group.processes):
         return nan
     return variation
 
 
-def _apart(samples: Sequence[Sample]) -> bool:
+def _apart(processes: Sequence[Process]) -> bool:
     """Whether two repeats differ by more than their own rounds do.
 
     Medians of few rounds differ on a quiet machine, too. Where rounds are too few for
     an interval, their spread is all there is to go by.
     """
-    inside = [of_rounds(list(sample.seconds)) for sample in samples]
+    inside = [of_rounds(list(process.seconds)) for process in processes]
     return any(_disjoint(one, other) for one, other in combinations(inside, 2))
 
 
@@ -79,9 +79,9 @@ def _drift(group: Group) -> float:
     begins to learn.
     """
     largest = nan
-    for sample in group.samples:
+    for process in group.processes:
         # The slowest rank is what a round waits for.
-        train = sample.phases[:, :, PHASES.index("train")].max(1)
+        train = process.phases[:, :, PHASES.index("train")].max(1)
         if len(train) < LEAST_ROUNDS:
             continue
         parts = np.array_split(train, 3)

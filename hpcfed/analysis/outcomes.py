@@ -145,7 +145,7 @@ def metric_limits(name: str) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Cost:
+class RunCost:
     """What a whole run takes of something."""
 
     name: str
@@ -160,8 +160,8 @@ class Cost:
 def run_seconds(group: Group) -> Estimate:
     """Estimate the seconds of all rounds of a run, on the slowest rank."""
     totals = []
-    for sample in group.samples:
-        total = float(np.nansum(sample.runs[0].rounds["seconds"]))
+    for process in group.processes:
+        total = float(np.nansum(process.runs[0].rounds["seconds"]))
         totals.append(total)
     return of_runs(totals)
 
@@ -178,8 +178,8 @@ def run_bytes(group: Group) -> Estimate:
 def run_energy(group: Group) -> Estimate:
     """Estimate the joules of all GPUs in a run; unknown where no GPU counts them."""
     totals = []
-    for sample in group.samples:
-        energy = sample.runs[0].energy
+    for process in group.processes:
+        energy = process.runs[0].energy
         if energy is not None and isfinite(energy) and energy > 0:
             totals.append(energy)
     return of_runs(totals) if totals else Estimate(nan)
@@ -215,10 +215,10 @@ def _mib(group: Group) -> Estimate:
 
 
 COSTS = {
-    "seconds": Cost("time of a run", "s", run_seconds),
-    "bytes": Cost("bytes of a run", "MiB", _mib),
-    "virtual": Cost("virtual time of a run", "h", _virtual_hours),
-    "energy": Cost("energy of a run", "J", run_energy),
+    "seconds": RunCost("time of a run", "s", run_seconds),
+    "bytes": RunCost("bytes of a run", "MiB", _mib),
+    "virtual": RunCost("virtual time of a run", "h", _virtual_hours),
+    "energy": RunCost("energy of a run", "J", run_energy),
 }
 """What points are weighed against, by the name that exports use."""
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from hpcfed.analysis.choices import Choice
+from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.outcomes import COSTS, Cost, Measure, measure
+from hpcfed.analysis.outcomes import COSTS, Measure, RunCost, measure
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.swept import Swept, problem
 
@@ -25,9 +25,9 @@ class Weighed:
 class Frontier:
     """Points of one problem, weighed against one cost."""
 
-    problem: Choice
+    problem: Combination
     judged: Measure
-    cost: Cost
+    cost: RunCost
     points: list[Weighed]
     """All of them, cheapest first."""
     best: list[Weighed]
@@ -39,7 +39,7 @@ def frontiers(every: Sequence[Group], options: Sequence[Swept]) -> list[Frontier
 
     Scores of other data, or shared out among clients otherwise, do not compare.
     """
-    problems: dict[Choice, list[Group]] = defaultdict(list)
+    problems: dict[Combination, list[Group]] = defaultdict(list)
     for group in every:
         problems[problem(group, options)].append(group)
     found = []
@@ -57,7 +57,7 @@ def frontiers(every: Sequence[Group], options: Sequence[Swept]) -> list[Frontier
     return found
 
 
-def _weighed(members: Sequence[Group], judged: Measure, cost: Cost) -> list[Weighed]:
+def _weighed(members: Sequence[Group], judged: Measure, cost: RunCost) -> list[Weighed]:
     """Return the points whose score and cost are known, cheapest first."""
     points = []
     for group in members:

@@ -8,12 +8,12 @@ from typing import Literal
 
 import numpy as np
 
-from hpcfed.analysis.choices import Choice
+from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.statistics import CONFIDENCE, Estimate, ratio
 
 Kind = Literal["strong", "weak"]
-Families = dict[tuple[Choice, float], list[Group]]
+Families = dict[tuple[Combination, float], list[Group]]
 """Groups by key, and by the clients that stay the same."""
 
 
@@ -23,7 +23,7 @@ class Scaling:
     each (weak).
     """
 
-    key: Choice
+    key: Combination
     kind: Kind
     clients: float
     """What stays the same: clients in all (strong), or per rank (weak)."""
@@ -60,7 +60,7 @@ def _several_ranks(kind: Kind, families: Families) -> list[Scaling]:
 
 
 def _scaling(
-    key: Choice, kind: Kind, clients: float, members: Sequence[Group]
+    key: Combination, kind: Kind, clients: float, members: Sequence[Group]
 ) -> Scaling:
     base = members[0]
     ideal = []
@@ -109,7 +109,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 class Growth:
     """Groups that differ in their number of clients alone."""
 
-    key: Choice
+    key: Combination
     ranks: int
     clients: list[int]
     seconds: list[Estimate]
@@ -127,7 +127,7 @@ class Growth:
 
 def growths(every: Sequence[Group]) -> list[Growth]:
     """Find all sets of groups with several numbers of clients."""
-    alike: dict[tuple[Choice, int], list[Group]] = defaultdict(list)
+    alike: dict[tuple[Combination, int], list[Group]] = defaultdict(list)
     for group in every:
         alike[group.key, group.ranks].append(group)
     made = []

@@ -9,7 +9,7 @@ from math import exp, inf, isfinite, log, nan
 from statistics import fmean
 from typing import Any
 
-from hpcfed.analysis.choices import SIZES, Choice, values_of
+from hpcfed.analysis.choices import SIZES, Combination, values_of
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.outcomes import Measure
 from hpcfed.analysis.statistics import Estimate, of_runs, of_seeds
@@ -89,7 +89,7 @@ def _values(every: Sequence[Group], name: str) -> tuple[Any, ...]:
     return tuple(sorted(values, key=str))
 
 
-def problem(group: Group, options: Sequence[Swept]) -> Choice:
+def problem(group: Group, options: Sequence[Swept]) -> Combination:
     """Return what was swept of the problem; the data set and clients where nothing was."""
     names = {option.name for option in options} & set(PROBLEM)
     # In the order in which people think of them.
@@ -99,7 +99,7 @@ def problem(group: Group, options: Sequence[Swept]) -> Choice:
 
 def families(
     every: Sequence[Group], name: str, options: Sequence[Swept]
-) -> dict[Choice, list[Group]]:
+) -> dict[Combination, list[Group]]:
     """Put points together that differ in one option alone; by the others' values.
 
     Families that have a single value of the option say nothing about it.
@@ -112,7 +112,7 @@ def families(
     for key in dict.fromkeys(chain(*(group.key for group in every))):
         if key in RunConfig.model_fields and key not in (name, *others):
             others.append(key)
-    found: dict[Choice, list[Group]] = defaultdict(list)
+    found: dict[Combination, list[Group]] = defaultdict(list)
     for group in every:
         if group.options.get(name) is not None:
             found[group.options.only(others)].append(group)
@@ -151,7 +151,7 @@ class Held:
     """Few of many points: some options are held at the value that most points have."""
 
     groups: list[Group]
-    options: Choice
+    options: Combination
     """The options that are held."""
     left_out: int
     """Points that are not among them."""
@@ -175,7 +175,7 @@ def held(
         values[option.name] = value
         # A method without this option stays as it is.
         kept = [group for group in kept if _agrees(group, option.name, value)]
-    return Held(kept, Choice(values), len(every) - len(kept))
+    return Held(kept, Combination(values), len(every) - len(kept))
 
 
 def _num_choices(
@@ -206,7 +206,7 @@ class Effect:
 
 
 def score_effect(
-    found: dict[Choice, list[Group]], option: Swept, judged: Measure
+    found: dict[Combination, list[Group]], option: Swept, judged: Measure
 ) -> Effect | None:
     """Return what an option does to the score; None where no two values have pairs."""
     centres = {}
@@ -224,7 +224,7 @@ def score_effect(
     return replace(found_effect, change=Estimate(found_effect.change.centre))
 
 
-def time_effect(found: dict[Choice, list[Group]], option: Swept) -> Effect | None:
+def time_effect(found: dict[Combination, list[Group]], option: Swept) -> Effect | None:
     """Return what an option does to the time of a round."""
     centres = {}
     for choice, members in found.items():
@@ -235,7 +235,7 @@ def time_effect(found: dict[Choice, list[Group]], option: Swept) -> Effect | Non
 
 
 def _effect(
-    centres: dict[Choice, dict[str, float]], option: Swept, *, logarithmic: bool
+    centres: dict[Combination, dict[str, float]], option: Swept, *, logarithmic: bool
 ) -> Effect | None:
     """Compare the two values that are furthest apart, in families that have both."""
     furthest: tuple[float, str, str, list[float]] | None = None

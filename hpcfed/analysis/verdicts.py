@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 from hpcfed import plugins
-from hpcfed.analysis.choices import SIZES, Choice
+from hpcfed.analysis.choices import SIZES, Combination
 from hpcfed.analysis.contests import Contest, contests
 from hpcfed.analysis.costmodel import Fitted, fit_groups
 from hpcfed.analysis.groups import Group, fewest_ranks
@@ -142,7 +142,7 @@ def _first(sentences: Sequence[str], of: str) -> list[str]:
 # Methods.
 
 
-def condition_text(condition: Choice) -> str:
+def condition_text(condition: Combination) -> str:
     """Return `digits, 20 clients, alpha 0.1`, as far as it has them."""
     words = []
     for name, value in condition.items():
@@ -343,7 +343,7 @@ def _by_method(
 
 def _largest(found: Sequence[Scaling]) -> list[Scaling]:
     """Return every choice's scaling with most clients."""
-    best: dict[Choice, Scaling] = {}
+    best: dict[Combination, Scaling] = {}
     for one in found:
         known = best.get(one.key)
         if known is None or one.clients > known.clients:
@@ -523,7 +523,7 @@ def _dearer(found: Sequence[Contest]) -> list[str]:
     """Tell how much longer a round of each method takes than that of the fastest, over
     the conditions that both were run under.
     """
-    by_method: dict[str, list[tuple[Choice, Group]]] = defaultdict(list)
+    by_method: dict[str, list[tuple[Combination, Group]]] = defaultdict(list)
     for contest in found:
         for group in contest.ranking:
             by_method[entrant_text(contest, group)].append((contest.condition, group))
@@ -551,7 +551,7 @@ def _dearer(found: Sequence[Contest]) -> list[str]:
     return sentences
 
 
-def _seconds(points: Sequence[tuple[Choice, Group]]) -> list[float]:
+def _seconds(points: Sequence[tuple[Combination, Group]]) -> list[float]:
     return [group.seconds.centre for _, group in points]
 
 
@@ -586,7 +586,7 @@ def point_text(group: Group, options: Sequence[Swept]) -> str:
 
 def _to_target(every: Sequence[Group], options: Sequence[Swept]) -> Iterator[str]:
     """Tell who reaches a target first, and who with fewest bytes, in each problem."""
-    problems: dict[tuple[Choice, float], list[Group]] = defaultdict(list)
+    problems: dict[tuple[Combination, float], list[Group]] = defaultdict(list)
     for group in every:
         target = group.first.target
         if target is not None:

@@ -27,7 +27,7 @@ def compare(before: str | PathLike[str], after: str | PathLike[str]) -> "Compare
         found = find([path])
         for line in found.unread:
             remark(f"hpcfed: left out: {line}")
-        sides.append(groups(found.samples))
+        sides.append(groups(found.processes))
     names = (str(paths[0]), str(paths[1]))
     comparison = compare_groups(names, *sides)
     if comparison is None:

@@ -54,8 +54,8 @@ def _print_json(folder: Path) -> None:
 
 
 def _print_study(path: Path, *, as_json: bool) -> None:
-    from hpcfed.analysis.figures import show_study, summary
     from hpcfed.analysis.render.console import Output
+    from hpcfed.analysis.study_points import show_study, summary
     from hpcfed.results.study import read_gathered
 
     study = read_gathered(path)

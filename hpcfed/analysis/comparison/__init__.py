@@ -1,13 +1,13 @@
 """Comparison of two runs or studies, A and B: what changed, and what it did."""
 
 from hpcfed.analysis.comparison.comparison import Comparison, compare
-from hpcfed.analysis.comparison.conditions import Outcome, judge_all, read_conditions
+from hpcfed.analysis.comparison.conditions import Decision, judge_all, read_conditions
 from hpcfed.analysis.comparison.exported import exported
 from hpcfed.analysis.comparison.printed import print_comparison
 
 __all__ = [
     "Comparison",
-    "Outcome",
+    "Decision",
     "compare",
     "exported",
     "judge_all",

@@ -137,9 +137,9 @@ def _facts(groups: Sequence[Group]) -> dict[str, set[str]]:
     """Return every fact's different values, by its name for people."""
     found: dict[str, set[str]] = defaultdict(set)
     for group in groups:
-        for sample in group.samples:
+        for process in group.processes:
             # Seeds of one process share what it ran on.
-            for name, value in _facts_of(sample.runs[0]):
+            for name, value in _facts_of(process.runs[0]):
                 found[name].add(value)
     return found
 

@@ -16,7 +16,7 @@ from hpcfed.analysis.comparison.changes import (
     option_changes,
 )
 from hpcfed.analysis.comparison.difference import ONE_RUN, Difference, power
-from hpcfed.analysis.comparison.points import Figure, Point, matched
+from hpcfed.analysis.comparison.points import Figure, PointPair, matched
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.statistics import Estimate, of_seeds
 
@@ -28,7 +28,7 @@ class Comparison:
     options: list[Change]
     code: list[Change]
     """What changed in code, versions and machines."""
-    points: list[Point]
+    points: list[PointPair]
     """At least one."""
     only_before: list[Group]
     """Points that A alone has."""
@@ -65,7 +65,7 @@ def compare(
     keys = distinguish([group.options for group, _ in pairs])
     points = []
     for (ours, theirs), key in zip(pairs, keys, strict=True):
-        points.append(Point(ours, theirs, key.without(*changed)))
+        points.append(PointPair(ours, theirs, key.without(*changed)))
     return Comparison(
         names,
         option_changes(before, after),
@@ -77,7 +77,7 @@ def compare(
 
 
 def _overall(
-    points: Sequence[Point], figures_of: Callable[[Point], Sequence[Figure]]
+    points: Sequence[PointPair], figures_of: Callable[[PointPair], Sequence[Figure]]
 ) -> list[Figure]:
     """Return every figure over the points that have it, in the order of the first."""
     by_name: dict[str, list[Figure]] = {}

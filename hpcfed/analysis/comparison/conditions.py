@@ -32,7 +32,7 @@ class Condition:
     """The words that the user wrote."""
 
 
-class Outcome(IntEnum):
+class Decision(IntEnum):
     """What became of a condition, the worst last."""
 
     DOES_NOT_HOLD = 0
@@ -42,19 +42,19 @@ class Outcome(IntEnum):
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedCondition:
     """A condition, and the figure that came closest to it."""
 
     condition: Condition
-    outcome: Outcome
+    decision: Decision
     figure: Figure
 
     @property
     def line(self) -> str:
         """What is printed."""
-        outcome = self.outcome.name.lower().replace("_", " ")
+        decision = self.decision.name.lower().replace("_", " ")
         about = f"{self.figure.name}: {change_text(self.figure)}"
-        line = f"--fail-if {self.condition.text}: {outcome}: {about}"
+        line = f"--fail-if {self.condition.text}: {decision}: {about}"
         if not self.figure.repeated:
             line += f"; {NOISE}"
         return line
@@ -94,7 +94,7 @@ def judge_all(
     comparison: Comparison | None,
     *,
     one_run_decides: bool = False,
-) -> list[Judged]:
+) -> list[JudgedCondition]:
     """Judge every condition, which needs a comparison. With `one_run_decides`, nothing
     stays undecided.
     """
@@ -103,13 +103,13 @@ def judge_all(
     found = []
     for condition in conditions:
         judged = _judge(condition, comparison)
-        if one_run_decides and judged.outcome is Outcome.UNDECIDED:
-            judged = replace(judged, outcome=Outcome.HOLDS)
+        if one_run_decides and judged.decision is Decision.UNDECIDED:
+            judged = replace(judged, decision=Decision.HOLDS)
         found.append(judged)
     return found
 
 
-def _judge(condition: Condition, comparison: Comparison) -> Judged:
+def _judge(condition: Condition, comparison: Comparison) -> JudgedCondition:
     """Tell whether a condition holds beyond the noise, over all points."""
     if condition.name == LESS_ACCURATE:
         figures = [figure for figure in comparison.headlines if figure.unit == "%"]
@@ -121,17 +121,18 @@ def _judge(condition: Condition, comparison: Comparison) -> Judged:
             f"--fail-if {condition.text}: the runs have not recorded it on both sides"
         )
     judged = [
-        Judged(condition, _outcome(condition, figure), figure) for figure in figures
+        JudgedCondition(condition, _decide(condition, figure), figure)
+        for figure in figures
     ]
     # Accuracy is that of clients and that of the global model: either may fall.
     return max(judged, key=_badness)
 
 
-def _outcome(condition: Condition, figure: Figure) -> Outcome:
+def _decide(condition: Condition, figure: Figure) -> Decision:
     # Of one run each, the interval over rounds has to do, or the figure alone.
     if _worse(figure) <= condition.limit or not figure.beyond_interval:
-        return Outcome.DOES_NOT_HOLD
-    return Outcome.HOLDS if figure.repeated else Outcome.UNDECIDED
+        return Decision.DOES_NOT_HOLD
+    return Decision.HOLDS if figure.repeated else Decision.UNDECIDED
 
 
 def _worse(figure: Figure) -> float:
@@ -140,5 +141,5 @@ def _worse(figure: Figure) -> float:
     return centre if figure.neutral else -centre
 
 
-def _badness(judged: Judged) -> tuple[Outcome, float]:
-    return judged.outcome, _worse(judged.figure)
+def _badness(judged: JudgedCondition) -> tuple[Decision, float]:
+    return judged.decision, _worse(judged.figure)

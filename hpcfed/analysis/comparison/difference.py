@@ -16,7 +16,7 @@ ONE_RUN = "one run each"
 
 
 @dataclass(frozen=True)
-class Reading:
+class Measurement:
     """What one process has measured."""
 
     seeds: tuple[int, ...]
@@ -34,10 +34,10 @@ class Difference:
     """Whether the interval holds the noise from run to run."""
 
 
-Readings = Sequence[Reading]
+Measurements = Sequence[Measurement]
 
 
-def difference(before: Readings, after: Readings) -> Difference:
+def difference(before: Measurements, after: Measurements) -> Difference:
     """Subtract the mean of A's readings from that of B's."""
     if _same_seeds(before, after):
         change = statistics.difference(_by_seed(after), _by_seed(before))
@@ -50,7 +50,7 @@ def difference(before: Readings, after: Readings) -> Difference:
     return Difference(change, runs, over_runs=True)
 
 
-def ratio(before: Readings, after: Readings) -> Difference:
+def ratio(before: Measurements, after: Measurements) -> Difference:
     """Divide B's geometric mean by A's: a difference of logarithms, because times and
     sizes are skewed.
     """
@@ -62,7 +62,7 @@ def ratio(before: Readings, after: Readings) -> Difference:
     return Difference(change, found.basis, found.over_runs)
 
 
-def _same_seeds(before: Readings, after: Readings) -> bool:
+def _same_seeds(before: Measurements, after: Measurements) -> bool:
     """Whether both sides have the same seeds, and more than one: repeats of one seed
     have no reason to be paired in any order.
     """
@@ -71,7 +71,7 @@ def _same_seeds(before: Readings, after: Readings) -> bool:
     return ours == theirs and len(set(ours)) > 1
 
 
-def _by_seed(readings: Readings) -> dict[object, float]:
+def _by_seed(readings: Measurements) -> dict[object, float]:
     """Return values by seed and repeat: data and clients of a seed are the same on both
     sides, so what they add to a figure cancels out.
     """
@@ -83,11 +83,11 @@ def _by_seed(readings: Readings) -> dict[object, float]:
     return found
 
 
-def _by_number(readings: Readings, side: str) -> dict[object, float]:
+def _by_number(readings: Measurements, side: str) -> dict[object, float]:
     return {(side, number): one.value for number, one in enumerate(readings)}
 
 
-def _plain_ratio(before: Readings, after: Readings) -> float:
+def _plain_ratio(before: Measurements, after: Measurements) -> float:
     """Divide means where a reading is zero, as the bytes of a method that sends nothing."""
     bottom, top = fmean(_values(before)), fmean(_values(after))
     if bottom:
@@ -95,12 +95,12 @@ def _plain_ratio(before: Readings, after: Readings) -> float:
     return inf if top else 1.0
 
 
-def _values(readings: Readings) -> list[float]:
+def _values(readings: Measurements) -> list[float]:
     return [reading.value for reading in readings]
 
 
-def _logs(readings: Readings) -> list[Reading]:
-    return [Reading(reading.seeds, log(reading.value)) for reading in readings]
+def _logs(readings: Measurements) -> list[Measurement]:
+    return [Measurement(reading.seeds, log(reading.value)) for reading in readings]
 
 
 def power(of_e: float) -> float:

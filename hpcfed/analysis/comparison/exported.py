@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hpcfed.analysis.comparison.comparison import Comparison
-from hpcfed.analysis.comparison.points import Figure, Point
+from hpcfed.analysis.comparison.points import Figure, PointPair
 from hpcfed.analysis.comparison.texts import changed, group_name, verdict, verdicts
 
 
@@ -45,7 +45,7 @@ def _figure(figure: Figure) -> dict[str, Any]:
     }
 
 
-def _point(point: Point) -> dict[str, Any]:
+def _point(point: PointPair) -> dict[str, Any]:
     return {
         "options": dict(point.key),
         "clients": [point.before.clients, point.after.clients],

@@ -12,15 +12,15 @@ from statistics import fmean
 
 import numpy as np
 
-from hpcfed.analysis.choices import Choice
+from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.comparison.difference import (
     Difference,
-    Reading,
-    Readings,
+    Measurement,
+    Measurements,
     difference,
     ratio,
 )
-from hpcfed.analysis.groups import Group, Sample
+from hpcfed.analysis.groups import Group, Process
 from hpcfed.analysis.labels import both_series
 from hpcfed.analysis.statistics import Estimate, middle
 from hpcfed.analysis.statistics import ratio as ratio_of_estimates
@@ -83,14 +83,14 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Point:
+class PointPair:
     """Runs of A and runs of B with the same options, apart from those that changed as a
     whole.
     """
 
     before: Group
     after: Group
-    key: Choice
+    key: Combination
     """The options that set it apart from other points, beyond clients and ranks."""
 
     @cached_property
@@ -209,7 +209,7 @@ class Point:
         self,
         name: str,
         unit: str,
-        measured: Callable[[Sample], float],
+        measured: Callable[[Process], float],
         scale: float,
         *,
         counted: bool = False,
@@ -231,49 +231,49 @@ class Point:
         )
 
 
-def _readings(group: Group, measured: Callable[[Sample], float]) -> list[Reading]:
+def _readings(group: Group, measured: Callable[[Process], float]) -> list[Measurement]:
     """Return what every process has measured, as far as it has."""
     readings = []
-    for sample in group.samples:
-        value = measured(sample)
+    for process in group.processes:
+        value = measured(process)
         if isfinite(value):
-            seeds = tuple(int(run.facts["seed"]) for run in sample.runs)
-            readings.append(Reading(seeds, value))
+            seeds = tuple(int(run.facts["seed"]) for run in process.runs)
+            readings.append(Measurement(seeds, value))
     return readings
 
 
-def _phase_seconds(sample: Sample, phase: str) -> float:
-    return sample.phase_seconds[phase]
+def _phase_seconds(process: Process, phase: str) -> float:
+    return process.phase_seconds[phase]
 
 
-def _phase_mean(sample: Sample, phase: str) -> float:
-    return sample.phase_means[phase]
+def _phase_mean(process: Process, phase: str) -> float:
+    return process.phase_means[phase]
 
 
-def _peak_memory(sample: Sample) -> float:
+def _peak_memory(process: Process) -> float:
     # Seeds that advanced together share their process.
-    return float(sample.runs[0].peak_memory.max(initial=0))
+    return float(process.runs[0].peak_memory.max(initial=0))
 
 
-def _bytes(sample: Sample) -> float:
+def _bytes(process: Process) -> float:
     """Return the mean over rounds of a seed."""
     means = []
-    for run in sample.runs:
+    for run in process.runs:
         means.append(float(np.mean(run.rounds["bytes_up"] + run.rounds["bytes_down"])))
     return fmean(means)
 
 
-def _virtual(sample: Sample) -> float:
+def _virtual(process: Process) -> float:
     """Return the mean over rounds of a seed, by the virtual clock."""
-    return fmean(run.last("virtual_seconds") / run.rounds_done for run in sample.runs)
+    return fmean(run.last("virtual_seconds") / run.rounds_done for run in process.runs)
 
 
-def _epsilon(sample: Sample) -> float:
-    return fmean(run.last("epsilon") for run in sample.runs)
+def _epsilon(process: Process) -> float:
+    return fmean(run.last("epsilon") for run in process.runs)
 
 
-def _joules(sample: Sample) -> float:
-    run = sample.runs[0]
+def _joules(process: Process) -> float:
+    run = process.runs[0]
     return float("nan") if run.energy is None else run.energy / run.rounds_done
 
 
@@ -288,7 +288,7 @@ def _evaluated(run: RunRecord, names: Sequence[str]) -> set[int]:
 
 def _judged(
     group: Group, series: str, scale: float, after: int | None
-) -> list[Reading]:
+) -> list[Measurement]:
     """Return every seed's value after a round, or its last one."""
     readings = []
     for run in group.seeds:
@@ -298,11 +298,11 @@ def _judged(
             known = run.rounds.get(series)
             value = float(known[after - 1]) if after and known is not None else nan
         if not isnan(value):
-            readings.append(Reading((int(run.facts["seed"]),), scale * value))
+            readings.append(Measurement((int(run.facts["seed"]),), scale * value))
     return readings
 
 
-def _middle(readings: Readings) -> float:
+def _middle(readings: Measurements) -> float:
     return middle([reading.value for reading in readings])
 
 
@@ -313,7 +313,7 @@ def matched(
     groups that only A has, and those that only B has.
     """
     # Lists, because runs of an older version may lack an option of their method.
-    partners: dict[Choice, list[Group]] = defaultdict(list)
+    partners: dict[Combination, list[Group]] = defaultdict(list)
     for group in after:
         partners[group.options.without(*changed)].append(group)
     pairs, alone = [], []

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hpcfed.analysis.comparison.changes import Change
 from hpcfed.analysis.comparison.comparison import Comparison
-from hpcfed.analysis.comparison.points import Figure, Point
+from hpcfed.analysis.comparison.points import Figure, PointPair
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.statistics import Estimate
@@ -42,7 +42,7 @@ def verdicts(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _different_rounds(points: Sequence[Point]) -> list[str]:
+def _different_rounds(points: Sequence[PointPair]) -> list[str]:
     """Say when sides are judged that have not learnt for as long."""
     rounds = {point.common_round for point in points} - {None}
     if not rounds:
@@ -55,7 +55,7 @@ def _different_rounds(points: Sequence[Point]) -> list[str]:
     return [f"Rounds differ: both sides are judged {_when(points)}."]
 
 
-def _when(points: Sequence[Point]) -> str:
+def _when(points: Sequence[PointPair]) -> str:
     """Return `after round 5, the last that both evaluated`, or `after the last round`."""
     rounds = {point.common_round for point in points} - {0}
     if rounds <= {None}:
@@ -113,7 +113,7 @@ def group_name(group: Group) -> str:
     return ", ".join(filter(None, (label(group.key), size)))
 
 
-def point_name(point: Point) -> str:
+def point_name(point: PointPair) -> str:
     """Return `lr 0.1, 20 clients on 2 ranks`, with both where they changed."""
     clients = _both(point.before.clients, point.after.clients)
     ranks = _both(point.before.ranks, point.after.ranks)
@@ -283,7 +283,7 @@ def _signed_cell(figure: Figure | None) -> str:
     return DASH if figure is None else signed_text(figure.change)
 
 
-def _point_row(point: Point) -> list[str]:
+def _point_row(point: PointPair) -> list[str]:
     seconds = point.seconds
     return [
         label(point.key) or DASH,

@@ -14,7 +14,7 @@ import numpy as np
 from hpcfed.analysis.choices import values_of
 from hpcfed.analysis.comparison import Comparison, exported
 from hpcfed.analysis.costmodel import Fitted, fit_groups
-from hpcfed.analysis.groups import Group, Sample
+from hpcfed.analysis.groups import Group, Process
 from hpcfed.analysis.labels import label, scaling_label
 from hpcfed.analysis.noise import Noise, noisy
 from hpcfed.analysis.outcomes import (
@@ -65,9 +65,9 @@ def csv_text(every: Sequence[Group]) -> str:
     lines: list[list[Any]] = [head]
     for group in every:
         values = [_cell(group.options.get(name)) for name in swept]
-        for sample in group.samples:
-            for run in sample.runs:
-                lines += _round_lines(sample, run, values, series)
+        for process in group.processes:
+            for run in process.runs:
+                lines += _round_lines(process, run, values, series)
     return _csv(lines)
 
 
@@ -78,9 +78,9 @@ def ranks_csv_text(every: Sequence[Group]) -> str:
     head = ["source", "seed", "round", "rank", "rank_seconds", *SECONDS]
     lines: list[list[Any]] = [head]
     for group in every:
-        for sample in group.samples:
-            for run in sample.runs:
-                lines += _rank_lines(sample, run)
+        for process in group.processes:
+            for run in process.runs:
+                lines += _rank_lines(process, run)
     return _csv(lines)
 
 
@@ -98,7 +98,7 @@ def points_csv_text(every: Sequence[Group]) -> str:
     for group in every:
         cells = [group.first.facts[fact] for fact in POINT]
         cells += [_cell(group.options.get(name)) for name in swept]
-        cells += [len(group.samples), len(group.seeds)]
+        cells += [len(group.processes), len(group.seeds)]
         for name in estimated:
             estimate = _estimate(group, name)
             cells += [estimate.centre, estimate.low, estimate.high]
@@ -117,8 +117,8 @@ def _metric_series(every: Sequence[Group]) -> list[str]:
     """Return the series of metrics that some run has."""
     recorded: set[str] = set()
     for group in every:
-        for sample in group.samples:
-            for run in sample.runs:
+        for process in group.processes:
+            for run in process.runs:
                 recorded |= run.rounds.keys()
     return [name for name in METRIC_SERIES if name in recorded]
 
@@ -145,7 +145,7 @@ def _cell(value: Any) -> Any:
 
 
 def _round_lines(
-    sample: Sample,
+    process: Process,
     run: RunRecord,
     swept: Sequence[Any],
     series: Sequence[str],
@@ -154,11 +154,11 @@ def _round_lines(
     # A metric that only other runs have.
     unknown = np.full(run.rounds_done, np.nan)
     # Warm-up rounds come first, so the counted ones are the last.
-    first_counted = run.rounds_done - len(sample.seconds)
+    first_counted = run.rounds_done - len(process.seconds)
     for round in range(run.rounds_done):
         counted = int(round >= first_counted)
         about = [
-            sample.source,
+            process.source,
             *facts,
             run.stacked_seeds,
             counted,
@@ -169,12 +169,12 @@ def _round_lines(
         yield [*about, *swept, round + 1, *cells, *phases]
 
 
-def _rank_lines(sample: Sample, run: RunRecord) -> Iterator[list[Any]]:
+def _rank_lines(process: Process, run: RunRecord) -> Iterator[list[Any]]:
     seed = run.facts["seed"]
     for round, rank in np.ndindex(*run.wall.shape):
         seconds = run.wall[round, rank]
         phases = run.phases[round, rank]
-        yield [sample.source, seed, round + 1, rank, seconds, *phases]
+        yield [process.source, seed, round + 1, rank, seconds, *phases]
 
 
 def _csv(lines: Iterable[Sequence[Any]]) -> str:
@@ -203,7 +203,7 @@ def _group(group: Group) -> dict[str, Any]:
         "label": label(group.key),
         "options": dict(group.options),
         "seconds_per_round": asdict(group.seconds),
-        "samples": [sample.seconds.tolist() for sample in group.samples],
+        "samples": [process.seconds.tolist() for process in group.processes],
         "phase_seconds": group.phase_seconds,
         "peak_memory": group.peak_memory,
         "runs": [run.summary() for run in group.seeds],
@@ -248,8 +248,8 @@ def extrap_text(every: Sequence[Group]) -> str:
     for group in every:
         parameters = {"clients": group.clients, "ranks": group.ranks}
         name = label(group.key)
-        for sample in group.samples:
-            for path, seconds in _call_paths(sample).items():
+        for process in group.processes:
+            for path, seconds in _call_paths(process).items():
                 about = {
                     "params": parameters,
                     "callpath": f"{name}->{path}",
@@ -262,12 +262,12 @@ def extrap_text(every: Sequence[Group]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _call_paths(sample: Sample) -> dict[str, np.ndarray]:
+def _call_paths(process: Process) -> dict[str, np.ndarray]:
     """Return the counted rounds' seconds, whole and by phase; a phase's are means over
     ranks.
     """
-    paths = {"round": sample.seconds}
+    paths = {"round": process.seconds}
     for number, phase in enumerate(PHASES):
-        by_rank = sample.phases[:, :, number]
+        by_rank = process.phases[:, :, number]
         paths[f"round->{phase}"] = by_rank.mean(1)
     return paths

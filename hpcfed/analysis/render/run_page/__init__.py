@@ -28,7 +28,7 @@ from hpcfed.results.profiles import Profile, read_profile
 
 def is_one_run(every: list[Group], found: Found) -> bool:
     """Tell whether a report is about a single run, or seeds that advanced together."""
-    return not found.studies and len(every) == 1 and len(every[0].samples) == 1
+    return not found.studies and len(every) == 1 and len(every[0].processes) == 1
 
 
 def run_content(group: Group, found: Found) -> Content:

@@ -4,7 +4,7 @@ import numpy as np
 
 from hpcfed.analysis.curves import windows
 from hpcfed.analysis.findings import Table
-from hpcfed.analysis.groups import Group, Sample
+from hpcfed.analysis.groups import Group, Process
 from hpcfed.analysis.render.charts import Axis, Drawing, Span, areas, timeline
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.results.pace import MS_PER_ROUND, PER_ROUND_MEANS, counted, per_round
@@ -38,7 +38,7 @@ def timing(group: Group) -> Section:
     section.charts.append(_ranks(run, first + int(middle), "a usual round"))
     if seconds[slowest] > SLOW * seconds[middle]:
         section.charts.append(_ranks(run, first + slowest, "the slowest round"))
-    section.tables.append(_table(group.samples[0]))
+    section.tables.append(_table(group.processes[0]))
     section.text.append(
         "Every rank goes through the phases in this order and waits for the others where "
         "they exchange something: waiting counts in the phase in which it happens, "
@@ -83,11 +83,11 @@ def _ranks(run: RunRecord, round: int, which: str) -> Drawing:
     return timeline(title, spans, Axis("ms", zero=True), names=PHASES)
 
 
-def _table(sample: Sample) -> Table:
+def _table(process: Process) -> Table:
     """Return the phases of `hpcfed show`, with the slowest and the fastest rank."""
-    usual, totals = sample.phase_seconds, sample.runs[0].phase_totals()
+    usual, totals = process.phase_seconds, process.runs[0].phase_totals()
     whole = sum(totals.values())
-    by_rank = 1e3 * per_round(sample.phases)
+    by_rank = 1e3 * per_round(process.phases)
     rows = []
     for name, seconds in sorted(totals.items(), key=lambda item: -item[1]):
         if seconds > 0:
@@ -95,8 +95,8 @@ def _table(sample: Sample) -> Table:
             ends = [number(float(end)) for end in (of_ranks.min(), of_ranks.max())]
             in_all = [number(seconds), number(100 * seconds / whole)]
             rows.append([name, number(1e3 * usual[name]), *in_all, *ends])
-    usual_round = number(1e3 * sample.round_seconds)
-    whole_run = number(sample.runs[0].timed_seconds())
+    usual_round = number(1e3 * process.round_seconds)
+    whole_run = number(process.runs[0].timed_seconds())
     rows.append(["round", usual_round, whole_run, "", "", ""])
     columns = ["phase", MS_PER_ROUND, "s in all rounds", "share, %"]
     if by_rank.shape[0] == 1:

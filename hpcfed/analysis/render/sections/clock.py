@@ -11,7 +11,7 @@ from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.outcomes import run_virtual_seconds
 from hpcfed.analysis.render.sections.section import WHICH, Section, which
-from hpcfed.analysis.render.sections.spending import READING, Spending, add_charts
+from hpcfed.analysis.render.sections.spending import READING, Expense, add_charts
 from hpcfed.analysis.swept import Swept
 from hpcfed.results.run import RunRecord
 from hpcfed.words import number, time_text
@@ -21,7 +21,7 @@ def _virtual_seconds(run: RunRecord) -> np.ndarray:
     return run.rounds["virtual_seconds"]
 
 
-VIRTUAL_TIME = Spending(
+VIRTUAL_TIME = Expense(
     "virtual time",
     _virtual_seconds,
     units=(("s", 1.0), ("min", 60.0), ("h", 3600.0)),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf, log
 
 from hpcfed.analysis.comparison import Comparison
-from hpcfed.analysis.comparison.points import Figure, Point
+from hpcfed.analysis.comparison.points import Figure, PointPair
 from hpcfed.analysis.comparison.texts import (
     MINUS,
     Cells,
@@ -67,7 +67,7 @@ def _of_one(compared: Comparison) -> Iterator[Drawing]:
     yield from _curves(point)
 
 
-def _curves(point: Point) -> Iterator[Drawing]:
+def _curves(point: PointPair) -> Iterator[Drawing]:
     task = point.before.first.task
     for name in dict.fromkeys(("accuracy", HEADLINES[task])):
         metric = label_of(name, task)

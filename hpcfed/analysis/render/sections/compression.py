@@ -6,12 +6,12 @@ from statistics import fmean
 
 import numpy as np
 
-from hpcfed.analysis.choices import Choice
+from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.outcomes import measure
 from hpcfed.analysis.render.sections.section import WHICH, Section, which
-from hpcfed.analysis.render.sections.spending import READING, Spending, add_charts
+from hpcfed.analysis.render.sections.spending import READING, Expense, add_charts
 from hpcfed.analysis.swept import Swept
 from hpcfed.options.compression import CompressionOptions
 from hpcfed.results.run import RunRecord
@@ -32,8 +32,8 @@ def _sent_in_all(run: RunRecord) -> np.ndarray:
     return np.nancumsum(run.rounds["bytes_up"] + run.rounds["bytes_down"])
 
 
-UP = Spending("sent by clients", _sent_up, BYTES, log=True)
-BOTH = Spending("sent by and to clients", _sent_in_all, BYTES, log=True)
+UP = Expense("sent by clients", _sent_up, BYTES, log=True)
+BOTH = Expense("sent by and to clients", _sent_in_all, BYTES, log=True)
 
 
 def compression(every: Sequence[Group], options: Sequence[Swept]) -> Section:
@@ -59,7 +59,7 @@ def _packs(group: Group) -> bool:
     return any(str(group.options.get(name, "none")) != "none" for name in COMPRESSORS)
 
 
-def _packing(group: Group) -> Choice:
+def _packing(group: Group) -> Combination:
     return group.options.only(PACKING)
 
 
@@ -67,7 +67,7 @@ def _table(every: Sequence[Group]) -> Table:
     """Return every point's score and bytes, and how many times less these are than
     those of the same point without compression.
     """
-    plain: dict[Choice, Group] = {}
+    plain: dict[Combination, Group] = {}
     for group in every:
         if not _packs(group):
             plain.setdefault(_otherwise(group), group)
@@ -92,7 +92,7 @@ def _table(every: Sequence[Group]) -> Table:
     return Table(columns, rows, caption)
 
 
-def _otherwise(group: Group) -> Choice:
+def _otherwise(group: Group) -> Combination:
     """Return what points have in common that differ in compression alone. Majority votes
     are a rule of aggregation, which costs no bytes.
     """

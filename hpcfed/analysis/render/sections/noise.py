@@ -42,7 +42,7 @@ def noise(every: Sequence[Group]) -> Section:
 
 def _repeat(found: Sequence[Noise]) -> str:
     """Return what to do about repeats; there may be some already."""
-    fewest = min(len(one.group.samples) for one in found)
+    fewest = min(len(one.group.processes) for one in found)
     if fewest < ENOUGH:
         return f"raise repeats in the study file to {ENOUGH}"
     return "measure these points again"
@@ -50,7 +50,7 @@ def _repeat(found: Sequence[Noise]) -> str:
 
 def _row(one: Noise) -> list[str]:
     percents = [number(100 * value) for value in (one.variation, one.drift)]
-    return [*which(one.group), str(len(one.group.samples)), *percents]
+    return [*which(one.group), str(len(one.group.processes)), *percents]
 
 
 def noise_warnings(every: Sequence[Group]) -> list[str]:

@@ -91,9 +91,9 @@ def _files(every: Sequence[Group]) -> list[list[str]]:
     # A pair, because a file may have changed between two runs.
     found = set()
     for group in every:
-        for sample in group.samples:
+        for process in group.processes:
             # Seeds of one process share its files.
-            run = sample.runs[0]
+            run = process.runs[0]
             for path, checksum in (run.environment.get("files") or {}).items():
                 found.add((str(path), str(checksum)))
     return [list(pair) for pair in sorted(found)]

@@ -20,7 +20,7 @@ def overview(every: Sequence[Group], found: Found) -> Section:
     rows = []
     for group in every:
         counts = [
-            str(len(group.samples)),
+            str(len(group.processes)),
             str(len(group.seeds)),
             f"{group.columns:,}",
         ]

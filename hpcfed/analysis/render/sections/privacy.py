@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 from statistics import fmean
 
-from hpcfed.analysis.choices import Choice
+from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label
@@ -86,7 +86,7 @@ def _lines(
     """
     known = [one for one in members if isfinite(judged.estimate(one).centre)]
     beside = _without_noise(known)
-    found: dict[Choice, list[Group]] = defaultdict(list)
+    found: dict[Combination, list[Group]] = defaultdict(list)
     for group in sorted(filter(_is_private, known), key=_epsilon):
         found[_line(group)].append(group)
     kinds = {str(choice["privacy"]) for choice in found}
@@ -110,22 +110,22 @@ def _epsilon(group: Group) -> float:
     return run_epsilon(group).centre
 
 
-def _without_noise(every: Sequence[Group]) -> dict[Choice, Group]:
+def _without_noise(every: Sequence[Group]) -> dict[Combination, Group]:
     """Return points without privacy, by what they have in common with private ones."""
-    found: dict[Choice, Group] = {}
+    found: dict[Combination, Group] = {}
     for group in every:
         if not _is_private(group):
             found.setdefault(_otherwise(group), group)
     return found
 
 
-def _line(group: Group) -> Choice:
+def _line(group: Group) -> Combination:
     """Return what points on one line have in common: central noise is not local."""
     others = [name for name in NOISE if name != "privacy"]
     return group.options.without(*others)
 
 
-def _otherwise(group: Group) -> Choice:
+def _otherwise(group: Group) -> Combination:
     return group.options.without(*NOISE)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from hpcfed.analysis.choices import SIZES, Choice
+from hpcfed.analysis.choices import SIZES, Combination
 from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label, option_text
@@ -106,17 +106,19 @@ def ticks(lines: Sequence[Line]) -> list[float]:
     return sorted({x for line in lines for x in line.x})
 
 
-def by_key_and_ranks(every: Sequence[Group]) -> dict[tuple[Choice, int], list[Group]]:
+def by_key_and_ranks(
+    every: Sequence[Group],
+) -> dict[tuple[Combination, int], list[Group]]:
     """Put groups together that differ in clients alone."""
-    families: dict[tuple[Choice, int], list[Group]] = defaultdict(list)
+    families: dict[tuple[Combination, int], list[Group]] = defaultdict(list)
     for group in every:
         families[group.key, group.ranks].append(group)
     return families
 
 
-def by_key(every: Sequence[Group]) -> dict[Choice, list[Group]]:
+def by_key(every: Sequence[Group]) -> dict[Combination, list[Group]]:
     """Put groups together that differ in clients and ranks alone, by these."""
-    families: dict[Choice, list[Group]] = defaultdict(list)
+    families: dict[Combination, list[Group]] = defaultdict(list)
     by_size = sorted(every, key=lambda group: (group.ranks, group.clients))
     for group in by_size:
         families[group.key].append(group)

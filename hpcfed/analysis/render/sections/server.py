@@ -59,12 +59,12 @@ def _phases(members: Sequence[Group]) -> list[str]:
 
 def _phase_seconds(group: Group, phase: str) -> float:
     """Return seconds of a phase over all times that the server's model was trained, for
-    all seeds of a sample; the mean over samples.
+    all seeds of a process; the mean over processes.
     """
     totals = []
-    for sample in group.samples:
+    for process in group.processes:
         total = 0.0
-        for run in sample.runs:
+        for run in process.runs:
             for learning in run.learnings:
                 total += learning.seconds.get(phase, 0.0)
         totals.append(total)
@@ -77,7 +77,7 @@ def _network_rows(group: Group, phases: Sequence[str]) -> list[list[str]]:
     last = group.first.learnings[-1]
     seconds = sum(_phase_seconds(group, phase) for phase in phases)
     whole = fmean(
-        float(sample.runs[0].rounds["seconds"].sum()) for sample in group.samples
+        float(process.runs[0].rounds["seconds"].sum()) for process in group.processes
     )
     server_ranks = str(group.options.get("server_ranks", 0))
     name = label(group.key)

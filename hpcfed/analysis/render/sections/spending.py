@@ -37,7 +37,7 @@ READING = (
 
 
 @dataclass(frozen=True)
-class Spending:
+class Expense:
     """Something that a run spends, round by round."""
 
     name: str
@@ -61,7 +61,7 @@ def add_charts(
     section: Section,
     every: Sequence[Group],
     options: Sequence[Swept],
-    spending: Spending,
+    spending: Expense,
 ) -> None:
     """Draw what the task is judged by over what runs have spent, a few charts for each
     data set.
@@ -77,7 +77,7 @@ def add_charts(
 
 
 def climbs(
-    about: str, members: Sequence[Group], spending: Spending
+    about: str, members: Sequence[Group], spending: Expense
 ) -> Iterator[Drawing]:
     """Draw what members are judged by over what they have spent."""
     ends = [_end(group, spending) for group in members]
@@ -94,7 +94,7 @@ def climbs(
                 yield lines(title, some, x, Axis(judged.axis))
 
 
-def _end(group: Group, spending: Spending) -> float:
+def _end(group: Group, spending: Expense) -> float:
     """Return the most that a seed has spent in the end."""
     return max(float(np.nanmax(spending.of(run))) for run in group.seeds)
 
@@ -102,7 +102,7 @@ def _end(group: Group, spending: Spending) -> float:
 def climb_of(
     group: Group,
     judged: Measure,
-    spending: Spending,
+    spending: Expense,
     *,
     size: float,
     log: bool = False,

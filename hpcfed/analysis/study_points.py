@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from hpcfed.analysis.groups import Group, Sample, groups
+from hpcfed.analysis.groups import Group, Process, groups
 from hpcfed.analysis.outcomes import run_epsilon, run_virtual_seconds
 from hpcfed.analysis.render.console import bare_table, plain_text, say
 from hpcfed.analysis.scaling import Kind, Scaling, scalings
@@ -24,7 +24,7 @@ UNKNOWN = Estimate(nan)
 
 
 @dataclass(frozen=True)
-class PointFigures:
+class StudyPoint:
     """What was measured of one point, over all its repeats and seeds."""
 
     point: str
@@ -55,18 +55,18 @@ class PointFigures:
     """Privacy spent, mean of seeds; NaN where none was asked for."""
 
 
-def figures(study: StudyRecord) -> list[PointFigures]:
+def study_points(study: StudyRecord) -> list[StudyPoint]:
     """Return the figures of every point that has a finished trial, in the study's
     order.
     """
-    samples = []
+    processes = []
     for trial in study.trials:
         if _is_complete(trial):
-            samples.append(Sample(trial.runs, study.warmup, _point(trial)))
-    every = groups(samples)
+            processes.append(Process(trial.runs, study.warmup, _point(trial)))
+    every = groups(processes)
     found = scalings(every)
     made = [_of_point(group, found) for group in every]
-    order = [sample.source for sample in samples]
+    order = [process.source for process in processes]
     return sorted(made, key=lambda one: order.index(one.point))
 
 
@@ -79,19 +79,19 @@ def _point(trial: TrialRecord) -> str:
     return trial.name.rpartition("/")[0]
 
 
-def _of_point(group: Group, found: Sequence[Scaling]) -> PointFigures:
+def _of_point(group: Group, found: Sequence[Scaling]) -> StudyPoint:
     scaling = _scaling_of(group, found)
     speedup = efficiency = UNKNOWN
     if scaling is not None:
         place = scaling.ranks.index(group.ranks)
         speedup = scaling.speedup[place]
         efficiency = scaling.efficiency[place]
-    return PointFigures(
-        point=group.samples[0].source,
+    return StudyPoint(
+        point=group.processes[0].source,
         method=str(group.options["method"]),
         clients=group.clients,
         ranks=group.ranks,
-        repeats=len(group.samples),
+        repeats=len(group.processes),
         seconds_per_round=group.seconds,
         samples_per_second=group.samples_per_second,
         scaling=None if scaling is None else scaling.kind,
@@ -132,7 +132,7 @@ def summary(study: StudyRecord) -> dict[str, Any]:
         "trials": len(study.trials),
         "complete": len(study.trials) - len(unfinished),
         "unfinished": unfinished,
-        "points": [asdict(one) for one in figures(study)],
+        "points": [asdict(one) for one in study_points(study)],
     }
     told: dict[str, Any] = plain(content)
     return told
@@ -154,7 +154,7 @@ def show_study(study: StudyRecord, console: Console) -> None:
         "accuracy",
         "peak memory",
     ]
-    every = figures(study)
+    every = study_points(study)
     of_few = {
         "virtual time": [time_text(one.virtual_seconds) for one in every],
         "ε": [_unless_unknown(one.epsilon, ".3g") for one in every],
@@ -168,7 +168,7 @@ def show_study(study: StudyRecord, console: Console) -> None:
     say(console, "", f"the whole page: hpcfed report {folder}")
 
 
-def _cells(one: PointFigures) -> list[str]:
+def _cells(one: StudyPoint) -> list[str]:
     seconds = one.seconds_per_round
     interval = "unknown"
     if seconds.bounded:

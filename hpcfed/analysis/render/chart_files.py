@@ -16,7 +16,9 @@ WIDTHS = (1.0, 20.0)
 """Inches that a figure may be wide."""
 
 
-def check_figures(folder: Path | None, kinds: str | None, inches: float | None) -> None:
+def check_chart_files(
+    folder: Path | None, kinds: str | None, inches: float | None
+) -> None:
     """Refuse, before any run is read, what cannot be written."""
     if folder is None:
         for option, value in (("--format", kinds), ("--width", inches)):
@@ -43,7 +45,7 @@ def formats(kinds: str | None) -> list[str]:
     return list(dict.fromkeys(chosen)) or ["pdf"]
 
 
-def figure_files(
+def chart_files(
     sections: Sequence[Section], folder: Path, kinds: str | None, inches: float | None
 ) -> Iterator[tuple[Path, bytes]]:
     """Yield the path and content of every file."""
