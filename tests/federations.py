@@ -5,7 +5,6 @@ client by client.
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,12 +48,7 @@ def assembled(**values: Any) -> Setup:
 
 def trained_alone(s: Setup, row: Tensor, client: int, round: int) -> Tensor:
     """One client's row after its local training when it is trained alone."""
-    fed = s.federation
-    sgd = fed.recipe(round)
-    rows, _ = fed._descend(
-        "training", row[None], np.array([client]), sgd, round=round, columns=None
-    )
-    return rows[0]
+    return s.federation.train_alone(row, client, round)
 
 
 def initial(s: Setup) -> Weights:
@@ -83,7 +77,7 @@ def trained(
     key = randomness.client_keys(
         s.settings.config.seed, purpose, round, torch.tensor([client])
     )[0]
-    network = naive(network, s.federation._train_data, client, sgd, key)
+    network = naive(network, s.federation.train_data, client, sgd, key)
     return {name: tensor.detach() for name, tensor in network.named_parameters()}
 
 

@@ -268,17 +268,8 @@ class Naive:
         return clients, behind
 
     def trained(self, start: Tensor, client: int, round: int, phase: int) -> Tensor:
-        purpose = f"training, phase {phase}" if phase else "training"
-        rows, _ = self.fed._descend(
-            purpose,
-            start[None],
-            np.array([client]),
-            self.fed.recipe(round),
-            round=round,
-            columns=None,
-            pull=self.pull(start),
-        )
-        return rows[0]
+        pull = self.pull(start)
+        return self.fed.train_alone(start, client, round, phase=phase, pull=pull)
 
     def pull(self, start: Tensor) -> Pull | None:
         return None

@@ -318,7 +318,7 @@ def test_label_flip_changes_the_training_labels_of_attackers_alone() -> None:
         assembled(**options),
         assembled(attack="label-flip", attackers=2, **options),
     )
-    data, flip = plain.federation._train_data, poisoned.federation._train_data
+    data, flip = plain.federation.train_data, poisoned.federation.train_data
     assert data.sizes == flip.sizes
     for client, size in enumerate(data.sizes):
         own, other = data.index[client, :size], flip.index[client, :size]
@@ -327,7 +327,7 @@ def test_label_flip_changes_the_training_labels_of_attackers_alone() -> None:
         assert torch.equal(
             data.targets[own], 9 - flip.targets[other] if bad else flip.targets[other]
         )
-    one, two = plain.federation._test_data, poisoned.federation._test_data
+    one, two = plain.federation.test_data, poisoned.federation.test_data
     assert torch.equal(one.targets, two.targets) and torch.equal(one.inputs, two.inputs)
     assert np.array_equal(
         plain.dealt.partition.validation, poisoned.dealt.partition.validation

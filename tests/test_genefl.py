@@ -456,7 +456,7 @@ def test_clusters_do_not_depend_on_the_signs_of_singular_vectors(
 
 def test_a_basis_is_the_left_singular_vectors_of_features_by_samples() -> None:
     s = small("clustered-fedavg", clients=3)
-    fed, data = s.federation, s.federation._train_data
+    fed, data = s.federation, s.federation.train_data
     bases = fed.bases(5)
     assert bases.shape == (3, 64, 5)
     for client in range(3):
@@ -676,23 +676,14 @@ def fresh(s: Setup, client: int) -> Tensor:
 def trained(
     fed: Federation, row: Tensor, client: int, round: int, pull: Pull | None
 ) -> Tensor:
-    sgd = fed.recipe(round)
-    return fed._descend(
-        "training",
-        row[None],
-        np.array([client]),
-        sgd,
-        round=round,
-        columns=None,
-        pull=pull,
-    )[0][0]
+    return fed.train_alone(row, client, round, pull=pull)
 
 
 def naive_pull(
     s: Setup, fed: Federation, before: Tensor, cluster: Tensor, client: int
 ) -> Pull:
     opts, layout = s.settings.options, s.federation.layout
-    fisher = s.engine.fisher(before[None], fed._train_data, np.array([client]))[
+    fisher = s.engine.fisher(before[None], fed.train_data, np.array([client]))[
         0, : layout.num_parameters
     ]
     normal = (fisher - fisher.min()) / (fisher.max() - fisher.min())

@@ -92,8 +92,13 @@ def test_a_client_without_data_changes_nothing() -> None:
         assert log.cohort_size == len(cohort.clients) < 10
         expected = log.cohort_size * fed.layout.num_columns * 8
         assert log.bytes_up == log.bytes_down == expected
-        rows = fed._descend("training", before.w.expand(len(cohort.here), -1), cohort.here,
-                            fed.recipe(round, 2), round=round, columns=None)[0]  # fmt: skip
+        two_epochs = fed.recipe(round, 2)
+        rows = torch.stack(
+            [
+                fed.train_alone(before.w, client, round, recipe=two_epochs)
+                for client in cohort.here
+            ]
+        )
         step = before.omega[cohort.clients] @ (rows - before.w) / len(holders)
         torch.testing.assert_close(state.w, before.w + step, rtol=1e-9, atol=1e-12)
 
@@ -237,9 +242,9 @@ def test_augmented_training_is_another_training(method: str) -> None:
         fed = s.federation
         state = s.method.round(fed, s.method.init(fed), fed.sample(0))
         rows.append(s.method.personal(fed, state, np.arange(3)))
-        blank = fed._train_data.blank
+        blank = fed.train_data.blank
         assert blank is not None and float(blank) == pytest.approx(
-            float(fed._train_data.inputs.min()), abs=1e-6
+            float(fed.train_data.inputs.min()), abs=1e-6
         )
     assert not torch.allclose(rows[0], rows[1])
 

@@ -171,7 +171,7 @@ def test_a_sample_of_clients_is_judged_as_all_of_them_are(
 
 def right_answers(s: Setup, row: Tensor, client: int) -> float:
     """The share of right answers of one network on one client's test data."""
-    shard = s.federation._test_data
+    shard = s.federation.test_data
     network = build("mlp", shape=(1, 8, 8), classes=10, seed=0).double()
     vector_to_parameters(row, network.parameters())
     samples = shard.index[client, : shard.sizes[client]]

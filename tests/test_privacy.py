@@ -814,7 +814,7 @@ def within_clients(**values: Any) -> Setup:
 
 def dp_sgd_alone(s: Setup, client: int, round: int) -> Tensor:
     """One client's row after DP-SGD, sample by sample, as the paper's Algorithm 1."""
-    config, data = s.settings.config, s.federation._train_data
+    config, data = s.settings.config, s.federation.train_data
     network = build("mlp", shape=(1, 8, 8), classes=10, seed=config.seed).double()
     key = client_keys(config.seed, "training", round, torch.tensor([client]))
     noise_keys = child_keys(key, 3)
@@ -856,7 +856,7 @@ def test_a_sample_changes_a_step_by_two_norms_at_most() -> None:
         s = within_clients(
             sample_noise=0.0, epochs=1, batch_size=10_000, momentum=0.0, lr=1.0
         )
-        data = s.federation._train_data
+        data = s.federation.train_data
         data.inputs[data.index[0, 0]] = value
         cohort = s.federation.invite(0, np.array([0]))
         start = s.federation.download(s.federation.initial_row(), cohort)

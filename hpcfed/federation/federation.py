@@ -74,7 +74,7 @@ class Federation(LocalTraining[MethodOptions]):
         )
         self._server = server
         self._generated = generated
-        self._validation = validation
+        self.validation = validation
         self._aggregation = Aggregation(config, collectives)
 
     @property
@@ -404,7 +404,7 @@ class Federation(LocalTraining[MethodOptions]):
         # Where samples have no classes, all of them are alike.
         by_class = by_class and data.task == "classification"
         classes = data.classes if by_class else None
-        here = left_vectors(self._train_data, vectors, classes=classes)
+        here = left_vectors(self.train_data, vectors, classes=classes)
         # Every rank fills in its own clients; the sum over ranks has all of them.
         everyones = here.new_zeros(len(self.sizes), *here.shape[1:])
         everyones[on_device(self.clients, here.device)] = here
@@ -476,13 +476,13 @@ class Federation(LocalTraining[MethodOptions]):
 
     def _validated(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
         """Return the right answers of all uploads on the server's data."""
-        assert self._validation is not None
+        assert self.validation is not None
         stop = self._stops_at_divergence
         finite = exclusion.finite_members(rows, cohort, self._collectives, stop=stop)
         # To the engine the validation set is the data of client 0, and every row is
         # judged on it: rows stay on their ranks, and only counts travel.
         one_client = np.zeros(len(rows), np.int64)
-        score = self._engine.evaluate(rows, self._validation, one_client)
+        score = self._engine.evaluate(rows, self.validation, one_client)
         return scores_of(score, finite, cohort, self._collectives)
 
 

@@ -62,8 +62,8 @@ class LocalTraining(Participants[MethodOptions]):
             timer=timer,
             clock=clock,
         )
-        self._train_data = train_data
-        self._test_data = test_data
+        self.train_data = train_data
+        self.test_data = test_data
         self._engine = engine
         self._first_row = first_row
         self._costs: dict[bytes, int] = {}
@@ -104,10 +104,10 @@ class LocalTraining(Participants[MethodOptions]):
         self.clients = clients.on(self._collectives.world.role_rank)
         self._rank_of = clients.rank
         # The device may not hold both: the old data goes before the new data comes.
-        self._train_data = self._test_data = _EMPTY
+        self.train_data = self.test_data = _EMPTY
         self._engine.forget()
-        self._train_data = shards("train", self.clients)
-        self._test_data = shards("test", self.clients)
+        self.train_data = shards("train", self.clients)
+        self.test_data = shards("test", self.clients)
 
     def recipe(self, round: int, epochs: int | None = None) -> Recipe:
         """Return how clients train in a round by the run's options; a method may replace
@@ -272,15 +272,40 @@ class LocalTraining(Participants[MethodOptions]):
             )
             return rows
 
+    def train_alone(
+        self,
+        row: Tensor,
+        client: int,
+        round: int,
+        *,
+        recipe: Recipe | None = None,
+        phase: int = 0,
+        pull: Pull | None = None,
+    ) -> Tensor:
+        """Return the row of one client of this rank, by position, after the local training
+        of a round, with the random numbers that it draws in `train`: what a naive loop
+        over clients compares a round with.
+        """
+        rows, _ = self._descend(
+            _purpose("training", phase),
+            row[None],
+            np.array([client]),
+            recipe or self.recipe(round),
+            round=round,
+            columns=None,
+            pull=pull,
+        )
+        return rows[0]
+
     def fisher(self, rows: Tensor, cohort: Cohort) -> Tensor:
         """Return the diagonal of the Fisher information of the cohort's rows on their
         own training data.
         """
         with self._timer.phase("train"):
             # A pass forward and one back for every sample, as in a step that trains all.
-            samples = int(self._train_data.samples[cohort.here].sum())
+            samples = int(self.train_data.samples[cohort.here].sum())
             cohort.log.train_flops += FLOPS * samples * self._engine.cost.training
-            return self._engine.fisher(rows, self._train_data, cohort.here)
+            return self._engine.fisher(rows, self.train_data, cohort.here)
 
     def evaluate(
         self, rows: Tensor, clients: np.ndarray, wanted: Wanted = NOTHING
@@ -289,7 +314,7 @@ class LocalTraining(Participants[MethodOptions]):
         that metrics need.
         """
         with self._timer.phase("evaluate"):
-            return self._engine.evaluate(rows, self._test_data, clients, wanted)
+            return self._engine.evaluate(rows, self.test_data, clients, wanted)
 
     def agreement(self, rows: Tensor, others: Tensor, clients: np.ndarray) -> Tensor:
         """Return on which share of its test samples each client's two rows give the same
@@ -303,7 +328,7 @@ class LocalTraining(Participants[MethodOptions]):
                 self._engine,
                 rows,
                 others,
-                self._test_data,
+                self.test_data,
                 clients,
                 classes=data.classes,
             )
@@ -347,7 +372,7 @@ class LocalTraining(Participants[MethodOptions]):
         keys = randomness.client_keys(self.config.seed, purpose, round, ids)
         job = TrainingJob(
             rows,
-            self._train_data,
+            self.train_data,
             clients,
             recipe,
             keys=keys,
