@@ -24,7 +24,7 @@ from hpcfed.methods import fedasync, fedbuff
 from hpcfed.methods._asynchronous import Received, Wave
 from hpcfed.methods._timetable import Idle, Pace, Timetable, Training, waves
 from hpcfed.options import check
-from hpcfed.options.chain import chain_line
+from hpcfed.options.channel import channel_line
 from hpcfed.runtime.launcher import Launch
 from tests.federations import assembled, rounds
 
@@ -211,7 +211,7 @@ class Naive:
         self.now, self.version, self.lost = 0.0, 0, 0
         self.waiting: list[tuple[int, Tensor]] = []
         self.events: list[tuple[float, int, int, bool, Tensor]] = []
-        devices = fed.way.devices
+        devices = fed.channel.devices
         assert devices is not None
         ids = np.arange(len(fed.sizes))
         steps = -(-fed.sizes // fed.config.batch_size) * fed.config.epochs
@@ -482,7 +482,7 @@ def test_a_timetable_of_another_run_is_refused() -> None:
 def test_the_chain_says_that_nobody_is_waited_for() -> None:
     words = ["--method=fedbuff", "--attack=ipm", "--dropout-rate=0.1"]
     settings = parse_run(words)
-    assert chain_line(settings.config, settings.options) == (
+    assert channel_line(settings.config, settings.options) == (
         "attack: ipm by 4 attackers → arrive: each at its own pace, 10% lost → "
         "aggregate: by staleness"
     )
@@ -512,7 +512,7 @@ def test_packed_uploads_arrive_earlier() -> None:
         upload = one.times["upload"].sum() / other.times["upload"].sum()
         assert upload == pytest.approx(share)
     assert packed[1].virtual_seconds < dense[1].virtual_seconds
-    residual = s.federation.way.memory.rows["residual-0"]
+    residual = s.federation.channel.memory.rows["residual-0"]
     sent = np.concatenate([log.times["client"] for log in packed])
     left = residual.abs().sum(1).numpy() > 0
     assert np.flatnonzero(left).tolist() == np.unique(sent).tolist()

@@ -802,7 +802,7 @@ def test_a_resumed_clock_is_the_uninterrupted_one(tmp_path: Path) -> None:
 def test_a_checkpoints_time_is_checked() -> None:
     s = assembled(devices="lognormal")
     for wrong in (-1.0, np.nan, np.inf):
-        s.federation.way.memory.keep("clock", torch.tensor([wrong, 0.0]).double())
+        s.federation.channel.memory.keep("clock", torch.tensor([wrong, 0.0]).double())
         with pytest.raises(UserError, match="clock holds numbers that cannot be"):
             s.federation.sample(0)
 

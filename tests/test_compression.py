@@ -293,7 +293,7 @@ def test_error_feedback_loses_nothing(kind: str) -> None:
         received[cohort.here] += fed.upload(rows, cohort) - start
         sent[cohort.here] += rows - start
         assert torch.equal(rows, before), "a client keeps what it trained"
-    left = fed.way.memory.rows["residual-0"]
+    left = fed.channel.memory.rows["residual-0"]
     assert left.norm() > 1
     torch.testing.assert_close(received + left, sent, rtol=0, atol=1e-12)
 
@@ -305,7 +305,7 @@ def test_ef21_is_its_algorithm(kind: str) -> None:
     """
     s = assembled(compress=kind, ef21=True, participation=0.6, **PACKED)
     fed = s.federation
-    [stage] = fed.way.stages
+    [stage] = fed.channel.stages
     width = len(fed.initial_row())
     estimates = torch.zeros(5, width, dtype=torch.float64)
     columns = stage.compressor.warm_columns(width)
@@ -333,8 +333,8 @@ def test_ef21_is_its_algorithm(kind: str) -> None:
         torch.testing.assert_close(mean, by_hand, rtol=1e-12, atol=1e-12)
         left.append((wanted - estimates).norm(dim=1))
     assert (left[-1] < left[0]).all()
-    assert "residual-0" not in fed.way.memory.rows
-    kept = fed.way.memory.rows["estimate-0"]
+    assert "residual-0" not in fed.channel.memory.rows
+    kept = fed.channel.memory.rows["estimate-0"]
     torch.testing.assert_close(kept, estimates, rtol=1e-12, atol=1e-12)
 
 
@@ -348,12 +348,12 @@ def test_ef21_bears_clients_that_diverge_and_columns_that_stay() -> None:
         start = fed.download(fed.initial_row(), cohort)
         rows = start + drawn(5, width, dtype=torch.float64)
         if round:
-            before = fed.way.memory.rows["estimate-0"].clone()
+            before = fed.channel.memory.rows["estimate-0"].clone()
             rows[:, 20:] = torch.nan
             rows[2, 3] = torch.nan
         sent = Sent(torch.tensor([groups]).expand(5, 2), group_of)
         arrived = fed.upload(rows, cohort, sent) - start
-    after = fed.way.memory.rows["estimate-0"]
+    after = fed.channel.memory.rows["estimate-0"]
     assert torch.equal(after[:, 20:], before[:, 20:])
     assert torch.equal(after[2], before[2]) and arrived[2].isnan().any()
     sound = [0, 1, 3, 4]
@@ -369,7 +369,7 @@ def test_without_feedback_nothing_is_kept() -> None:
         cohort = fed.sample(0)
         start = fed.download(fed.initial_row(), cohort)
         fed.upload(start + 1, cohort)
-        assert "residual-0" not in fed.way.memory.rows
+        assert "residual-0" not in fed.channel.memory.rows
 
 
 def test_columns_that_are_not_sent_keep_their_residual() -> None:
@@ -386,8 +386,8 @@ def test_columns_that_are_not_sent_keep_their_residual() -> None:
         sent = Sent(torch.tensor([groups]).expand(5, 2), group_of)
         arrived = fed.upload(rows, cohort, sent) - start
         if not round:
-            left = fed.way.memory.rows["residual-0"].clone()
-    assert torch.equal(fed.way.memory.rows["residual-0"][:, 20:], left[:, 20:])
+            left = fed.channel.memory.rows["residual-0"].clone()
+    assert torch.equal(fed.channel.memory.rows["residual-0"][:, 20:], left[:, 20:])
     # A tenth of 20 columns: 16 bytes of values, and 3 of bits.
     assert (arrived != 0).sum(1).tolist() == [2] * 5
     assert int(cohort.log.bytes_up_here) == 5 * (16 + 3)
@@ -400,13 +400,13 @@ def test_a_client_that_diverged_is_left_out_and_keeps_its_residual(kind: str) ->
         cohort = fed.sample(round)
         start = fed.download(fed.initial_row(), cohort)
         rows = start + drawn(5, start.shape[1], dtype=torch.float64)
-        before = {name: kept.clone() for name, kept in fed.way.memory.rows.items()}
+        before = {name: kept.clone() for name, kept in fed.channel.memory.rows.items()}
         rows[2, 7] = torch.nan if round else rows[2, 7]
         arrived = fed.upload(rows, cohort)
     row = fed.mean(arrived, cohort)
     assert row.isfinite().all()
     assert cohort.log.excluded == {2}
-    for name, kept in fed.way.memory.rows.items():
+    for name, kept in fed.channel.memory.rows.items():
         assert torch.equal(kept[2], before[name][2])
         assert not torch.equal(kept[1], before[name][1])
 
@@ -532,7 +532,7 @@ def test_scaffold_has_memories_for_rows_and_for_variates() -> None:
         method="scaffold", compress="topk", compress_down="topk", **PACKED
     )
     list(rounds(setup, 3))
-    memory = setup.federation.way.memory
+    memory = setup.federation.channel.memory
     assert {"residual-0", "residual-1"} == memory.rows.keys()
     assert {"reference-0", "reference-1"} <= memory.shared.keys()
 
@@ -585,15 +585,15 @@ def test_a_packed_upload_takes_its_time(kind: str) -> None:
     logs: list[RoundLog] = []
     list(rounds(setup, 1, logs))
     row = setup.federation.initial_row()
-    assert setup.federation.way.upload_bytes is not None
-    each = setup.federation.way.upload_bytes(row)
+    assert setup.federation.channel.upload_bytes is not None
+    each = setup.federation.channel.upload_bytes(row)
     assert logs[0].bytes_up == 5 * each
     assert logs[0].virtual_seconds == pytest.approx(each / 10, rel=1e-6)
 
 
 def test_nothing_is_packed_unless_asked_for() -> None:
-    way = assembled(clients=2).federation.way
-    assert way.stages == () and way.packing is None
+    channel = assembled(clients=2).federation.channel
+    assert channel.stages == () and channel.packing is None
 
 
 REFUSED = {

@@ -15,17 +15,17 @@ from hpcfed import cli, methods
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import go
-from hpcfed.federation.channel.accountant import Accountant
-from hpcfed.federation.channel.channel import Memory, Upload
+from hpcfed.federation.channel.accountant import Accountant, guarantee
+from hpcfed.federation.channel.channel import Upload
 from hpcfed.federation.channel.clipping import ClipNorm, Clipping, QuantileStep
-from hpcfed.federation.channel.guarantee import guarantee
+from hpcfed.federation.channel.memory import Memory
 from hpcfed.federation.channel.noise import CentralNoise, LocalNoise
 from hpcfed.federation.channel.privacy import noise_beside_count
 from hpcfed.federation.cohort import Cohort
 from hpcfed.models.networks import build
 from hpcfed.options import RunConfig, check_privacy
 from hpcfed.options.attacks import ATTACKS
-from hpcfed.options.chain import chain
+from hpcfed.options.channel import channel_parts
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.randomness import child_keys, client_keys, generator, normal
 from tests.federations import assembled, usual
@@ -84,7 +84,7 @@ def test_noise_is_scaled_to_the_cohort_as_pfl_research_does() -> None:
         noise_cohort=1000,
         clip_norm=0.4,
     )
-    noise = s.federation.way.after_mean
+    noise = s.federation.channel.after_mean
     expected = PFL_NOISE * (50 / 1000) / 50
     assert noise.deviation == pytest.approx(expected, rel=1e-12)
 
@@ -464,7 +464,7 @@ def test_the_norm_follows_its_quantile() -> None:
         noise = generator(0, "clip count noise", 0).standard_normal()
         # σ_b is z = 0.5 here, more than 6 / 20: by the cohort 0.5 / 6.
         expected = norm * math.exp(-0.5 * (share + noise * 0.5 / 6 - 0.3))
-        kept = s.federation.way.memory.shared["clip_norm"]
+        kept = s.federation.channel.memory.shared["clip_norm"]
         assert float(kept) == pytest.approx(expected, rel=1e-9)
         assert float(cohort.log.clip_norm) == norm, "the norm that this round had"
 
@@ -478,7 +478,7 @@ def test_clients_without_data_never_count_for_the_norm() -> None:
         cohort = s.federation.invite(0, np.array(drawn, np.int64))
         assert not len(cohort.clients)
         after_round(s, cohort)
-        norms.append(float(s.federation.way.memory.shared["clip_norm"]))
+        norms.append(float(s.federation.channel.memory.shared["clip_norm"]))
     assert norms[0] == norms[1]
 
 
@@ -497,9 +497,9 @@ def test_no_noise_is_clipping_alone(privacy: str, quantile: float | None) -> Non
     torch.testing.assert_close(found, w + clipped.mean(0), rtol=1e-12, atol=1e-14)
     assert math.isnan(cohort.log.epsilon) and float(cohort.log.clip_norm) == 0.05
     assert guarantee(s.settings.config).startswith("no ε holds")
-    assert not any("noise" in link for link in chain(s.settings.config))
+    assert not any("noise" in link for link in channel_parts(s.settings.config))
     if quantile is not None:
-        kept = float(fed.way.memory.shared["clip_norm"])
+        kept = float(fed.channel.memory.shared["clip_norm"])
         assert kept == pytest.approx(0.05 * math.exp(-0.2 * (0 - 0.5)), rel=1e-12)
 
 
@@ -669,10 +669,13 @@ def test_the_chain_and_the_guarantee_say_what_privacy_is_for() -> None:
     config = RunConfig(
         privacy="local", noise_multiplier=8.0, clip_norm=0.5, rounds=3, accountant="rdp"
     )
-    assert chain(config)[:2] == ["clip: norm 0.5", "noise: by each client, z = 8.0"]
+    assert channel_parts(config)[:2] == [
+        "clip: norm 0.5",
+        "noise: by each client, z = 8.0",
+    ]
     assert "other data of the client; every round in which" in guarantee(config)
     config = RunConfig(privacy="central", target_epsilon=3.0, clip_quantile=0.5)
-    assert chain(config) == [
+    assert channel_parts(config) == [
         "clip: quantile 0.5 of norms, 1 at first",
         "aggregate: mean",
         "noise: on the mean, for ε = 3",
@@ -756,9 +759,9 @@ def test_unpacked_updates_are_no_longer_than_the_norm(compress: str) -> None:
 
 def test_local_noise_hides_updates_before_they_are_packed() -> None:
     s = private(privacy="local", compress="randomk", keep=0.1, feedback=False)
-    names = [type(stage).__name__ for stage in s.federation.way.stages]
+    names = [type(stage).__name__ for stage in s.federation.channel.stages]
     assert names == ["Clipping", "LocalNoise", "UploadCompression"]
-    assert [link.partition(":")[0] for link in chain(s.settings.config)] == [
+    assert [link.partition(":")[0] for link in channel_parts(s.settings.config)] == [
         "clip",
         "noise",
         "compress",

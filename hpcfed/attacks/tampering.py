@@ -1,4 +1,4 @@
-"""What happens to uploads on the way: attackers' forgeries take the place of their rows.
+"""What attackers do to uploads: their forgeries take the place of their rows.
 
 Attacks that copy or mirror benign clients need one in the round: where all that were
 sampled are attackers, they upload what they trained, and the run says so once. The

@@ -29,6 +29,6 @@ def command(arguments: list[str]) -> None:
     if settings.config.target_epsilon is not None:
         remark("looking for the noise; many rounds or little noise take some seconds")
     # Late: the accountant's library takes a second to load.
-    from hpcfed.federation.channel.guarantee import guarantee
+    from hpcfed.federation.channel.accountant import guarantee
 
     print(guarantee(settings.config))

@@ -33,8 +33,8 @@ from hpcfed.experiment.materials import (
     validates,
 )
 from hpcfed.experiment.serving import open_transport
-from hpcfed.federation.channel.build import build_way
-from hpcfed.federation.channel.channel import Way
+from hpcfed.federation.channel.build import build_channel
+from hpcfed.federation.channel.channel import Channel
 from hpcfed.federation.federation import Federation
 from hpcfed.federation.training import Shards
 from hpcfed.methods import Method
@@ -230,7 +230,7 @@ def _setup(
         test_data: Shard,
         engine: RowEngine,
         *,
-        way: Way | None = None,
+        channel: Channel | None = None,
     ) -> Federation:
         return Federation(
             config,
@@ -245,11 +245,11 @@ def _setup(
             server=server,
             generated=columns,
             validation=validation,
-            way=way,
+            channel=channel,
         )
 
     forgery = tampering(config, material.dealt.attackers, collectives)
-    way = build_way(
+    channel = build_channel(
         settings,
         clients=material.clients,
         layout=engine.layout,
@@ -257,15 +257,15 @@ def _setup(
         attack=forgery,
     )
     trains: RowEngine = engine
-    if way.spending is not None and config.sample_noise is not None:
+    if channel.spending is not None and config.sample_noise is not None:
         trains = PrivateSteps(
             engine,
             material.network,
             clip=config.sample_clip,
             multiplier=config.sample_noise,
-            count=way.spending.add,
+            count=channel.spending.add,
         )
-    fed = federation(material.clients, train_data, test_data, trains, way=way)
+    fed = federation(material.clients, train_data, test_data, trains, channel=channel)
     newcomers = None
     if material.newcomers is not None:
         train_data, test_data = more

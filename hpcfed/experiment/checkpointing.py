@@ -1,7 +1,7 @@
 """Writing checkpoints: when one is due, what is in it, and that all ranks agree on it.
 
 Random numbers are keyed by round and client, so a checkpoint holds the method's state,
-what the way to the server keeps, the server's state and the results, and nothing else.
+what the channel keeps, the server's state and the results, and nothing else.
 Rows are stored with the ids of their clients: any number of ranks can go on.
 """
 
@@ -29,8 +29,10 @@ LAST_BYTES = 64 * 2**20
 """The most bytes of states, of all ranks, for which a complete run keeps a checkpoint
 that nobody has asked for.
 """
-WAY = "way-"
-"""What names of the way's tensors begin with: no field of a state can be called so."""
+CHANNEL = "way-"
+"""What names of the channel's tensors begin with in every version of the files. No
+field of a state can be called so.
+"""
 
 
 class Checkpointer:
@@ -116,7 +118,7 @@ class Checkpointer:
         config = setup.settings.config
         if setup.settings.options.has_server or not config.checkpoint_minutes:
             return False
-        memory = setup.federation.way.memory
+        memory = setup.federation.channel.memory
         kept = [*memory.rows.values(), *memory.shared.values()]
         for field in fields(state):
             kept.append(getattr(state, field.name))
@@ -244,12 +246,12 @@ def _write_state(
             written.append(checkpoints.write(there, name, array))
         elif is_root:
             written.append(checkpoints.write(there, f"common.{field.name}", array))
-    memory = setup.federation.way.memory
+    memory = setup.federation.channel.memory
     for name, tensor in memory.rows.items():
-        name = f"worker-{rank}.{WAY}{name}"
+        name = f"worker-{rank}.{CHANNEL}{name}"
         written.append(checkpoints.write(there, name, as_array(tensor)))
     for name, tensor in memory.shared.items() if is_root else ():
-        name = f"common.{WAY}{name}"
+        name = f"common.{CHANNEL}{name}"
         written.append(checkpoints.write(there, name, as_array(tensor)))
     return written
 
@@ -291,8 +293,8 @@ def check_shared(setup: Setup, state: Any) -> None:
     for field in fields(state):
         if not field.metadata.keys() & {"fixed", "owned"}:
             shared[field.name] = as_array(getattr(state, field.name))
-    for name, tensor in setup.federation.way.memory.shared.items():
-        shared[f"{WAY}{name}"] = as_array(tensor)
+    for name, tensor in setup.federation.channel.memory.shared.items():
+        shared[f"{CHANNEL}{name}"] = as_array(tensor)
     for name, array in shared.items():
         # Digests travel first: arrays are as large as a model.
         content = np.ascontiguousarray(array).data

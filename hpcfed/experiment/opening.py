@@ -9,10 +9,10 @@ from hpcfed.clients.placement import Clients
 from hpcfed.data.brought import is_brought
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup
-from hpcfed.federation.channel.guarantee import guarantee
+from hpcfed.federation.channel.accountant import guarantee
 from hpcfed.models.hugging_face import is_hugging_face
 from hpcfed.models.layout import Layout
-from hpcfed.options.chain import chain
+from hpcfed.options.channel import channel_parts
 from hpcfed.options.compression import packing
 from hpcfed.options.declare import Choice
 
@@ -38,10 +38,10 @@ def opening_lines(setup: Setup) -> Iterator[str]:
     layout = setup.federation.layout
     yield from setup.settings.options.remarks(layout, config.network())
     yield from _arithmetic(setup)
-    links = chain(config, setup.settings.options)
-    if len(links) > 1:
+    parts = channel_parts(config, setup.settings.options)
+    if len(parts) > 1:
         # Every upload is aggregated: that alone says nothing.
-        yield f"uploads: {' → '.join(links)}"
+        yield f"uploads: {' → '.join(parts)}"
     if config.compress_down != "none":
         yield f"downloads: compress: {packing(config.compress_down, config)}"
     if config.sample_noise is not None:

@@ -107,7 +107,7 @@ def relocate(setup: Setup, state: Any, rank: np.ndarray) -> Any:
             tensor = getattr(state, field.name)
             relocated = setup.collectives.relocate(tensor, before.rank, rank)
             rows[field.name] = relocated
-    memory = setup.federation.way.memory
+    memory = setup.federation.channel.memory
     # Ranks must ask for each other's rows in one order.
     for name in sorted(memory.rows):
         tensor = memory.rows[name]

@@ -18,11 +18,10 @@ from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import AfterTraining, Evaluation
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.tracking import Tracking
-from hpcfed.federation.channel.accountant import noise_multiplier_of
-from hpcfed.federation.channel.guarantee import guarantee
+from hpcfed.federation.channel.accountant import guarantee, noise_multiplier_of
 from hpcfed.federation.log import OnTrained, RoundLog
 from hpcfed.options import RunConfig
-from hpcfed.options.chain import chain_line
+from hpcfed.options.channel import channel_line
 from hpcfed.results import series
 from hpcfed.results.results import ResultsWriter
 from hpcfed.results.server import ServerSize
@@ -242,7 +241,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "validation_samples": len(setup.dealt.partition.validation),
             "leaked_samples": setup.dealt.supplement.leaked,
             "data": setup.data,
-            "uploads": chain_line(config, setup.settings.options),
+            "uploads": channel_line(config, setup.settings.options),
             **_privacy(config),
             # Older files are all of classification.
             **({} if task == "classification" else {"task": task}),
@@ -314,7 +313,7 @@ def _client_facts(setup: Setup) -> dict[str, np.ndarray]:
     if config.attack != "none":
         malicious = np.isin(np.arange(config.clients), dealt.attackers)
         facts["attacker"] = malicious.astype(np.int64)
-    devices = setup.federation.way.devices
+    devices = setup.federation.channel.devices
     if devices is not None:
         for name in ("speed", "downlink", "uplink"):
             facts[name] = getattr(devices, name)

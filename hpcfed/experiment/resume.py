@@ -12,7 +12,7 @@ import torch
 
 from hpcfed.errors import UserError, count, no_checkpoint
 from hpcfed.experiment.assemble import Setup
-from hpcfed.experiment.checkpointing import WAY, as_array
+from hpcfed.experiment.checkpointing import CHANNEL, as_array
 from hpcfed.experiment.evaluate import is_due
 from hpcfed.results import checkpoints
 from hpcfed.results.checkpoints import Checkpoint
@@ -160,16 +160,18 @@ def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
 def _remember(
     setup: Setup, checkpoint: Checkpoint, holders: dict[str, np.ndarray]
 ) -> None:
-    """Read back what the way to the server has kept.
+    """Read back what the channel has kept.
 
     Its parts ask for it by name and kind, and refuse what is none of theirs.
     """
-    memory, clients = setup.federation.way.memory, setup.federation.clients
-    for name in checkpoint.names(f"common.{WAY}"):
-        memory.shared[name.removeprefix(f"common.{WAY}")] = _numbers(checkpoint, name)
+    memory, clients = setup.federation.channel.memory, setup.federation.clients
+    for name in checkpoint.names(f"common.{CHANNEL}"):
+        memory.shared[name.removeprefix(f"common.{CHANNEL}")] = _numbers(
+            checkpoint, name
+        )
     first = min(holders)
-    for name in checkpoint.names(f"{first}.{WAY}"):
-        kept = name.removeprefix(f"{first}.{WAY}")
+    for name in checkpoint.names(f"{first}.{CHANNEL}"):
+        kept = name.removeprefix(f"{first}.{CHANNEL}")
         memory.rows[kept] = _entries(checkpoint, kept, holders, clients)
 
 
@@ -182,7 +184,7 @@ def _entries(
     """Return the entries of this rank's clients, whichever ranks had them."""
     found: torch.Tensor | None = None
     for rank, theirs in holders.items():
-        name = f"{rank}.{WAY}{kept}"
+        name = f"{rank}.{CHANNEL}{kept}"
         entries = _numbers(checkpoint, name)
         if found is None:
             found = entries.new_empty(len(clients), *entries.shape[1:])

@@ -19,7 +19,7 @@ from hpcfed.server.transport import Colocated, Remote, Transport, check_world, s
 def open_transport(
     settings: Sequence[Settings], layout: Layout, world: World
 ) -> Transport | None:
-    """Open the way to the server's model, where the method has one; stacked seeds share
+    """Open the connection to the server's model, where the method has one; stacked seeds share
     it.
     """
     options = server_options(settings[0])
@@ -29,7 +29,7 @@ def open_transport(
         return Remote(world)
     widths = generated(layout, options).widths
     seeds = [one.config.seed for one in settings]
-    # Each seed counts itself what it sends this way. So the transport has collectives
+    # Each seed counts itself what it sends. So the transport has collectives
     # of its own, whose count nobody reads.
     return Colocated(widths, options, Collectives(world), seeds=seeds)
 

@@ -19,7 +19,7 @@ from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
 from hpcfed.federation import exclusion
 from hpcfed.federation.aggregation import Aggregation, cluster_means, with_groups
-from hpcfed.federation.channel.channel import Download, Upload, Way
+from hpcfed.federation.channel.channel import Channel, Download, Upload
 from hpcfed.federation.clustering import left_vectors
 from hpcfed.federation.cohort import Cohort, Sent, member_rows, shares, update_norms
 from hpcfed.federation.log import Downloaded, RoundLog
@@ -53,20 +53,20 @@ class Federation(LocalTraining[MethodOptions]):
         server: ServerClient | None = None,
         generated: Tensor | None = None,
         validation: Shard | None = None,
-        way: Way | None = None,
+        channel: Channel | None = None,
     ) -> None:
         """`generated` are the positions of the columns that the server's model is
         about. `validation` is the server's own data, the whole of it on every rank, as
-        the data of one client. `way` is what lies between clients and the server.
+        the data of one client. `channel` is what lies between clients and the server.
         """
-        self.way = way or Way()
+        self.channel = channel or Channel()
         super().__init__(
             config,
             options,
             clients=clients,
             collectives=collectives,
             timer=timer,
-            clock=self.way.clock,
+            clock=self.channel.clock,
             train_data=train_data,
             test_data=test_data,
             engine=engine,
@@ -104,8 +104,8 @@ class Federation(LocalTraining[MethodOptions]):
             receivers = self.num_holders if everyone else self._num_sending(cohort)
             size = receivers * row.shape[-1] * row.element_size()
             download = Download(row, cohort, everyone, log.downloads, size)
-            if self.way.packing is not None:
-                download = self.way.packing(download)
+            if self.channel.packing is not None:
+                download = self.channel.packing(download)
             log.downloads += 1
             if not beside:
                 log.sent_row = row if row.dim() == 1 else None
@@ -116,7 +116,7 @@ class Federation(LocalTraining[MethodOptions]):
                 log.clock.download(cohort.clients, each, dense)
             # A view: the server's row is in memory once.
             rows = download.rows.expand(len(cohort.here), -1)
-            servers = None if self.way.packing is None else row
+            servers = None if self.channel.packing is None else row
             log.downloaded[beside] = Downloaded(rows, servers)
             return rows
 
@@ -145,7 +145,7 @@ class Federation(LocalTraining[MethodOptions]):
             self._refuse_if_private("uploads more than rows")
         size: Tensor | int | None = None
         start = _start(rows, log, columns, beside)
-        if self.way.stages:
+        if self.channel.stages:
             received = self._pass_stages(rows, cohort, sent, start)
             rows, size = received.rows, received.size
         log.uploads += 1
@@ -155,7 +155,7 @@ class Federation(LocalTraining[MethodOptions]):
                 if not beside:
                     log.update_norms = update_norms(start.received, rows, sent)
                 rows = _from_servers(rows, start)
-            if not self.way.stages:
+            if not self.channel.stages:
                 # It may be a row for each member; only stages need it again.
                 log.downloaded.pop(beside, None)
         if self._is_private:
@@ -184,7 +184,7 @@ class Federation(LocalTraining[MethodOptions]):
         begun = rows.new_zeros(rows.shape[1]) if start is None else start.received
         begun = begun.expand(len(rows), -1)
         upload = Upload(rows, begun, cohort, sent, cohort.log.uploads)
-        for stage in self.way.stages:
+        for stage in self.channel.stages:
             with self._timer.phase(stage.phase):
                 upload = stage(upload)
         return upload
@@ -258,8 +258,8 @@ class Federation(LocalTraining[MethodOptions]):
         it has not done so yet.
         """
         clock, log = self._clock, cohort.log
-        if self.way.spending is not None:
-            log.epsilon = self.way.spending.epsilon()
+        if self.channel.spending is not None:
+            log.epsilon = self.channel.spending.epsilon()
         if clock is None or log.arrived is not None:
             return
         log.arrived = np.empty(0, np.int64)
@@ -290,7 +290,7 @@ class Federation(LocalTraining[MethodOptions]):
         """Return whether the server gets anything to step by in this round: updates of
         clients with data, or the noise that hides whether there were any.
         """
-        return cohort.log.cohort_size > 0 or self.way.after_mean is not None
+        return cohort.log.cohort_size > 0 or self.channel.after_mean is not None
 
     def select(self, rows: Tensor, cohort: Cohort, count: int) -> tuple[Tensor, Cohort]:
         """Return the uploads that do best on the server's validation set, and the
@@ -325,8 +325,8 @@ class Federation(LocalTraining[MethodOptions]):
             # would cost a pass over them.
             if not is_plain or not bool(torch.isfinite(row).all()):
                 row, cohort = self._mean_of_finite(rows, cohort)
-            if self.way.after_mean is not None:
-                row = self.way.after_mean(row, self._in_time(cohort))
+            if self.channel.after_mean is not None:
+                row = self.channel.after_mean(row, self._in_time(cohort))
             return row
 
     def _mean_of_finite(self, rows: Tensor, cohort: Cohort) -> tuple[Tensor, Cohort]:
@@ -395,7 +395,7 @@ class Federation(LocalTraining[MethodOptions]):
         features, vectors], on every rank.
         """
         self._refuse_if_private("looks at clients' data")
-        if self.way.spending is not None:
+        if self.channel.spending is not None:
             raise UserError(
                 f"--sample-noise would not hold: method {self.config.method} looks at "
                 "clients' data, to which nothing adds noise"

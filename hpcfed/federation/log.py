@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.clients.job import Losses
-from hpcfed.federation.channel.times import RoundClock
+from hpcfed.federation.channel.clock import MembersTime
 from hpcfed.server.report import LearningReport
 
 OnTrained = Callable[[np.ndarray, Tensor], None]
@@ -108,7 +108,7 @@ class RoundLog:
     """Uploads of this round so far, such as rows and control variates."""
     downloads: int = 0
     """Downloads of this round so far."""
-    clock: RoundClock | None = None
+    clock: MembersTime | None = None
     """Virtual time of the round's members; None in runs without a clock, and where
     nobody takes part.
     """

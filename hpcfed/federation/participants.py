@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from hpcfed.clients.placement import Clients
-from hpcfed.federation.channel.times import Clock
+from hpcfed.federation.channel.clock import VirtualClock
 from hpcfed.federation.cohort import Cohort, client_weights, shares
 from hpcfed.federation.log import OnTrained, RoundLog
 from hpcfed.options import Options, RunConfig, weighs_by
@@ -30,7 +30,7 @@ class Participants(Generic[MethodOptions]):
         clients: Clients,
         collectives: Collectives,
         timer: Timer,
-        clock: Clock | None = None,
+        clock: VirtualClock | None = None,
     ) -> None:
         self.config = config
         self.options = options

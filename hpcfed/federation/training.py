@@ -18,7 +18,7 @@ from hpcfed.clients.schedule import num_steps
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
 from hpcfed.federation import exclusion
-from hpcfed.federation.channel.times import Clock
+from hpcfed.federation.channel.clock import VirtualClock
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.participants import MethodOptions, Participants
 from hpcfed.models.layout import Layout
@@ -52,7 +52,7 @@ class LocalTraining(Participants[MethodOptions]):
         test_data: Shard,
         engine: RowEngine,
         first_row: Tensor,
-        clock: Clock | None = None,
+        clock: VirtualClock | None = None,
     ) -> None:
         super().__init__(
             config,

@@ -277,10 +277,10 @@ def _seconds(fed: Federation, row: Tensor) -> "np.ndarray":
     """Return what every client with data takes to download, to train and to upload."""
     import numpy as np
 
-    devices = fed.way.devices
+    devices = fed.channel.devices
     assert devices is not None, "a run has devices where its method needs them"
     holders = np.flatnonzero(fed.sizes)
-    size, packed = _bytes_of(row), fed.way.upload_bytes
+    size, packed = _bytes_of(row), fed.channel.upload_bytes
     sent = size if packed is None else packed(row)
     download = devices.seconds(holders, 0, size, 0)
     train = devices.seconds(holders, _num_steps(fed, holders), 0, 0)
@@ -300,7 +300,7 @@ def _pace(fed: Federation[Options], state: State, buffer: int) -> "Pace":
 
     from hpcfed.methods._timetable import Pace
 
-    devices = fed.way.devices
+    devices = fed.channel.devices
     assert devices is not None
     uploads = fed.config.cohort_among(len(fed.sizes))
     return Pace(
@@ -407,7 +407,7 @@ def receive(
     starts draw them as in FedProx.
     """
     cohort, log = wave.cohort, wave.cohort.log
-    # To the parts of the way every wave is one upload of its clients, not a second one.
+    # To the parts of the channel every wave is one upload of its clients, not a second one.
     log.downloads = log.uploads = 0
     log.wave = wave.number
     norms = log.update_norms

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcfed.errors import UserError
-from hpcfed.federation.channel.channel import Presence
+from hpcfed.federation.channel.availability import Availability
 
 TRIES = 16
 """Draws among all that do not train, before those are listed who are there."""
@@ -56,7 +56,7 @@ class Pace:
     """Uploads of which the server makes a version."""
     dropout_rate: float = 0.0
     """Probability that an upload never comes."""
-    presence: Presence | None = None
+    presence: Availability | None = None
     """When each client is there; None: always."""
 
 
@@ -124,7 +124,7 @@ class Timetable:
             lost = rate > 0 and draw() < rate
             heappush(training, Training(arrival, position, version, lost))
 
-    def _one_there(self, presence: Presence, draw: Draw) -> int | None:
+    def _one_there(self, presence: Availability, draw: Draw) -> int | None:
         """Draw one of those that are there and do not train; None where nobody is."""
         idle = self._idle
         there = presence.at(self.now)

@@ -1,5 +1,4 @@
 """Between client and server: devices and their time, privacy, and compression.
 
-`build` puts the way of a run together from these parts; `federation/channel/channel.py` says what a
-part is.
+`build` puts the channel of a run together from these parts; `channel` says what a part is.
 """

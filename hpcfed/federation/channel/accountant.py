@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, count
 from hpcfed.options import RunConfig
 from hpcfed.options.privacy import LEAST_BY_PLD
 
@@ -315,3 +315,35 @@ def noise_multiplier_of(config: RunConfig) -> float:
     found = accountant.noise_multiplier(config.target_epsilon, config.rounds)
     # Rounded up, so that ranks on different hardware have the very same.
     return math.ceil(found * 1e6) / 1e6
+
+
+def guarantee(config: RunConfig) -> str:
+    """Say in one line what ε a private run has, and what it protects."""
+    if config.sample_noise is not None:
+        return _guarantee_of_samples(config, config.sample_noise)
+    if config.clips_alone:
+        return "no ε holds: updates are clipped, and z = 0 adds no noise"
+    accountant, multiplier = accountant_of(config), noise_multiplier_of(config)
+    epsilon = accountant.epsilon(multiplier, config.rounds)
+    said = (
+        f"ε = {epsilon:.3g} after {count(config.rounds, 'round')} at δ = "
+        f"{accountant.delta:.2g} (z = {multiplier:.4g}, {accountant.kind}); neighbours: "
+        f"{accountant.neighbours}; "
+    )
+    if config.privacy == "local":
+        return said + "every round in which a client takes part counts in full"
+    said += f"{accountant.sampling} sampling at rate {accountant.rate:.3g}"
+    if config.hypothetical:
+        cohort, population = f"{accountant.cohort:,}", f"{accountant.population:,}"
+        said += f", as if rounds had {cohort} of {population} clients"
+    return said
+
+
+def _guarantee_of_samples(config: RunConfig, multiplier: float) -> str:
+    if not multiplier:
+        return "no ε holds: samples' gradients are clipped, and z = 0 adds no noise"
+    return (
+        f"DP-SGD within clients at δ = {config.delta:.2g} (z = {multiplier:.4g}, "
+        f"{config.accountant}); rounds/epsilon has ε of the sample that was trained on "
+        "most often, one release an epoch; neighbours: another sample in its place"
+    )

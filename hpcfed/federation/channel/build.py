@@ -1,32 +1,33 @@
-"""Builds the way between clients and the server that a run has asked for."""
+"""Builds the channel between clients and the server that a run has asked for."""
 
 import numpy as np
 
 from hpcfed.clients.placement import Clients
-from hpcfed.federation.channel.channel import Memory, Stage, Way
+from hpcfed.federation.channel.channel import Channel, Stage
 from hpcfed.federation.channel.clock import VirtualClock
 from hpcfed.federation.channel.compression import (
     download_compression,
     upload_compression,
 )
 from hpcfed.federation.channel.devices import Devices, devices_of
+from hpcfed.federation.channel.memory import Memory
 from hpcfed.federation.channel.privacy import build_privacy
 from hpcfed.federation.channel.sample_spending import SampleSpending
 from hpcfed.models.layout import Layout
 from hpcfed.options import RunConfig, Settings
-from hpcfed.options.chain import CHAIN
+from hpcfed.options.channel import CHANNEL
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
 
 
-def build_way(
+def build_channel(
     settings: Settings,
     *,
     clients: Clients,
     layout: Layout,
     collectives: Collectives,
     attack: Stage | None,
-) -> Way:
+) -> Channel:
     """Return what uploads and downloads of this run pass; the same call on every rank.
 
     `attack` is what malicious clients do: they act first, on what they trained.
@@ -44,7 +45,7 @@ def build_way(
         "compress": compress,
         "clip again": privacy.server_clipping,
     }
-    stages = [made.get(part) for part in CHAIN]
+    stages = [made.get(part) for part in CHANNEL]
     devices = _devices(config, collectives.world)
     clock = None
     # A method whose clients train at their own pace has a timetable in its place.
@@ -54,7 +55,7 @@ def build_way(
     spending = None
     if config.sample_noise is not None:
         spending = SampleSpending(config, memory, collectives)
-    return Way(
+    return Channel(
         stages=tuple(stage for stage in stages if stage is not None),
         packing=download_compression(config, layout, memory, clients.train_samples),
         upload_bytes=None if compress is None else compress.bytes_of,

@@ -26,9 +26,8 @@ import numpy as np
 import torch
 
 from hpcfed.errors import UserError
-from hpcfed.federation.channel.channel import Memory
 from hpcfed.federation.channel.devices import Devices
-from hpcfed.federation.channel.times import RoundClock
+from hpcfed.federation.channel.memory import Memory
 from hpcfed.options import RunConfig
 from hpcfed.runtime import randomness
 
@@ -37,7 +36,7 @@ SLACK = 1 + 1e-9
 MOST_STEPS = 2**53
 """More than anybody takes, and still a whole number as a float."""
 KEPT = "clock"
-"""What the clock's numbers are called in the memory of the way."""
+"""What the clock's numbers are called in the channel's memory."""
 NOTHING = torch.zeros(2, dtype=torch.float64)
 """What they are before the first round."""
 
@@ -145,9 +144,8 @@ class VirtualClock:
             return invited
         return self.config.cohort_among(len(self.devices.speed))
 
-    def end(self, round: RoundClock) -> np.ndarray:
+    def end(self, round: "MembersTime") -> np.ndarray:
         """End a round; return the ids of the clients whose uploads the server has."""
-        assert isinstance(round, MembersTime)
         round.close()
         if self._fixed:
             round.end = round.begin + round.deadline

@@ -1,4 +1,4 @@
-"""Compression on the way: uploads with error feedback, downloads beside a reference.
+"""Compression: uploads with error feedback, downloads beside a reference.
 
 An upload is packed as its update, the row less what the server has sent. What a client's
 packed updates have left out is its residual, and is added to its next one (Seide et al.
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.federation.channel.channel import Download, Memory, Upload
+from hpcfed.federation.channel.channel import Download, Upload
 from hpcfed.federation.channel.compressors import (
     QSGD,
     Compressor,
@@ -36,6 +36,7 @@ from hpcfed.federation.channel.compressors import (
     TopK,
     Updates,
 )
+from hpcfed.federation.channel.memory import Memory
 from hpcfed.federation.channel.powersgd import PowerSGD
 from hpcfed.federation.cohort import UPDATE_NUMBERS, Sent
 from hpcfed.models.layout import Layout

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from hpcfed.federation.channel.accountant import accountant_of, noise_multiplier_of
-from hpcfed.federation.channel.channel import Memory
 from hpcfed.federation.channel.clipping import (
     ClipNorm,
     Clipping,
     QuantileStep,
     layer_columns,
 )
+from hpcfed.federation.channel.memory import Memory
 from hpcfed.federation.channel.noise import CentralNoise, LocalNoise
 from hpcfed.models.layout import Layout
 from hpcfed.options import RunConfig
@@ -21,7 +21,7 @@ COUNT_NOISE = 1 / 20
 
 @dataclass
 class Privacy:
-    """The parts of the way that make a run private; none of them in other runs."""
+    """The parts of the channel that make a run private; none of them in other runs."""
 
     clipping: Clipping | None = None
     """What clients do to their updates."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hpcfed.federation.channel.accountant import Accountant
-from hpcfed.federation.channel.channel import Memory
+from hpcfed.federation.channel.memory import Memory
 from hpcfed.options import RunConfig
 from hpcfed.runtime.collectives import Collectives
 

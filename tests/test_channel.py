@@ -1,4 +1,4 @@
-"""The way between clients and the server: its memory, and what is said of it."""
+"""The channel between clients and the server: its memory, and what is said of it."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hpcfed.errors import UserError
-from hpcfed.federation.channel.channel import Memory
+from hpcfed.federation.channel.memory import Memory
 from hpcfed.options import RunConfig
-from hpcfed.options.chain import CHAIN, chain, chain_line
+from hpcfed.options.channel import CHANNEL, channel_line, channel_parts
 from hpcfed.options.traits import MethodTraits
 from tests.federations import assembled
 
@@ -42,11 +42,11 @@ def test_memory_of_another_kind_is_refused(like: torch.Tensor) -> None:
         memory.common("norm", like)
 
 
-def test_the_chain_of_a_plain_run_is_its_aggregation() -> None:
-    assert chain(RunConfig()) == ["aggregate: mean"]
+def test_the_channel_of_a_plain_run_is_its_aggregation() -> None:
+    assert channel_parts(RunConfig()) == ["aggregate: mean"]
 
 
-def test_the_chain_says_who_attacks_and_who_arrives() -> None:
+def test_the_channel_says_who_attacks_and_who_arrives() -> None:
     config = RunConfig(
         clients=100,
         participation=0.1,
@@ -60,7 +60,7 @@ def test_the_chain_says_who_attacks_and_who_arrives() -> None:
         dropout_rate=0.05,
         aggregation="median",
     )
-    assert chain(config) == [
+    assert channel_parts(config) == [
         "attack: ipm by 3 attackers",
         "compress: the largest 5 % of the columns, error feedback",
         "arrive: within 30 s, the first 10 of 13, 5% lost",
@@ -79,7 +79,7 @@ def test_the_chain_says_who_attacks_and_who_arrives() -> None:
         ("central", "topk", ["Tampering", "Clipping", "UploadCompression", "Clipping"]),
     ],
 )
-def test_words_and_stages_have_the_order_of_the_chain(
+def test_words_and_stages_have_the_order_of_the_channel(
     privacy: str, compress: str, stages: list[str]
 ) -> None:
     s = assembled(
@@ -90,34 +90,27 @@ def test_words_and_stages_have_the_order_of_the_chain(
         compress=compress,
         devices="uniform",
     )
-    built = s.federation.way
+    built = s.federation.channel
     assert [type(stage).__name__ for stage in built.stages] == stages
     assert (built.after_mean is not None) == (privacy == "central")
-    said = [link.partition(":")[0] for link in chain(s.settings.config)]
+    said = [link.partition(":")[0] for link in channel_parts(s.settings.config)]
     asked = {
         "local": {"local noise": "noise"},
         "central": {"clip again": "clip again", "central noise": "noise"},
     }[privacy]
     for part in ("attack", "clip", "compress", "arrive", "aggregate"):
         asked[part] = part
-    assert said == [asked[part] for part in CHAIN if part in asked]
+    assert said == [asked[part] for part in CHANNEL if part in asked]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "hpcfed/federation/channel/README.md",
-        "hpcfed/federation/channel/channel.py",
-    ],
-)
-def test_pages_show_the_chain_in_its_order(page: str) -> None:
+@pytest.mark.parametrize("page", ["README.md", "hpcfed/federation/channel/README.md"])
+def test_pages_show_the_channel_in_its_order(page: str) -> None:
     text = (Path(__file__).parents[1] / page).read_text("utf-8")
-    assert " → ".join(CHAIN) in " ".join(text.split())
+    assert " → ".join(CHANNEL) in " ".join(text.split())
 
 
-def test_a_method_without_uploads_has_no_chain() -> None:
+def test_a_method_without_uploads_has_no_channel() -> None:
     class Silent(MethodTraits):
         uploads = False
 
-    assert chain_line(RunConfig(), Silent()) == ""
+    assert channel_line(RunConfig(), Silent()) == ""

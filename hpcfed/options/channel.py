@@ -1,4 +1,4 @@
-"""The way of an upload in words, from the client to the server's new row."""
+"""The channel of an upload in words, from the client to the server's new row."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -7,7 +7,7 @@ from hpcfed.options.compression import WITH_FEEDBACK, packing
 from hpcfed.options.runconfig import RunConfig
 from hpcfed.options.traits import MethodTraits
 
-CHAIN = (
+CHANNEL = (
     "attack",
     "clip",
     "local noise",
@@ -17,19 +17,19 @@ CHAIN = (
     "aggregate",
     "central noise",
 )
-"""What an upload passes, in this order: `build_way` puts its stages in it, and pages show
-it. A run has only the parts that it asks for.
+"""What an upload passes, in this order: `build_channel` puts its stages in it, and
+pages show it. A run has only the parts that it asks for.
 
 A client's own noise comes before packing, which would choose by the size of what it
 hides. A server that adds the noise clips what it has unpacked once more.
 """
 
 
-def chain(config: RunConfig, method: MethodTraits | None = None) -> list[str]:
-    """Return what an upload passes, in words and in the order of `CHAIN`; only the parts
-    that the run asks for.
+def channel_parts(config: RunConfig, method: MethodTraits | None = None) -> list[str]:
+    """Return what an upload passes, in words and in the order of `CHANNEL`; only the
+    parts that the run asks for.
 
-    Without a method, nobody asks whether it uploads anything.
+    Without a method, it is taken to upload.
     """
     if method is not None and not method.uploads:
         return []
@@ -44,12 +44,12 @@ def chain(config: RunConfig, method: MethodTraits | None = None) -> list[str]:
         "aggregate": _by_staleness if asynchronous else _aggregate,
         "central noise": _central_noise,
     }
-    return [link for part in CHAIN for link in parts[part](config)]
+    return [said for part in CHANNEL for said in parts[part](config)]
 
 
-def chain_line(config: RunConfig, method: MethodTraits | None = None) -> str:
-    """Return the chain in one line; empty where clients upload nothing."""
-    return " → ".join(chain(config, method))
+def channel_line(config: RunConfig, method: MethodTraits | None = None) -> str:
+    """Return the channel in one line; empty where clients upload nothing."""
+    return " → ".join(channel_parts(config, method))
 
 
 def _attack(config: RunConfig) -> Iterator[str]:
