@@ -454,6 +454,6 @@ def test_phases_are_medians_beside_a_median_and_seldom_ones_are_named() -> None:
     assert LEARNT_LATE.phase_totals()["server"] == 30
     section = phases_of([group], [])
     (table,) = section.tables
-    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    cells = dict(zip(table.columns, map(str, table.rows[0]), strict=True))
     assert (cells["train"], cells["server, mean"]) == ("750", "6,000")
     assert "server" not in cells and "Few rounds go through server" in section.text[1]

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from hpcfed.analysis.collect import Found
-from hpcfed.analysis.contests import contests
+from hpcfed.analysis.contests import contests, frontiers
 from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.limits import limits
 from hpcfed.analysis.noise import noisy
 from hpcfed.analysis.outcomes import measure
-from hpcfed.analysis.pareto import frontiers
 from hpcfed.analysis.render.exports import csv_text, points_csv_text
 from hpcfed.analysis.render.run_page import clients as clients_section
 from hpcfed.analysis.render.run_page.verdict import verdict

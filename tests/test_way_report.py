@@ -66,7 +66,7 @@ def page_of(every: list[Group]) -> dict[str, Section]:
 
 
 def cells(table: Table, row: int = 0) -> dict[str, str]:
-    return dict(zip(table.columns, table.rows[row], strict=True))
+    return dict(zip(table.columns, map(str, table.rows[row]), strict=True))
 
 
 def grouped(*runs: RunRecord) -> list[Group]:

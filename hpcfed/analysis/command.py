@@ -28,7 +28,7 @@ from hpcfed.analysis.render.exports import (
 from hpcfed.analysis.render.page import Content, page
 from hpcfed.analysis.render.run_page import is_one_run, run_content
 from hpcfed.analysis.render.sections import sections
-from hpcfed.analysis.render.sections.noise import noise_warnings
+from hpcfed.analysis.render.sections.origin import noise_warnings
 from hpcfed.analysis.verdicts import condition_text
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.results.folder import check_export

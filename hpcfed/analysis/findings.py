@@ -79,8 +79,12 @@ SHARE = Kind("fraction", words.formatted(".1%"))
 """A part of a whole, of which nobody needs hundredths."""
 PER_CENT_OF = Kind("fraction", words.number, 100)
 """A fraction in a column whose name says %."""
+OF_100 = Kind("%", words.number)
+"""A figure that is in per cent already, as scores are, in a column that says %."""
 SECONDS = Kind("s", words.formatted(".2f"))
 MILLISECONDS = Kind("s", words.formatted(".2f"), 1e3)
+MS = Kind("s", words.number, 1e3)
+"""Seconds in a column whose name says ms."""
 TIME = Kind("s", words.time_text)
 BYTES = Kind("bytes", words.bytes_text)
 MEBIBYTES = Kind("bytes", words.number, 1 / words.MIB)

@@ -76,3 +76,10 @@ def scaling_label(key: Combination, kind: str, clients: float) -> str:
     if kind == "strong":
         return f"{name}: {clients:.0f} clients"
     return f"{name}: {clients:g} clients per rank"
+
+
+def size_text(clients: float, ranks: int) -> str:
+    """Return `20 clients on 2 ranks`."""
+    number = f"{clients:,.0f}"
+    clients_text = "1 client" if number == "1" else f"{number} clients"
+    return f"{clients_text} on {count(ranks, 'rank')}"

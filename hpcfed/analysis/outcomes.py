@@ -7,6 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
+from hpcfed.analysis.findings import OF_100, PLAIN, Kind
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.statistics import Estimate, difference, of_runs, of_seeds
 from hpcfed.options.metrics import HEADLINES, METRICS, global_name, label_of, metric_of
@@ -41,6 +42,11 @@ class Measure:
     def steps(self) -> str:
         """What differences are counted in."""
         return " points" if self.in_percent else ""
+
+    @property
+    def kind(self) -> Kind:
+        """What cells with its scaled values are made by."""
+        return OF_100 if self.in_percent else PLAIN
 
     def by_seed(self, group: Group) -> dict[int, float]:
         """Return the scaled value of every seed that has one."""

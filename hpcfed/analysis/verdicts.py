@@ -11,7 +11,7 @@ from math import inf, isfinite
 
 from hpcfed import plugins
 from hpcfed.analysis.choices import SIZES, Combination
-from hpcfed.analysis.contests import Contest, contests
+from hpcfed.analysis.contests import Contest, Frontier, contests, frontiers
 from hpcfed.analysis.costmodel import Fitted, fit_groups
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import label, option_text, value_text
@@ -23,7 +23,6 @@ from hpcfed.analysis.outcomes import (
     measure,
     run_bytes,
 )
-from hpcfed.analysis.pareto import Frontier, frontiers
 from hpcfed.analysis.scaling import Growth, Scaling, growths, scalings
 from hpcfed.analysis.statistics import Estimate, of_runs, of_seeds, ratio
 from hpcfed.analysis.swept import (

@@ -15,9 +15,8 @@ from hpcfed.analysis.groups import Group
 from hpcfed.analysis.outcomes import measures
 from hpcfed.analysis.render.charts import Axis, Drawing, lines
 from hpcfed.analysis.render.run_page.learning import ROUNDS
-from hpcfed.analysis.render.sections.clock import VIRTUAL_TIME
 from hpcfed.analysis.render.sections.section import Section
-from hpcfed.analysis.render.sections.spending import climb_of
+from hpcfed.analysis.render.sections.spending import VIRTUAL_TIME, climb_of
 from hpcfed.analysis.render.show import privacy_text
 from hpcfed.results.run import RunRecord
 from hpcfed.words import number, time_text

@@ -1,4 +1,4 @@
-"""What the page shows, section by section."""
+"""What a study's page shows, section by section."""
 
 from collections.abc import Sequence
 
@@ -8,23 +8,14 @@ from hpcfed.analysis.costmodel import fit_groups
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.render.sections import (
     accuracy,
-    attacks,
-    clock,
     comparison,
-    compression,
     costs,
-    methods,
-    model,
-    noise,
     options,
     origin,
     overview,
-    pareto,
-    privacy,
-    server,
-    size,
-    target,
-    verdicts,
+    scaling,
+    spending,
+    tradeoffs,
 )
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.swept import swept
@@ -36,36 +27,39 @@ def sections(
     """Make the sections of a study, in the page's order, without those that have
     nothing to show.
     """
-    options_swept = swept(every)
-    first = [overview.overview(every, found)]
+    varied = swept(every)
+    # A comparison of two points has their curves already.
+    drawn = compared is None or len(compared.points) > 1
+    learnt = [
+        accuracy.accuracy(every, varied, drawn=drawn),
+        spending.clock(every, varied),
+        tradeoffs.target(every),
+        tradeoffs.privacy(every),
+        spending.compression(every, varied),
+    ]
+    first = overview.overview(every, found)
     if compared is not None:
-        first.insert(0, comparison.comparison(compared))
+        made = [comparison.comparison(compared), first, *learnt]
     else:
-        # Beside a comparison they, and frontiers, would let its two sides compete.
-        first.insert(0, verdicts.verdicts(every))
-        first += [methods.methods(every), options.options(every)]
-    made = [
-        *first,
-        # A comparison of two points has their curves already.
-        accuracy.accuracy(
-            every,
-            options_swept,
-            drawn=compared is None or len(compared.points) > 1,
-        ),
-        clock.clock(every, options_swept),
-        target.target(every),
-        privacy.privacy(every),
-        compression.compression(every, options_swept),
-        *([pareto.pareto(every)] if compared is None else []),
-        size.ranks(every, options_swept),
-        size.clients(every, options_swept),
-        costs.phases(every, options_swept),
-        costs.memory(every, options_swept),
+        # Beside a comparison, these would let its two sides compete.
+        made = [
+            overview.verdicts(every),
+            first,
+            overview.methods(every, varied),
+            options.options(every, varied),
+            *learnt,
+            tradeoffs.pareto(every, varied),
+        ]
+    made += [
+        scaling.ranks(every, varied),
+        scaling.clients(every, varied),
+        costs.phases(every, varied),
+        costs.memory(every, varied),
         costs.sent(every),
-        server.server(every, options_swept),
-        attacks.attacks(every),
-        model.cost_model(fit_groups(every)),
-        noise.noise(every),
+        costs.server(every, varied),
+        overview.attacks(every),
+        scaling.cost_model(fit_groups(every)),
+        origin.noise(every),
         origin.environment(every),
         origin.reproduce(every, found),
     ]

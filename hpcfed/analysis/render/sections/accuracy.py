@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcfed import plugins
 from hpcfed.analysis.curves import MOST_POINTS, curve, merged
-from hpcfed.analysis.findings import Table
+from hpcfed.analysis.findings import PER_CENT_OF, PLAIN, Cell, Kind, Row, Table
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import ACCURACIES, ALL_ACCURACIES, both_series, label
 from hpcfed.analysis.outcomes import known_mean, known_metric, metric_limits
@@ -24,13 +24,13 @@ from hpcfed.analysis.render.sections.section import (
     Section,
     batches,
     held_text,
+    points_table,
     which,
 )
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.swept import Swept, held
 from hpcfed.options.metrics import METRICS, label_of, metric_of
 from hpcfed.results.run import RunRecord, mean_accuracy
-from hpcfed.words import interval, number
 
 CLASSES_PER_ROW = 10
 """Classes beside each other in a table, by their last digit."""
@@ -48,7 +48,12 @@ def accuracy(
     """Show accuracies over rounds; without charts unless `drawn`."""
     section = Section("accuracy", "Accuracy over rounds")
     if drawn:
-        _add_curves(section, every, options)
+        section.text.append(
+            f"Bands are 95 % confidence over seeds, drawn for up to {MOST_BANDS} curves. "
+            f"A curve of more than {MOST_POINTS} evaluations shows means of several in a "
+            "row."
+        )
+        add_charts(section, every, options, _charts)
     section.tables += _best_table(every)
     section.tables += _metric_tables(every)
     section.tables += _class_tables(every)
@@ -56,22 +61,18 @@ def accuracy(
     return section
 
 
-def _add_curves(
-    section: Section, every: Sequence[Group], options: Sequence[Swept]
+def add_charts(
+    section: Section,
+    every: Sequence[Group],
+    options: Sequence[Swept],
+    draw: Callable[[str, Sequence[Group]], Iterator[Drawing]],
 ) -> None:
-    section.text.append(
-        f"Bands are 95 % confidence over seeds, drawn for up to {MOST_BANDS} curves. A "
-        f"curve of more than {MOST_POINTS} evaluations shows means of several in a row."
-    )
+    """Draw a few charts for each data set, with few enough points to see."""
     families = chart_families(every)
     for about, family in islice(families.items(), MOST_FAMILIES):
         shown = held(family, options, keep=("ranks",), most=MOST_CURVES)
         section.text += held_text(shown)
-        members = shown.groups
-        for series, whose in ALL_ACCURACIES.items():
-            curves = _curves(members, series)
-            section.charts += _draw(f"{about}: {whose}", curves, Axis("accuracy, %"))
-        section.charts += _metric_charts(about, members)
+        section.charts += draw(about, shown.groups)
     left_out = list(families)[MOST_FAMILIES:]
     if left_out:
         section.text.append(f"Without curves here: {'; '.join(left_out)}.")
@@ -110,8 +111,12 @@ def recorded_metrics(every: Sequence[Group]) -> dict[str, str]:
     return found
 
 
-def _metric_charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
-    """Draw every metric beside accuracy, of groups that have it."""
+def _charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
+    """Draw accuracies, then every metric beside them, of groups that have it."""
+    for series, whose in ALL_ACCURACIES.items():
+        yield from _draw(
+            f"{about}: {whose}", _curves(members, series), Axis("accuracy, %")
+        )
     for name, metric in recorded_metrics(members).items():
         axis = Axis(f"{metric}, %" if METRICS[name].in_percent else metric)
         for series, whose in both_series(name).items():
@@ -122,21 +127,28 @@ def _metric_charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
 def _metric_tables(every: Sequence[Group]) -> Iterator[Table]:
     """Return last and best values of every metric beside accuracy."""
     for name, metric in recorded_metrics(every).items():
-        scale = 100 if METRICS[name].in_percent else 1
-        unit = ", %" if METRICS[name].in_percent else ""
-        rows = []
-        for group in every:
-            if name not in group.metrics:
-                continue
-            row = which(group)
-            for series in both_series(name):
-                last = [run.last(series) for run in group.seeds]
-                best = [run.best(series) for run in group.seeds]
-                row.append(interval(known_metric(name, last), scale))
-                row.append(interval(known_metric(name, best), scale))
-            rows.append(row)
-        columns = (f"clients' last{unit}", "best", f"global model's last{unit}", "best")
-        yield Table((*WHICH, *columns), rows, caption=metric)
+        in_percent = METRICS[name].in_percent
+        unit = ", %" if in_percent else ""
+        cell = partial(_metric, name=name, kind=PER_CENT_OF if in_percent else PLAIN)
+        columns = {}
+        whose = ("clients'", "global model's")
+        for owner, series in zip(whose, both_series(name), strict=True):
+            for when, value in (("last", RunRecord.last), ("best", RunRecord.best)):
+                title = f"{owner} {when}{unit}"
+                columns[title] = partial(cell, series=series, value=value)
+        having = [group for group in every if name in group.metrics]
+        yield points_table(having, columns, caption=metric)
+
+
+def _metric(
+    group: Group,
+    *,
+    name: str,
+    series: str,
+    value: Callable[[RunRecord, str], float],
+    kind: Kind,
+) -> Cell:
+    return kind(known_metric(name, [value(run, series) for run in group.seeds]))
 
 
 def _class_tables(every: Sequence[Group]) -> Iterator[Table]:
@@ -151,8 +163,8 @@ def _class_tables(every: Sequence[Group]) -> Iterator[Table]:
             by_seed = np.array([last[name] for last in lasts if name in last])
             if not len(by_seed):
                 continue
-            cells = [number(100 * value) for value in by_seed.mean(0)]
-            rows = []
+            cells = [PER_CENT_OF(float(value)) for value in by_seed.mean(0)]
+            rows: list[Row] = []
             for first in range(0, len(cells), CLASSES_PER_ROW):
                 some = cells[first : first + CLASSES_PER_ROW]
                 missing = [""] * (CLASSES_PER_ROW - len(some))
@@ -223,17 +235,19 @@ def _draw(title: str, curves: Sequence[Line], axis: Axis) -> Iterator[Drawing]:
 
 def _best_table(every: Sequence[Group]) -> list[Table]:
     """Return best accuracies of runs that were evaluated more than once, if any."""
-    rows = []
+    columns = {
+        "clients' best accuracy, %": partial(_best, name="accuracy"),
+        "global model's, %": partial(_best, name="global_accuracy"),
+    }
+    telling = []
     for group in every:
-        times = [_evaluations(group.first, name) for name in ACCURACIES]
-        if max(times) > 1:
-            row = which(group)
-            for name in ACCURACIES:
-                best = [run.best(name) for run in group.seeds]
-                row.append(interval(known_mean(best), 100))
-            rows.append(row)
-    columns = (*WHICH, "clients' best accuracy, %", "global model's, %")
-    return [Table(columns, rows)] if rows else []
+        if max(_evaluations(group.first, name) for name in ACCURACIES) > 1:
+            telling.append(group)
+    return [points_table(telling, columns)] if telling else []
+
+
+def _best(group: Group, name: str) -> Cell:
+    return PER_CENT_OF(known_mean([run.best(name) for run in group.seeds]))
 
 
 def _evaluations(run: RunRecord, name: str) -> int:
@@ -246,7 +260,7 @@ def _finals_table(every: Sequence[Group]) -> list[Table]:
     rows = []
     for group in every:
         for name in group.first.finals:
-            judged = interval(_final(group, name), 100)
+            judged = PER_CENT_OF(_final(group, name))
             rows.append([*which(group), name, judged])
     columns = (*WHICH, "judged at the end", "clients, own test data, %")
     return [Table(columns, rows)] if rows else []

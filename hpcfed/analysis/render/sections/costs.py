@@ -1,22 +1,33 @@
-"""What a round costs: seconds by phase, memory, and bytes sent."""
+"""What a round costs: seconds by phase, memory, bytes sent, and the server's learning."""
 
 from collections.abc import Sequence
 from functools import partial
+from statistics import fmean
 
-from hpcfed.analysis.findings import Table
+from hpcfed.analysis.findings import (
+    COUNT,
+    MEBIBYTES,
+    MS,
+    PER_CENT_OF,
+    PLAIN,
+    Cell,
+    Row,
+    Table,
+)
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import ranks_label
 from hpcfed.analysis.render.charts import Axis, Line, lines
 from hpcfed.analysis.render.sections.section import (
     MOST_LINES,
-    WHICH,
     Section,
     batches,
+    by_key,
     by_key_and_ranks,
     few_bars,
     held_text,
     lying_bars,
     one_size_each,
+    points_table,
     stacked_bars,
     ticks,
     which,
@@ -24,7 +35,12 @@ from hpcfed.analysis.render.sections.section import (
 from hpcfed.analysis.swept import Swept, held
 from hpcfed.results.pace import MS_PER_ROUND, PER_ROUND_MEANS
 from hpcfed.runtime.timer import PHASES
-from hpcfed.words import MIB, number
+from hpcfed.words import MIB
+
+SERVER_COLUMNS = (
+    "options", "clients", "server ranks", "network", "parameters", "samples per second",
+    "of peak, %", "peak memory, MiB", "server's share of the run, %",
+)  # fmt: skip
 
 
 def phases(every: Sequence[Group], options: Sequence[Swept]) -> Section:
@@ -36,8 +52,8 @@ def phases(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     seldom = _seldom(every)
     if seldom:
         section.text.append(
-            f"Few rounds go through {' and '.join(seldom)}: not in the bars, and in the "
-            "table as a mean over all counted rounds."
+            f"Few rounds go through {' and '.join(seldom)}. The bars leave that out; the "
+            "table has its mean over all counted rounds."
         )
     shown = few_bars(every, options)
     section.text += held_text(shown)
@@ -52,15 +68,21 @@ def phases(every: Sequence[Group], options: Sequence[Swept]) -> Section:
 
 def _phase_table(every: Sequence[Group]) -> Table:
     """Return the milliseconds of all phases that took any time, of every point."""
-    used = [name for name in PHASES if any(_usual(group, name) for group in every)]
-    seldom = _seldom(every)
-    rows = []
-    for group in every:
-        cells = [number(_phase_milliseconds(group, phase)) for phase in used]
-        cells += [number(1e3 * group.phase_means[phase]) for phase in seldom]
-        rows.append([*which(group), *cells])
-    means = [f"{phase}, mean" for phase in seldom]
-    return Table((*WHICH, *used, *means), rows, MS_PER_ROUND)
+    columns = {}
+    for phase in PHASES:
+        if any(_usual(group, phase) for group in every):
+            columns[phase] = partial(_phase, phase=phase)
+    for phase in _seldom(every):
+        columns[f"{phase}, mean"] = partial(_phase_mean, phase=phase)
+    return points_table(every, columns, MS_PER_ROUND)
+
+
+def _phase(group: Group, phase: str) -> Cell:
+    return MS(group.phase_seconds[phase])
+
+
+def _phase_mean(group: Group, phase: str) -> Cell:
+    return MS(group.phase_means[phase])
 
 
 def _usual(group: Group, phase: str) -> bool:
@@ -119,27 +141,98 @@ def _peak_mib(group: Group) -> float:
 
 
 def sent(every: Sequence[Group]) -> Section:
+    """Show what clients and the server send each other."""
     section = Section("bytes", "Bytes")
-    rows = []
-    for group in every:
-        up = group.per_round("bytes_up")
-        down = group.per_round("bytes_down")
-        # Of one run: seeds may have stopped after different numbers of rounds.
-        total = _sent_in_all(group) / len(group.seeds)
-        row = which(group)
-        for sent_bytes in (up, down, total):
-            row.append(number(sent_bytes / MIB))
-        rows.append(row)
-    columns = (*WHICH, "up, MiB per round", "down, MiB per round", "both, MiB in all")
-    section.tables.append(Table(columns, rows, "by the methods' own accounting"))
+    columns = {
+        "up, MiB per round": lambda group: MEBIBYTES(group.per_round("bytes_up")),
+        "down, MiB per round": lambda group: MEBIBYTES(group.per_round("bytes_down")),
+        "both, MiB in all": lambda group: MEBIBYTES(_sent_in_all(group)),
+    }
+    caption = "by the methods' own accounting"
+    section.tables.append(points_table(every, columns, caption))
     return section
 
 
 def _sent_in_all(group: Group) -> float:
-    """Return bytes of all rounds of all seeds, up and down."""
+    """Return bytes of all rounds of a run, up and down."""
     total = 0.0
     for run in group.seeds:
-        up = run.rounds["bytes_up"]
-        down = run.rounds["bytes_down"]
-        total += float(up.sum() + down.sum())
-    return total
+        total += float(run.rounds["bytes_up"].sum() + run.rounds["bytes_down"].sum())
+    # Of one run: seeds may have stopped after different numbers of rounds.
+    return total / len(group.seeds)
+
+
+def server(every: Sequence[Group], options: Sequence[Swept]) -> Section:
+    """Show what the training of the server's model took, and how fast it was."""
+    section = Section("server", "Server")
+    members = [group for group in every if group.first.learnings]
+    if not members:
+        return section
+    # Runs of several versions may name their phases differently.
+    phases = _learning_phases(members)
+    segments = {name: partial(_learning_seconds, phase=name) for name in phases}
+    shown = few_bars(members, options)
+    section.text += held_text(shown)
+    learning = Axis("seconds of learning")
+    section.charts += stacked_bars(shown.groups, segments, learning)
+    rows: list[Row] = []
+    for family in by_key(members).values():
+        for group in family:
+            rows += _network_rows(group, phases)
+    section.tables.append(Table(SERVER_COLUMNS, rows))
+    section.text.append(
+        "Bars are named clients on ranks. The share of the peak is known only for GPUs."
+    )
+    return section
+
+
+def _learning_phases(members: Sequence[Group]) -> list[str]:
+    """Return the phases of all runs, in the order in which they are first met."""
+    names: dict[str, None] = {}
+    for group in members:
+        for run in group.runs:
+            for learning in run.learnings:
+                names |= dict.fromkeys(learning.seconds)
+    return list(names)
+
+
+def _learning_seconds(group: Group, phase: str) -> float:
+    """Return seconds of a phase over all times that the server's model was trained, for
+    all seeds of a process; the mean over processes.
+    """
+    totals = []
+    for process in group.processes:
+        total = 0.0
+        for run in process.runs:
+            for learning in run.learnings:
+                total += learning.seconds.get(phase, 0.0)
+        totals.append(total)
+    return fmean(totals)
+
+
+def _network_rows(group: Group, phases: Sequence[str]) -> list[Row]:
+    """Return a row for each of the server's networks, as it was trained last."""
+    # The last time stands for all: the first one also warms up.
+    last = group.first.learnings[-1]
+    seconds = sum(_learning_seconds(group, phase) for phase in phases)
+    whole = fmean(
+        float(process.runs[0].rounds["seconds"].sum()) for process in group.processes
+    )
+    name, clients, _ = which(group)
+    rows: list[Row] = []
+    for network, parameters in last.parameters.items():
+        rows.append(
+            [
+                name,
+                clients,
+                str(group.options.get("server_ranks", 0)),
+                network,
+                COUNT(parameters),
+                PLAIN(last.samples_per_second[network]),
+                PER_CENT_OF(last.utilisation[network]),
+                # These two are the server's as a whole, alike for all its networks.
+                MEBIBYTES(float(last.peak_memory.max())),
+                PER_CENT_OF(seconds / whole),
+            ]
+        )
+    return rows

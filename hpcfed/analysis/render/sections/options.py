@@ -5,7 +5,7 @@ from itertools import islice
 
 from hpcfed import plugins
 from hpcfed.analysis.choices import SIZES
-from hpcfed.analysis.findings import Table
+from hpcfed.analysis.findings import COUNT, PLAIN, Row, Table
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import label, option_text, value_text
 from hpcfed.analysis.outcomes import Measure, measure
@@ -17,10 +17,10 @@ from hpcfed.analysis.render.sections.section import (
     estimates_line,
 )
 from hpcfed.analysis.statistics import Estimate
-from hpcfed.analysis.swept import Effect, Held, Swept, families, held, swept
+from hpcfed.analysis.swept import Effect, Held, Swept, families, held
 from hpcfed.analysis.verdicts import Matters, effects
 from hpcfed.results.pace import MS_PER_ROUND
-from hpcfed.words import interval
+from hpcfed.words import DASH
 
 MOST_CHARTS = 16
 """In this section; the options that matter least go without."""
@@ -38,9 +38,9 @@ COLUMNS = (
 )
 
 
-def options(every: Sequence[Group]) -> Section:
+def options(every: Sequence[Group], found: Sequence[Swept]) -> Section:
+    """Show score and time over each option that was swept."""
     section = Section("options", "What the options do")
-    found = swept(every)
     strongest = effects(every, found)
     if not strongest:
         return section
@@ -70,20 +70,19 @@ def options(every: Sequence[Group]) -> Section:
     return section
 
 
-def _row(one: Matters) -> list[str]:
+def _row(one: Matters) -> Row:
     values = ", ".join(
         value_text(one.option.name, value) for value in one.option.values
     )
-    score, time = _cells(one.score), _cells(one.time)
-    return [one.option.name, values, *score, *time]
+    return [one.option.name, values, *_cells(one.score), *_cells(one.time)]
 
 
-def _cells(effect: Effect | None) -> list[str]:
+def _cells(effect: Effect | None) -> Row:
     if effect is None:
-        return ["–"] * 4
+        return [DASH] * 4
     name = effect.option.name
     best, worst = value_text(name, effect.best), value_text(name, effect.worst)
-    return [best, worst, interval(effect.change), str(effect.pairs)]
+    return [best, worst, PLAIN(effect.change), COUNT(effect.pairs)]
 
 
 def _charts(

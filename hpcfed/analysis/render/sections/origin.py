@@ -1,31 +1,92 @@
-"""Where the figures come from: machines, versions, options and commands."""
+"""Where the figures come from, and whether to trust them: noise, machines, versions,
+options and commands.
+"""
 
 import json
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Any
 
 from hpcfed.analysis.collect import Found
-from hpcfed.analysis.findings import Table
+from hpcfed.analysis.findings import COUNT, PER_CENT_OF, Row, Table
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.labels import label
-from hpcfed.analysis.render.sections.section import Section, size_name
+from hpcfed.analysis.labels import label, size_text
+from hpcfed.analysis.noise import MOST_DRIFT, MOST_VARIATION, Noise, noisy
+from hpcfed.analysis.render.sections.section import WHICH, Section, size_name, which
+from hpcfed.errors import count
 from hpcfed.results.run import RunRecord
 
-COLUMNS = (
+ENVIRONMENT = (
     "points", "hosts", "devices", "processors", "threads per rank", "launcher",
     "collectives", "torch", "CUDA", "commit (+: changed) or version and checksum",
     "first started",
 )  # fmt: skip
 MOST_NAMED = 3
 """Points of an environment that are named."""
+ENOUGH = 5
+"""Repeats of a point that show how noisy a machine is."""
+
+
+def noise(every: Sequence[Group]) -> Section:
+    """Show points whose times should be measured again, and how."""
+    section = Section("noise", "Noise of the machine")
+    found = noisy(every)
+    if not found:
+        return section
+    section.text.append(
+        f"Listed where the medians of repeats have a coefficient of variation above "
+        f"{100 * MOST_VARIATION:.0f} % and differ by more than their own rounds do, or "
+        f"where local training became more than {100 * MOST_DRIFT:.0f} % slower or "
+        "faster from the first to the last third of a run."
+    )
+    section.text.append(
+        f"To trust these times: {_repeat(found)}, take "
+        "the node for yourself (sbatch --exclusive), and pin ranks to cores (srun "
+        "--cpu-bind=cores, mpirun --bind-to core). Accuracies do not depend on it."
+    )
+    columns = (*WHICH, "runs", "repeats differ, %", "training drifts within a run, %")
+    section.tables.append(Table(columns, [_noise_row(one) for one in found]))
+    return section
+
+
+def _repeat(found: Sequence[Noise]) -> str:
+    """Return what to do about repeats; there may be some already."""
+    fewest = min(len(one.group.processes) for one in found)
+    if fewest < ENOUGH:
+        return f"raise repeats in the study file to {ENOUGH}"
+    return "measure these points again"
+
+
+def _noise_row(one: Noise) -> Row:
+    runs = COUNT(len(one.group.processes))
+    return [
+        *which(one.group),
+        runs,
+        PER_CENT_OF(one.variation),
+        PER_CENT_OF(one.drift),
+    ]
+
+
+def noise_warnings(every: Sequence[Group]) -> list[str]:
+    """Return the line for the top of the page, if the machine was not quiet."""
+    found = noisy(every)
+    if not found:
+        return []
+    worst = max(found, key=lambda one: 0.0 if isnan(one.variation) else one.variation)
+    size = size_text(worst.group.clients, worst.group.ranks)
+    return [
+        f"The machine was not quiet: the times of {len(found)} of "
+        f"{count(len(every), 'point')} cannot be trusted, least of all those of "
+        f"{label(worst.group.key)}, {size}. See the section on noise."
+    ]
 
 
 def environment(every: Sequence[Group]) -> Section:
     section = Section("environment", "Environment and options")
     rows = _rows(every)
-    section.tables.append(Table(COLUMNS, rows, words=True))
+    section.tables.append(Table(ENVIRONMENT, rows, words=True))
     files = _files(every)
     if files:
         section.tables.append(Table(("file of your own", "sha256"), files, words=True))

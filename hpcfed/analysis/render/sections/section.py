@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from hpcfed.analysis.choices import SIZES, Combination
-from hpcfed.analysis.findings import Table
+from hpcfed.analysis.findings import COUNT, Cell, Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label, option_text
 from hpcfed.analysis.render.charts import Axis, Drawing, Line, bars, stripes
@@ -60,15 +60,25 @@ def held_text(shown: Held) -> list[str]:
     ]
 
 
-# Most tables begin with these columns.
 WHICH = ("options", "clients", "ranks")
-"""Columns of `which`."""
+"""The first columns of a table of points."""
 
 
-def which(group: Group) -> list[str]:
-    """Return the cells that say which group a row is about."""
-    name = label(group.key)
-    return [name, f"{group.clients:,}", str(group.ranks)]
+def which(group: Group) -> list[str | Cell]:
+    """Return the cells that say which point a row is about."""
+    return [label(group.key), COUNT(group.clients), COUNT(group.ranks)]
+
+
+def points_table(
+    every: Sequence[Group],
+    columns: Mapping[str, Callable[[Group], str | Cell]],
+    caption: str = "",
+) -> Table:
+    """Return a row for each point, with a cell of each column."""
+    rows = []
+    for group in every:
+        rows.append([*which(group), *(cell(group) for cell in columns.values())])
+    return Table((*WHICH, *columns), rows, caption)
 
 
 def estimates_line(

@@ -1,39 +1,49 @@
-"""Curves over what runs spend while they learn: virtual time, or bytes."""
+"""Accuracy over what runs spend while they learn: virtual time, or bytes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from math import isnan, nan
+from statistics import fmean
 
 import numpy as np
 
+from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.curves import Climb, curve_over
+from hpcfed.analysis.findings import MEBIBYTES, PER_CENT_OF, PLAIN, TIME, Cell, Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label
-from hpcfed.analysis.outcomes import Measure, measures, metric_limits
-from hpcfed.analysis.render.charts import Axis, Drawing, Line, lines, spread
-from hpcfed.analysis.render.sections.accuracy import (
-    MOST_CURVES,
-    MOST_FAMILIES,
-    chart_families,
-    told_apart,
+from hpcfed.analysis.outcomes import (
+    Measure,
+    measure,
+    measures,
+    metric_limits,
+    run_virtual_seconds,
 )
+from hpcfed.analysis.render.charts import Axis, Drawing, Line, lines, spread
+from hpcfed.analysis.render.sections.accuracy import add_charts, told_apart
 from hpcfed.analysis.render.sections.section import (
     LOG_SPREAD,
     MOST_LINES,
     Section,
     batches,
-    held_text,
+    points_table,
 )
-from hpcfed.analysis.swept import Swept, held
+from hpcfed.analysis.swept import Swept
+from hpcfed.options.compression import CompressionOptions
 from hpcfed.options.metrics import metric_of
 from hpcfed.results.run import RunRecord
 
 READING = (
-    "A curve is the mean over seeds, each on straight lines between its evaluations; it "
-    "begins where all seeds have a value, and ends with the first that ends."
+    "A curve is the mean over seeds, each on straight lines between its evaluations. It "
+    "begins where all seeds have a value, and ends where the first seed ends."
 )
 """How to read these curves."""
+COMPRESSORS = ("compress", "compress_down")
+"""Options that say what packs uploads and downloads."""
+PACKING = tuple(CompressionOptions.__annotations__)
+"""These, and options of compressors."""
+BYTES = (("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30), ("TiB", 2.0**40))
 
 
 @dataclass(frozen=True)
@@ -57,35 +67,37 @@ class Expense:
         return fitting
 
 
-def add_charts(
-    section: Section,
-    every: Sequence[Group],
-    options: Sequence[Swept],
-    spending: Expense,
-) -> None:
-    """Draw what the task is judged by over what runs have spent, a few charts for each
-    data set.
-    """
-    families = chart_families(every)
-    for about, family in islice(families.items(), MOST_FAMILIES):
-        shown = held(family, options, keep=("ranks",), most=MOST_CURVES)
-        section.text += held_text(shown)
-        section.charts += climbs(about, shown.groups, spending)
-    left_out = list(families)[MOST_FAMILIES:]
-    if left_out:
-        section.text.append(f"Without curves here: {'; '.join(left_out)}.")
+def _virtual_seconds(run: RunRecord) -> np.ndarray:
+    return run.rounds["virtual_seconds"]
+
+
+def _sent_up(run: RunRecord) -> np.ndarray:
+    return np.nancumsum(run.rounds["bytes_up"])
+
+
+def _sent_in_all(run: RunRecord) -> np.ndarray:
+    return np.nancumsum(run.rounds["bytes_up"] + run.rounds["bytes_down"])
+
+
+VIRTUAL_TIME = Expense(
+    "virtual time",
+    _virtual_seconds,
+    units=(("s", 1.0), ("min", 60.0), ("h", 3600.0)),
+)
+UP = Expense("sent by clients", _sent_up, BYTES, log=True)
+BOTH = Expense("sent by and to clients", _sent_in_all, BYTES, log=True)
 
 
 def climbs(
-    about: str, members: Sequence[Group], spending: Expense
+    about: str, members: Sequence[Group], *, expense: Expense
 ) -> Iterator[Drawing]:
     """Draw what members are judged by over what they have spent."""
-    ends = [_end(group, spending) for group in members]
-    unit, size = spending.unit(max(ends))
-    log = spending.log or spread(ends) > LOG_SPREAD
-    x = Axis(f"{spending.name}, {unit}", log=log)
+    ends = [_end(group, expense) for group in members]
+    unit, size = expense.unit(max(ends))
+    log = expense.log or spread(ends) > LOG_SPREAD
+    x = Axis(f"{expense.name}, {unit}", log=log)
     for judged in measures(members):
-        climb = partial(climb_of, judged=judged, spending=spending, size=size, log=log)
+        climb = partial(climb_of, judged=judged, expense=expense, size=size, log=log)
         curves = told_apart(members, climb)
         # A single evaluation is in the tables already.
         if max((len(curve.x) for curve in curves), default=0) > 1:
@@ -94,15 +106,15 @@ def climbs(
                 yield lines(title, some, x, Axis(judged.axis))
 
 
-def _end(group: Group, spending: Expense) -> float:
+def _end(group: Group, expense: Expense) -> float:
     """Return the most that a seed has spent in the end."""
-    return max(float(np.nanmax(spending.of(run))) for run in group.seeds)
+    return max(float(np.nanmax(expense.of(run))) for run in group.seeds)
 
 
 def climb_of(
     group: Group,
     judged: Measure,
-    spending: Expense,
+    expense: Expense,
     *,
     size: float,
     log: bool = False,
@@ -112,7 +124,7 @@ def climb_of(
     seeds = []
     for run in group.seeds:
         if judged.series in run.rounds:
-            seeds.append(Climb(spending.of(run), run.rounds[judged.series]))
+            seeds.append(Climb(expense.of(run), run.rounds[judged.series]))
     return curve_over(
         label(group.key.without("dataset")),  # which the chart's title has
         seeds,
@@ -121,4 +133,117 @@ def climb_of(
         log=log,
         least=least,
         most=most,
+    )
+
+
+def clock(every: Sequence[Group], options: Sequence[Swept]) -> Section:
+    """Show accuracy by the clients' clock and who arrived, of runs that have one."""
+    section = Section("virtual-time", "Accuracy over virtual time")
+    clocked = [group for group in every if group.first.has_clock]
+    if not clocked:
+        return section
+    section.text.append(
+        "Virtual time is that of the simulated devices and links. It has nothing to do "
+        f"with the seconds that the simulation took. {READING}"
+    )
+    add_charts(section, clocked, options, partial(climbs, expense=VIRTUAL_TIME))
+    columns = {
+        "virtual time": lambda group: TIME(run_virtual_seconds(group).centre),
+        "a round": lambda group: TIME(_mean_of_seeds(group, _round_seconds)),
+    }
+    # Who arrived and how stale, where a run has recorded it.
+    if any(not isnan(_arrived(group)) for group in clocked):
+        columns["arrived, %"] = lambda group: PER_CENT_OF(_arrived(group))
+    if any(not isnan(_staleness(group)) for group in clocked):
+        columns["versions behind"] = lambda group: PLAIN(_staleness(group))
+    section.tables.append(points_table(clocked, columns, "means over seeds"))
+    return section
+
+
+def _round_seconds(run: RunRecord) -> float:
+    return run.last("virtual_seconds") / run.rounds_done
+
+
+def _arrived(group: Group) -> float:
+    return _mean_of_seeds(group, RunRecord.arrived_share)
+
+
+def _staleness(group: Group) -> float:
+    return _mean_of_seeds(group, partial(RunRecord.mean, name="staleness"))
+
+
+def _mean_of_seeds(group: Group, figure: Callable[[RunRecord], float]) -> float:
+    """Return the mean over seeds that know a figure; NaN where none does."""
+    values = [figure(run) for run in group.seeds]
+    known = [value for value in values if not isnan(value)]
+    return fmean(known) if known else nan
+
+
+def compression(every: Sequence[Group], options: Sequence[Swept]) -> Section:
+    """Show accuracy against bytes, where runs differ in compression."""
+    section = Section("compression", "Accuracy against bytes")
+    packed = [group for group in every if _packs(group)]
+    if not packed or len({group.options.only(PACKING) for group in every}) < 2:
+        return section
+    section.text.append(
+        "Bytes are those of packed uploads and downloads, of all clients together. "
+        f"{READING}"
+    )
+    add_charts(section, every, options, partial(climbs, expense=UP))
+    if any(_packs(group, "compress_down") for group in packed):
+        add_charts(section, every, options, partial(climbs, expense=BOTH))
+    section.tables.append(_compression_table(every))
+    return section
+
+
+def _packs(group: Group, *names: str) -> bool:
+    """Whether one of these options names a compressor; of both, if none is given."""
+    chosen = [group.options.get(name, "none") for name in names or COMPRESSORS]
+    return any(str(compressor) != "none" for compressor in chosen)
+
+
+def _compression_table(every: Sequence[Group]) -> Table:
+    """Return every point's score and bytes, and how many times less these are than
+    those of the same point without compression.
+    """
+    plain: dict[Combination, Group] = {}
+    for group in every:
+        if not _packs(group):
+            plain.setdefault(_otherwise(group), group)
+
+    def less(group: Group, *ways: str) -> Cell:
+        beside = plain.get(_otherwise(group), group)
+        sent = _bytes(group, *ways)
+        return PLAIN(
+            nan if beside is group or not sent else _bytes(beside, *ways) / sent
+        )
+
+    up, down = "bytes_up", "bytes_down"
+    columns: dict[str, Callable[[Group], str | Cell]] = {}
+    caption = "bytes of a whole run, means over seeds"
+    judged = measure(every)
+    if judged is not None:
+        kind, estimate = judged.kind, judged.estimate
+        columns[judged.axis] = lambda group: kind(estimate(group))
+        caption = f"{judged.name}: {judged.whose}; {caption}"
+    columns |= {
+        "up, MiB": lambda group: MEBIBYTES(_bytes(group, up)),
+        "down, MiB": lambda group: MEBIBYTES(_bytes(group, down)),
+        "times less up": lambda group: less(group, up),
+        "times less in all": lambda group: less(group, up, down),
+    }
+    return points_table(every, columns, caption)
+
+
+def _otherwise(group: Group) -> Combination:
+    """Return what points have in common that differ in compression alone. Majority votes
+    are a rule of aggregation, which costs no bytes.
+    """
+    return group.options.without(*PACKING, "aggregation")
+
+
+def _bytes(group: Group, *ways: str) -> float:
+    """Return bytes of a run, the mean over seeds."""
+    return sum(
+        fmean(float(np.nansum(run.rounds[way])) for run in group.seeds) for way in ways
     )
