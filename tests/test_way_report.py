@@ -217,7 +217,7 @@ def test_the_page_of_a_study_of_privacy() -> None:
     assert dashed[0]["series"] == "fedavg without noise"
     row = cells(section.tables[0])
     assert (row["ε"], row["δ"], row["lost by noise"]) == ("2", "1e-06", "30")
-    assert "as if the federation were so large" in section.text[-1]
+    assert "that of a federation of this size" in section.text[-1]
 
 
 def test_the_page_of_a_study_of_compression() -> None:
