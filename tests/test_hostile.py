@@ -24,6 +24,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.hostile import commands, fuzz, mutations, publishing
+from benchmarks.hostile.cases import CASES
+from benchmarks.hostile.readers import FILES
 from hpcfed import cli
 from hpcfed.errors import UserError
 from hpcfed.results import checkpoints, safe, sandbox
@@ -32,16 +35,6 @@ from hpcfed.results.json_values import parsed
 from hpcfed.results.publish import publish
 from hpcfed.results.stored import read_run
 from tests.runs import mistake
-
-# Benchmarks import their siblings as scripts do.
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-
-import case_commands
-import fuzz
-import mutations
-import publishing
-from cases import CASES
-from readers import FILES
 
 ROOT = Path(__file__).parents[1]
 
@@ -98,7 +91,7 @@ def test_hundreds_of_changed_files(originals: Path) -> None:
 def test_what_a_command_has_said_is_judged(
     code: int, out: str, err: str, outcome: str
 ) -> None:
-    assert case_commands.judge(code, out, err)[0] == outcome
+    assert commands.judge(code, out, err)[0] == outcome
 
 
 def external_link(file: h5py.File, outside: Path) -> None:

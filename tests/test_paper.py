@@ -1,4 +1,4 @@
-"""benchmarks/paper.py: cells, their order and folders, going on after a stop, failures,
+"""benchmarks/paper: cells, their order and folders, going on after a stop, failures,
 mistakes, tables.
 """
 
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.paper import __main__ as paper
+from benchmarks.paper.study import MEASURES
 from hpcfed import cli
 from hpcfed.clients.engine import Engine
 from hpcfed.data import DATASETS
@@ -34,12 +36,6 @@ from hpcfed.results.stored import read_seeds
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.timer import PHASES
 from tests.conftest import start
-
-# Benchmarks import their siblings as scripts do.
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-
-import paper
-import paper_study
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 COMMON = """
@@ -300,7 +296,7 @@ def test_a_signal_stops_all_cells_at_work(tmp_path: Path) -> None:
     ]
     words += ["--set", "rounds=20000"]  # no cell may end before the other has begun
     cells = [out / "digits/4" / name for name in ("fedavg", "fedavg-ft")]
-    command = [sys.executable, str(BENCHMARKS / "paper.py"), *map(str, words)]
+    command = [sys.executable, "-m", "benchmarks.paper", *map(str, words)]
     environment = os.environ | {
         "PYTHONPATH": str(BENCHMARKS.parent),
         "OMP_NUM_THREADS": "1",
@@ -531,7 +527,7 @@ def test_a_server_learns_in_one_cell_after_the_other(tmp_path: Path) -> None:
     path.write_text(PFEDGPA)
     words = [path, "--out", tmp_path / "out", "--device", "cpu", "--seeds", "0"]
     done = start(
-        [sys.executable, str(BENCHMARKS / "paper.py"), *map(str, words)],
+        [sys.executable, "-m", "benchmarks.paper", *map(str, words)],
         PYTHONPATH=str(BENCHMARKS.parent),
     )
     assert done.returncode == 0, done.stderr
@@ -680,7 +676,7 @@ def test_seconds_to_the_target_leave_evaluations_out() -> None:
     phases[..., PHASES.index("evaluate")] = evaluating
     reached = Reached(rounds=2, seconds=30.0, bytes=0.0)
     record = SimpleNamespace(phases=phases, stacked_seeds=2, reached=lambda: reached)
-    measure = paper_study.MEASURES["relative-seconds"]
+    measure = MEASURES["relative-seconds"]
     assert measure.of(record) == (30 - 1 - 4) / 2
     never = SimpleNamespace(reached=lambda: None)
     assert math.isnan(measure.of(never))

@@ -1,6 +1,5 @@
-"""benchmarks/paper.py --figures: every kind of picture, of one tiny study."""
+"""benchmarks/paper --figures: every kind of picture, of one tiny study."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -8,15 +7,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from benchmarks.paper import __main__ as paper
+from benchmarks.paper import drawings
+from benchmarks.paper.drawings import principal_axes
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_seeds
-
-# Benchmarks import their siblings as scripts do.
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-
-import paper
-import paper_figures
-from paper_figures import principal_axes
 
 STUDY = """
 measures = ["best"]
@@ -118,7 +113,7 @@ def test_every_kind_of_figure_is_drawn(
         finals = {"before": np.array([0.5, 0.6, 0.7, 0.8]), "after": np.ones(4)}
         return [replace(record, finals=finals) for record in read_seeds(folder)]
 
-    monkeypatch.setattr(paper_figures, "read_seeds", with_finals)
+    monkeypatch.setattr(drawings, "read_seeds", with_finals)
     assert paper.main([*runs, "--table", "--figures", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "Fig. 9: no run has what it shows" in said

@@ -1,8 +1,7 @@
-"""benchmarks/paper.py: how near tables are to the paper, named tables, and plans."""
+"""benchmarks/paper: how near tables are to the paper, named tables, and plans."""
 
 import argparse
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from math import inf, nan
@@ -11,19 +10,15 @@ from pathlib import Path
 import h5py
 import pytest
 
+from benchmarks.paper import __main__ as paper
+from benchmarks.paper.cells import Outcome, Outcomes
+from benchmarks.paper.plan import Line, read_line
+from benchmarks.paper.runs import alarm, resumed
+from benchmarks.paper.study import MEASURES, Printed, Study
+from benchmarks.paper.tables import Entry, _print_measure, near_text
 from hpcfed.errors import UserError
 from hpcfed.results.stored import read_seeds
 from hpcfed.runtime.signals import STOPPED, Stop
-
-# Benchmarks import their siblings as scripts do.
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-
-import paper
-from paper_cells import Outcome, Outcomes
-from paper_plan import Line, read_line
-from paper_runs import alarm, resumed
-from paper_study import MEASURES, Printed, Study
-from paper_tables import Entry, _print_measure, near_text
 
 STUDY = """
 measures = ["best", "rounds"]

@@ -1,15 +1,14 @@
-"""benchmarks/peers.py: rivals train what hpcfed trains; mistakes and lost processes are
+"""benchmarks/rivals: rivals train what hpcfed trains; mistakes and lost processes are
 told.
 """
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.rivals import others, peers, work
 from hpcfed import methods
 from hpcfed.clients.job import Recipe
 from hpcfed.experiment.assemble import Setup, assemble
@@ -18,37 +17,28 @@ from hpcfed.options import resolve
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.timer import Timer
 
-# It imports its siblings as a script does.
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
-
-import peer_work
-import peers
-import rivals
-
 SGD = Recipe(epochs=2, batch_size=4, lr=0.05, momentum=0.5, weight_decay=5e-4)
 EVERYONE = torch.arange(4)
 
 
 def network() -> nn.Module:
-    return build("cnn-cifar", shape=peer_work.SHAPE, classes=10, seed=0).double()
+    return build("cnn-cifar", shape=work.SHAPE, classes=10, seed=0).double()
 
 
 def some_data(*, images: int) -> tuple[Tensor, Tensor]:
     """Return random images and labels of four clients."""
     random = torch.Generator().manual_seed(1)
     shape = (len(EVERYONE), images)
-    pixels = torch.randn(
-        *shape, *peer_work.SHAPE, generator=random, dtype=torch.float64
-    )
+    pixels = torch.randn(*shape, *work.SHAPE, generator=random, dtype=torch.float64)
     return pixels, torch.randint(10, shape, generator=random)
 
 
 @pytest.mark.parametrize("chunk", [0, 2])
 def test_vmap_trains_what_the_plain_loop_trains(chunk: int) -> None:
     data, cohort, model = some_data(images=6), torch.tensor([3, 0, 2]), network()
-    first = peer_work.weights_of(model)
-    stacked = rivals.vmap_round(model, first, data, cohort, SGD, chunk=chunk)
-    looped = rivals.loop_round(model, first, data, cohort, SGD)
+    first = work.weights_of(model)
+    stacked = others.vmap_round(model, first, data, cohort, SGD, chunk=chunk)
+    looped = others.loop_round(model, first, data, cohort, SGD)
     torch.testing.assert_close(stacked, looped, rtol=1e-9, atol=1e-12)
     assert not torch.equal(stacked["head.weight"], first["head.weight"])
 
@@ -61,14 +51,14 @@ def test_pfl_research_trains_what_the_plain_loop_trains(
         "PFL_PYTORCH_DEVICE", "cpu"
     )  # it is set anyway, but this takes it back
     data, model = some_data(images=8), network()
-    weights = peer_work.weights_of(model)
+    weights = work.weights_of(model)
     for _ in range(2):
-        weights = rivals.loop_round(model, weights, data, EVERYONE, SGD)
-    theirs, laps = rivals.Classifier(network()), peer_work.Laps(torch.device("cpu"))
-    rivals.pfl_rounds(theirs, data, SGD, cohort=4, rounds=2, laps=laps)
+        weights = others.loop_round(model, weights, data, EVERYONE, SGD)
+    theirs, laps = others.Classifier(network()), work.Laps(torch.device("cpu"))
+    others.pfl_rounds(theirs, data, SGD, cohort=4, rounds=2, laps=laps)
     # pfl-research keeps the clients' updates in float32.
     torch.testing.assert_close(
-        peer_work.weights_of(theirs.network), weights, rtol=0, atol=1e-7
+        work.weights_of(theirs.network), weights, rtol=0, atol=1e-7
     )
     assert len(laps.seconds) == 2 and theirs.samples == 2 * 4 * 8 * SGD.epochs
 
@@ -77,7 +67,7 @@ def hpcfed_setup() -> Setup:
     """Assemble four clients whose batch is all they have, so that the order does not
     matter.
     """
-    values = peer_work.WORKS["pfedgpa-cifar10"] | {"clients": 4, "train_per_client": 6}
+    values = work.WORKS["pfedgpa-cifar10"] | {"clients": 4, "train_per_client": 6}
     values |= {
         "batch_size": 6,
         "engine": "batched",
@@ -99,9 +89,9 @@ def test_rivals_end_a_round_with_the_row_of_hpcfed() -> None:
     data = shard.inputs[shard.index], shard.targets[shard.index]
     sgd = Recipe(epochs=2, batch_size=6, lr=0.02, momentum=0.5, weight_decay=5e-4)
     model = network()
-    first = peer_work.weights_of(model)
-    for train in (rivals.vmap_round, rivals.loop_round):
-        peer_work.load_weights(model, train(model, first, data, EVERYONE, sgd))
+    first = work.weights_of(model)
+    for train in (others.vmap_round, others.loop_round):
+        work.load_weights(model, train(model, first, data, EVERYONE, sgd))
         theirs = fed.layout.row(model, dtype=torch.float64)
         torch.testing.assert_close(theirs, row, rtol=1e-9, atol=1e-12)
 

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -384,7 +385,7 @@ def known_flags() -> set[str]:
             continue
         flags.update(flags_in(ended([name, "--help"])[1].split()))
     flags.update(flags_in(ended(["attack", "idlg", "--help"])[1].split()))
-    for program in (ROOT / "benchmarks").glob("*.py"):
+    for program in (ROOT / "benchmarks").rglob("*.py"):
         flags.update(re.findall('"(--[a-z][a-z0-9-]*)"', program.read_text()))
     return flags
 
@@ -435,6 +436,8 @@ def test_commands_in_the_prose_are_understood(folder: Path) -> None:
             for word in command.words:
                 if word.startswith(("benchmarks/", "slurm/", "launch/")):
                     assert (ROOT / word.partition(":")[0]).exists(), command
+                if word.startswith("benchmarks."):
+                    assert find_spec(word) is not None, command
             seen += 1
     assert seen > 30
 

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from errno import ENAMETOOLONG
 from math import exp, isnan, log, sqrt
@@ -18,6 +17,7 @@ import h5py
 import numpy as np
 import pytest
 
+from benchmarks.hostile import fuzz
 from hpcfed import cli
 from hpcfed.analysis import choices
 from hpcfed.analysis.choices import Combination, distinguish
@@ -46,10 +46,6 @@ from hpcfed.studies.gather import gather
 from hpcfed.studies.plan import points, read_study, trials
 from tests.page import parsed
 from tests.runs import mistake
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-
-import fuzz
 
 NAN = float("nan")
 T_OF_TWO, T_OF_THREE = 12.7062, 4.30265

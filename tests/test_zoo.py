@@ -1,17 +1,14 @@
-"""benchmarks/zoo.py: a row for every network, whatever becomes of it."""
+"""benchmarks/speed/zoo.py: a row for every network, whatever becomes of it."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from torch import nn
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-
-import zoo
-from zoo_networks import TORCHVISION, TRANSFORMERS, ZOO
+from benchmarks.speed import zoo
+from benchmarks.speed.zoo_networks import TORCHVISION, TRANSFORMERS, ZOO
 
 FEW = ["--clients", "2", "--samples", "2", "--batch", "2"]
 VIT = "torchvision:vision_transformer"

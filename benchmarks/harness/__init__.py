@@ -1,0 +1,1 @@
+"""Measure what hpcfed costs around a round: start, recording, waiting, long runs."""

@@ -1,0 +1,220 @@
+"""Whether plans come true: calibrates with few clients, few ranks and small servers,
+predicts larger ones, measures them, and prints the error of every prediction.
+
+    python -m benchmarks.harness.plans clients      10 to 300 clients predict 1000 and 10,000
+    python -m benchmarks.harness.plans cores        1 to 4 ranks on cores predict 8 and 16
+    python -m benchmarks.harness.plans server       small and paper predict large (a GPU of 80 GB)
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcfed import methods
+from hpcfed.clients.network import client_layout, client_network
+from hpcfed.options import Settings, resolve
+from hpcfed.plan.calibrate import calibrate, measure_rounds, start
+from hpcfed.plan.constants import Constants
+from hpcfed.plan.fits import Range
+from hpcfed.plan.links import ASSUMED, measured_link
+from hpcfed.plan.loads import Load, rank_loads, train_sizes
+from hpcfed.plan.rounds import Target, fit_rates, plan_round
+from hpcfed.plan.server import plan_learning
+from hpcfed.plan.server_calibration import measure_server
+from hpcfed.results.stored import read_run
+from hpcfed.server.options import server_options
+from hpcfed.studies.plan import flags
+
+CLIENTS = {
+    "method": "fedavg",
+    "dataset": "synthetic",
+    "model": "cnn-cifar",
+    "partition": "iid",
+    "train_per_client": 100,
+    "test_per_client": 4,
+    "batch_size": 50,
+    "epochs": 1,
+}
+CORES = {
+    **CLIENTS,
+    "device": "cpu",
+    "synthetic_shape": "1x28x28",
+    "model": "cnn-fmnist",
+    "epochs": 2,
+}
+SERVER = {
+    "method": "pfedgpa",
+    "dataset": "synthetic",
+    "model": "cnn-cifar",
+    "partition": "dominant",
+    "clients": 20,
+    "rounds": 20,
+    "train_per_client": 600,
+    "test_per_client": 100,
+    "evaluate_every": 10,
+    "server_batch": 100,
+    "denoiser_batch": 400,
+    "server_precision": "bf16",
+    "autoencoder_samples": 2_000,
+    "denoiser_samples": 8_000,
+}
+
+
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """Return the settings of a run with these options."""
+    sources = {name: name for name in values}
+    options = methods.load(str(values["method"])).Options
+    return resolve(values, sources, options)
+
+
+def loads_of(settings: Settings, ranks: int) -> list[Load]:
+    """Return the work of the busiest rank."""
+    config = settings.config
+    sizes = train_sizes(config, validates=False)
+    work = settings.options.local_work(config, client_layout(config))
+    return rank_loads(settings, work, sizes, ranks, mode="batched")
+
+
+def show(name: str, predicted: Range, measured: float, unit: float = 1e3) -> None:
+    """Print one prediction beside what was measured."""
+    error = predicted.middle / measured - 1
+    inside = predicted.low <= measured <= predicted.high
+    print(
+        f"{name:32} {unit * predicted.middle:10.2f} "
+        f"[{unit * predicted.low:.2f}, {unit * predicted.high:.2f}] "
+        f"{unit * measured:10.2f} {100 * error:+7.1f} %"
+        f"{'' if inside else '  outside'}",
+        flush=True,
+    )
+
+
+def predict_clients(asked: argparse.Namespace) -> None:
+    """Predict more clients on one rank."""
+    values = dict(CLIENTS, device=asked.device)
+    base = settings_of(values)
+    constants = calibrate(base, values, clients=asked.fit, ranks=())
+    report(constants)
+    for number in asked.clients:
+        settings = settings_of({**values, "clients": number})
+        target = Target(ranks=1, per_node=1, link=ASSUMED)
+        loads = loads_of(settings, 1)
+        columns = constants.work.columns
+        plan = plan_round(constants, loads, target, columns=columns)
+        found = measure_rounds(settings, values, ranks=1, clients=number)
+        seconds = found.train.middle + found.rest.middle
+        show(f"{number} clients, ms a round", plan.seconds, seconds)
+        show(f"{number} clients, evaluation", plan.evaluation, found.evaluate)
+        show(f"{number} clients, MiB", plan.memory, found.memory, 2.0**-20)
+
+
+def predict_cores(asked: argparse.Namespace) -> None:
+    """Predict more ranks on the cores of this machine, weak and strong."""
+    values = dict(CORES)
+    base = settings_of(values)
+    constants = calibrate(base, values, clients=(4, 12, 24), ranks=(2, 4))
+    report(constants)
+    link = measured_link(constants.links)
+    assert link is not None
+    print(f"link: {link}")
+    for ranks in asked.ranks:
+        for name, clients in (("weak", 12 * ranks), ("strong", 96)):
+            settings = settings_of({**values, "clients": clients})
+            target = Target(ranks=ranks, per_node=constants.machine.units, link=link)
+            columns = constants.work.columns
+            plan = plan_round(
+                constants, loads_of(settings, ranks), target, columns=columns
+            )
+            found = measure_rounds(settings, values, ranks=ranks, clients=clients)
+            seconds = found.train.middle + found.rest.middle
+            show(f"{name}, {ranks} ranks, ms a round", plan.seconds, seconds)
+            print("   measured", found.model_dump_json(), flush=True)
+
+
+def predict_server(asked: argparse.Namespace) -> None:
+    """Predict a larger server."""
+    values = dict(SERVER)
+    base = settings_of({**values, "server": "paper"})
+    options = server_options(base)
+    assert options is not None
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    fields = measure_server(base, options, device)
+    from hpcfed.plan.calibrate import machine_of, work_of
+
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    constants = Constants.model_construct(
+        machine=machine_of(device, 1, dtype), work=work_of(base.config), **fields
+    )
+    for point in constants.server:
+        print(point.model_dump_json())
+    for prepared in constants.preparations:
+        print(prepared.model_dump_json())
+    print(constants.machine.model_dump_json(), constants.server_start, flush=True)
+    layout = client_layout(base.config, client_network(base.config, seed=0))
+    torch.cuda.empty_cache()
+    for size in asked.sizes:
+        larger = settings_of({**values, "server": size})
+        chosen = server_options(larger)
+        assert chosen is not None
+        plan = plan_learning(
+            constants,
+            chosen,
+            layout,
+            ranks=1,
+            zero_stage=0,
+            link=ASSUMED,
+            clients=20,
+        )
+        print("predicted", plan, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            out = f"{folder}/run"
+            words = flags({**values, "server": size, "server_save": False})
+            start(1, ["hpcfed", "run", *words, "--out", out])
+            learning = read_run(Path(out)).learnings[0]
+        print(json.dumps(learning.seconds), flush=True)
+        show(f"{size}, s a learning", plan.seconds, sum(learning.seconds.values()), 1)
+        memory = float(learning.peak_memory.max())
+        show(f"{size}, GiB", plan.memory, memory, 2.0**-30)
+
+
+def report(constants: Constants) -> None:
+    """Print what was measured and what follows."""
+    for point in constants.rounds:
+        print(point.model_dump_json())
+    for link in constants.links:
+        print(link.model_dump_json())
+    here = measured_link(constants.links) or ASSUMED
+    print(fit_rates(constants.rounds, 4.0 * constants.work.columns, here))
+    print(
+        f"{'':32} {'predicted':>10} {'interval':12} {'measured':>10} {'error':>8}",
+        flush=True,
+    )
+
+
+PARTS = {"clients": predict_clients, "cores": predict_cores, "server": predict_server}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--fit", type=int, nargs="+", default=[10, 30, 100, 300])
+    parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--sizes", nargs="+", default=["large"])
+    asked = parser.parse_args()
+    begin = time.perf_counter()
+    PARTS[asked.part](asked)
+    print(f"{time.perf_counter() - begin:.0f} s in all", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

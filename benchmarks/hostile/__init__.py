@@ -1,0 +1,1 @@
+"""Hand damaged and hostile files to every command."""

@@ -1,0 +1,1 @@
+"""Compute papers' tables anew, and set them beside the papers' figures."""

@@ -1,0 +1,196 @@
+"""A paper's tables, computed anew and set beside its figures.
+
+A study file names data sets, numbers of clients (or columns of any kind, such as
+attacks) and methods, each with its options. Every combination, or those that the file's
+`cells` leave, is a cell: one run of all seeds at once, in the folder
+OUT/DATASET/CLIENTS/METHOD. Cells whose seeds are all complete are not run again, so a
+study that was stopped goes on where it was. On SIGTERM, SIGUSR2 or Ctrl-C
+the cells at work end their round, and the exit code is 75; the next call resumes them
+there. A cell that fails is reported in one line, the others go on, and the exit code is
+1. A mistake in the file or in the flags ends everything before it begins, with 2. Cells
+write a checkpoint every minute, from which a study goes on that was killed.
+
+A plan (--plan FILE) names cells of several studies, one line for those with the same
+seeds and options: STUDY.toml PATTERN SEEDS [OPTION=VALUE…] [as=FOLDER]. A cell belongs
+to the first line that names it.
+
+A line per cell shows what the study measures (mean ± standard error over seeds; the
+accuracy of clients on their own test data, unless the study says otherwise), the
+paper's figure, the difference, and seconds. At the end come the tables, in Markdown:
+`ours ± error (paper)`, and how many of a table's cells are near to the paper.
+
+examples:
+  python -m benchmarks.paper benchmarks/paper/pfedgpa.toml --data-root data --out runs/paper
+  python -m benchmarks.paper benchmarks/paper/pfedgpa.toml --out runs/paper --only 'cifar10/100/*' --budget 540
+  python -m benchmarks.paper benchmarks/paper/pfedgpa.toml --out runs/try --methods fedavg,pfedgpa --seeds 0 \\
+      --set rounds=3 bank_rounds=3
+  python -m benchmarks.paper benchmarks/paper/pfedgpa.toml --out runs/paper --table
+  python -m benchmarks.paper benchmarks/paper/genfed.toml --out runs/genfed --only 'mnist/*' --seeds 0..4 --jobs 8
+  python -m benchmarks.paper --plan plan.txt --out runs/plan --jobs 16 --stop-after 540
+  python -m benchmarks.paper --plan plan.txt --out runs/plan --table --unfinished
+  python -m benchmarks.paper benchmarks/paper/genfed.toml --out runs/genfed --table --figures figures
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from benchmarks.paper.cells import plan, runnable
+from benchmarks.paper.drawings import draw
+from benchmarks.paper.plan import read_plan
+from benchmarks.paper.runs import Stopped, go
+from benchmarks.paper.study import read_study
+from benchmarks.paper.tables import print_tables
+from hpcfed.errors import UserError, count
+from hpcfed.runtime.launcher import launched
+from hpcfed.runtime.signals import STOPPED
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def _positive(word: str) -> int:
+    if not word.isdecimal() or not int(word):
+        raise argparse.ArgumentTypeError(f"{word} is no number from 1 on")
+    return int(word)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _Parser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("study", type=Path, metavar="STUDY.toml", nargs="?")
+    add(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="in place of a study: lines of STUDY.toml PATTERN SEEDS [OPTION=VALUE…] [as=FOLDER], run in their order; "
+        "cells stand in OUT/STUDY or OUT/FOLDER",
+    )
+    add("--out", type=Path, required=True, help="folder of all cells")
+    add(
+        "--data-root",
+        type=Path,
+        help="folder of the data sets (default: $HPCFED_DATA, else ./data)",
+    )
+    add(
+        "--data",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=DATASET",
+        help="what stands for a data set of the study, such as a part of it: svhn=file:svhn-part.npz",
+    )
+    add(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="cells whose DATASET/CLIENTS/METHOD fits the pattern; may be given again",
+    )
+    add("--methods", metavar="A,B", help="these methods alone")
+    add("--seeds", metavar="LIST", help="0..4 or 0,3,7 (default: 0..2)")
+    add(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="options, which win over the file",
+    )
+    add(
+        "--budget",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="no cell begins after so many seconds",
+    )
+    add(
+        "--stop-after",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="after so many seconds the cells at work end their round and write a checkpoint; "
+        "the next call resumes them (exit code 75)",
+    )
+    add(
+        "--jobs",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="so many cells at once, each in a process of its own; on a GPU start nvidia-cuda-mps-control -d before, "
+        "or they take turns (default: 1)",
+    )
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add(
+        "--table",
+        action="store_true",
+        help="run nothing; print the tables of what is finished",
+    )
+    add(
+        "--unfinished",
+        action="store_true",
+        help="show unfinished cells in the tables, too, with the round that they have reached",
+    )
+    add(
+        "--figures",
+        type=Path,
+        metavar="FOLDER",
+        help="draw the paper's figures of what has run, finished or not, as SVG files",
+    )
+    options = parser.parse_args(arguments)
+    if (options.study is None) == (options.plan is None):
+        raise UserError("name a study's file, or a --plan")
+    if options.plan is not None and options.seeds is not None:
+        raise UserError("--seeds: every line of a plan has its own")
+    options.seeds = options.seeds or "0..2"
+    options.only = options.only or ["*"]
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    failed = 0
+    try:
+        options = _parse(arguments)
+        if options.plan is not None:
+            cells = read_plan(options.plan, options)
+        else:
+            cells = plan(read_study(options.study), options)
+        if not options.table:
+            if not launched().alone:
+                raise UserError(
+                    "a study is one process; start it without mpirun or srun"
+                )
+            # Checks everything before the first cell begins.
+            cells = runnable(cells)
+            failed = go(cells, options)
+        print_tables(cells, unfinished=options.unfinished)
+        if options.figures is not None:
+            draw(cells, options.figures)
+    except UserError as error:
+        print(f"paper: {error}", file=sys.stderr)
+        return 2
+    except Stopped:
+        print("paper: stopped; start it again to go on", file=sys.stderr)
+        return STOPPED
+    except KeyboardInterrupt:
+        print("paper: interrupted", file=sys.stderr)
+        return 130
+    if failed:
+        print(f"failed: {count(failed, 'cell')}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

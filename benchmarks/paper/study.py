@@ -1,0 +1,507 @@
+"""The file of a paper's study: data sets, columns, methods, and the paper's figures."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from hpcfed.errors import UserError, unknown
+from hpcfed.options import load_toml, suggest_option
+from hpcfed.results.run import LAST_UPDATES, RunRecord, mean_accuracy
+from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES
+from hpcfed.runtime.timer import PHASES
+
+
+class Printed(NamedTuple):
+    """A figure as a paper prints it."""
+
+    value: float
+    error: float | None = None
+    """What stands behind its ±."""
+
+
+def _read_printed(given: Any) -> Printed:
+    """Read 91.2, or [91.2, 0.1] where the paper prints an error, too."""
+    numbers = given if isinstance(given, list) else [given]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError("must be a number, or [number, error]")
+    if len(numbers) not in (1, 2):
+        raise ValueError("must be a number, or [number, error]")
+    return Printed(*map(float, numbers))
+
+
+Figure = Annotated[Printed, BeforeValidator(_read_printed)]
+Figures = dict[str, dict[str, dict[str, Figure]]]
+"""A paper's figures, by data set, method and column."""
+
+
+class Near(NamedTuple):
+    """When a measurement counts as near to what the paper prints."""
+
+    text: str
+    holds: Callable[[float, float], bool]
+    """Takes ours and the paper's."""
+
+
+POINTS = Near("within 2 points", lambda ours, paper: abs(ours - paper) <= 2)
+FACTOR = Near("within a factor of 2", lambda ours, paper: 0.5 <= ours / paper <= 2)
+SHARE = Near("within 2 %", lambda ours, paper: abs(ours - paper) <= 0.02 * paper)
+
+
+class Measure(NamedTuple):
+    """One thing that a table shows."""
+
+    title: str
+    value: Callable[[RunRecord], float]
+    """Returns it for the run of one seed; NaN when there is none."""
+    digits: int = 2
+    near: Near = POINTS
+    relative: bool = False
+    """Whether tables show it by what the study's rival has in the same column."""
+    reading_of: str = ""
+    """The measure whose printed figures it is another reading of."""
+
+    @property
+    def to_target(self) -> bool:
+        """Whether it is what reaching the target took: known for good as soon as the
+        target is reached, and "never" until then.
+        """
+        return self.near is FACTOR
+
+    def of(self, record: RunRecord) -> float:
+        """Return the value of a run; NaN where it lacks what is measured, as a run does
+        that was stopped.
+        """
+        try:
+            return self.value(record)
+        except KeyError:
+            return math.nan
+
+
+def best(record: RunRecord) -> float:
+    """Return the best accuracy of the global model, or of the mean client where there
+    is none, in per cent.
+    """
+    of_global_model = record.best("global_accuracy")
+    if not math.isnan(of_global_model):
+        return 100 * of_global_model
+    return 100 * record.best("accuracy")
+
+
+def rounds_to_target(record: RunRecord) -> float:
+    """Return after how many rounds the target accuracy was reached; NaN if never."""
+    reached = record.reached()
+    return math.nan if reached is None else float(reached.rounds)
+
+
+def seconds_to_target(record: RunRecord) -> float:
+    """Return the seconds that the target took, without those of evaluations, which no
+    method needs; NaN if it was never reached.
+
+    Seeds that advance together share their seconds: each counts with its part, so that
+    rows of different numbers of seeds compare.
+    """
+    reached = record.reached()
+    if reached is None:
+        return math.nan
+    # Ranks evaluate together. Rounds before a change of ranks have no phases.
+    by_rank = record.phases[: reached.rounds, :, PHASES.index("evaluate")]
+    evaluating = float(np.nan_to_num(by_rank).max(1).sum())
+    return (reached.seconds - evaluating) / record.stacked_seeds
+
+
+def sent_to_target(record: RunRecord) -> float:
+    """Return the GiB that were sent both ways until the target; NaN if never reached."""
+    reached = record.reached()
+    return math.nan if reached is None else reached.bytes / 2**30
+
+
+def rounds_to_peak(record: RunRecord) -> float:
+    """Return the rounds to 95 % of the clients' own best accuracy; NaN if it was never
+    evaluated.
+    """
+    rounds = record.rounds_to(0.95)
+    return math.nan if rounds is None else float(rounds)
+
+
+def identity(record: RunRecord) -> float:
+    """Return how many per cent of the clients have a generated update that is nearest to
+    their own ones; NaN without a server.
+    """
+    if not record.learnings:
+        return math.nan
+    return 100 * record.learnings[-1].kept
+
+
+def mean_figure(record: RunRecord, name: str) -> float:
+    """Return the mean over clients of what the method has measured at the end."""
+    return mean_accuracy(record.figures[name])
+
+
+def last_rounds(record: RunRecord, name: str) -> float:
+    """Return the mean of a series over the last ten rounds, as far as they were
+    evaluated.
+    """
+    return mean_accuracy(record.rounds[name][-LAST_UPDATES:])
+
+
+def joined(record: RunRecord) -> float:
+    """Return the accuracy of new clients over their last ten rounds, or their last ten
+    updates where they trained alone.
+    """
+    if record.new_rounds is None:
+        return record.newcomers_last("method")
+    return record.new_rounds.last("accuracy")
+
+
+def joining(record: RunRecord) -> float:
+    """Return the accuracy of those who join first, after one local training: "round 0"
+    of GENE-FL's Fig. 3. NaN where new clients trained alone.
+    """
+    if record.new_rounds is None:
+        return math.nan
+    return float(record.new_rounds.curve("trained_accuracy")[0])
+
+
+def joined_trained(record: RunRecord) -> float:
+    """Return the accuracy of participants in the last ten rounds of new clients; NaN
+    where they trained alone.
+    """
+    if record.new_rounds is None:
+        return math.nan
+    return record.new_rounds.last("trained_accuracy")
+
+
+MEASURES = {
+    "accuracy": Measure(
+        "last accuracy of clients, %", lambda record: 100 * record.last("accuracy")
+    ),
+    "best": Measure("best accuracy, %", best),
+    "best-clients": Measure(
+        "best accuracy of clients, own test data, %",
+        lambda record: 100 * record.best("accuracy"),
+    ),
+    "rounds": Measure(
+        "rounds to the target accuracy", rounds_to_target, digits=0, near=FACTOR
+    ),
+    "relative-seconds": Measure(
+        "seconds to the target accuracy by those of the rival",
+        seconds_to_target,
+        near=FACTOR,
+        relative=True,
+    ),
+    "sent-to-target": Measure(
+        "sent until the target accuracy, GiB", sent_to_target, near=FACTOR
+    ),
+    "comm": Measure(
+        "sent by clients, GiB",
+        lambda record: float(record.rounds["bytes_up"].sum()) / 2**30,
+        near=SHARE,
+    ),
+    "given": Measure(
+        "sent to a new client to begin with, MiB",
+        lambda record: record.newcomer_bytes / 2**20,
+        near=SHARE,
+    ),
+    "joining": Measure(
+        "accuracy of the first new clients after their first local training, %",
+        lambda record: 100 * joining(record),
+    ),
+    "joined": Measure(
+        "accuracy of new clients as they stand, mean of the last ten rounds, %",
+        lambda record: 100 * joined(record),
+    ),
+    "joined-trained": Measure(
+        "accuracy of new clients after local training, mean of the last ten rounds, %",
+        lambda record: 100 * joined_trained(record),
+        reading_of="joined",
+    ),
+    "participants": Measure(
+        "accuracy of participants after local training, mean of the last ten rounds, %",
+        lambda record: 100 * last_rounds(record, "trained_accuracy"),
+        reading_of="accuracy",
+    ),
+    "from-random": Measure(
+        "accuracy of new clients from a random row, mean of their updates, %",
+        lambda record: 100 * record.newcomers_last("random"),
+    ),
+    "from-random-guided": Measure(
+        "accuracy of new clients from a random row, guided, mean of their updates, %",
+        lambda record: 100 * record.newcomers_last("random, guided"),
+    ),
+    "rounds-to-peak": Measure(
+        "rounds to 95 % of the clients' own peak", rounds_to_peak, digits=0
+    ),
+    "identity": Measure("generated updates nearest to their own client's, %", identity),
+    "to-own": Measure(
+        "distance of generated rows to the own upload, by the update's length",
+        lambda record: mean_figure(record, "distance to own upload"),
+    ),
+    "to-nearest": Measure(
+        "distance of generated rows to the nearest upload, by the update's length",
+        lambda record: mean_figure(record, "distance to nearest upload"),
+    ),
+    "nearest-own": Measure(
+        "generated rows whose nearest upload is the client's own, %",
+        lambda record: 100 * mean_figure(record, "nearest upload is own"),
+    ),
+    "agreement": Measure(
+        "answers on test data that are those of the own upload, %",
+        lambda record: 100 * mean_figure(record, "agreement with own upload"),
+    ),
+    "direct-to-nearest": Measure(
+        "distance of rows out of noise to the nearest upload, by the update's length",
+        lambda record: mean_figure(record, "direct: distance to nearest upload"),
+    ),
+}
+
+
+def _known_measure(name: str) -> str:
+    if name not in MEASURES:
+        raise ValueError(str(unknown("measure", name, MEASURES)))
+    return name
+
+
+MeasureName = Annotated[str, AfterValidator(_known_measure)]
+
+
+class Part(BaseModel):
+    """Some of a study's cells. A list that is left out stands for all that there are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = ""
+    datasets: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+
+    def shows(self, names: tuple[str, str, str]) -> bool:
+        """Tell whether a cell belongs to the part."""
+        wanted = (self.datasets, self.columns, self.methods)
+        for name, those in zip(names, wanted, strict=True):
+            if those and name not in those:
+                return False
+        return True
+
+
+class Table(Part):
+    """One of the paper's tables: a measure in some of the study's cells."""
+
+    measure: MeasureName
+
+
+class Drawing(Part):
+    """One of the paper's figures, drawn of our runs."""
+
+    kind: Literal["curves", "bars", "across", "clients", "map"]
+    """curves: a series over rounds, a line for every method. bars: a measure, a bar for
+    every method. across: a measure over an option that columns set. clients: the finals
+    of every client. map: clients' snapshots on two principal axes.
+    """
+    series: str = ""
+    """What `curves` show: a series of rounds, or one of `NEW_SERIES`."""
+    cumulative: bool = False
+    """Whether `curves` add up what came before."""
+    measure: MeasureName | None = None
+    """What `bars` and `across` show."""
+    x: str = ""
+    """The option on the horizontal axis of `across`."""
+    finals: tuple[str, ...] = ()
+    """The finals that `clients` show."""
+    below: float | None = None
+    """Per cent; the legend of `clients` counts those with less."""
+    label: str = ""
+    """The vertical axis, where the series' own description is too long."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Drawing":
+        """Refuse a drawing that lacks what its kind needs."""
+        for key in NEEDED_BY[self.kind]:
+            if not getattr(self, key):
+                raise ValueError(f"a drawing of kind {self.kind} needs {key}")
+        known = [*ROUND_SERIES, *METRIC_SERIES, *NEW_SERIES]
+        if self.series and self.series not in known:
+            raise ValueError(str(unknown("series", self.series, known)))
+        return self
+
+
+NEW_SERIES = {
+    "new_accuracy": "accuracy of new clients as they stand",
+    "new_trained_accuracy": "accuracy of new clients after their local training",
+    "newcomers": "accuracy of new clients that train alone",
+}
+"""Series of the rounds that new clients make, and what each is."""
+NEEDED_BY = {
+    "curves": ("name", "series"),
+    "bars": ("name", "measure"),
+    "across": ("name", "measure", "x"),
+    "clients": ("name", "finals"),
+    "map": ("name",),
+}
+"""What a drawing needs, by its kind."""
+
+
+class Ablation(BaseModel):
+    """A second table: the accuracies that one method judges at its end, by data set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str = ""
+    clients: str = ""
+    finals: tuple[str, ...] = ()
+    figures: dict[str, dict[str, Figure]] = {}
+
+
+class Study(BaseModel):
+    """The content of a study's file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    datasets: dict[str, dict[str, Any]]
+    methods: dict[str, dict[str, Any]]
+    """Options by the name of a table's row. The key `method` names the method; without
+    it, the row's name does.
+    """
+    clients: dict[str, dict[str, Any]] = {}
+    columns: dict[str, dict[str, Any]] = {}
+    """Columns of any name and with any options, in place of numbers of clients."""
+    common: dict[str, Any] = {}
+    cells: tuple[str, ...] = ("*",)
+    """Patterns; a cell's DATASET/CLIENTS/METHOD must fit one of them."""
+    measures: tuple[MeasureName, ...] = ("accuracy",)
+    """What the tables show, one after the other; `figures` belong to the first."""
+    tables: tuple[Table, ...] = ()
+    """The paper's tables, in place of one table of all cells for every measure."""
+    drawings: tuple[Drawing, ...] = ()
+    """The paper's figures."""
+    reading: str = ""
+    """How the paper's gaps are read, in a few words that stand in every figure."""
+    ours: tuple[str, ...] = ()
+    """The paper's own methods; the others are its baselines."""
+    rival: str = ""
+    """The baseline that it is compared with."""
+    optional: tuple[str, ...] = ()
+    """Data sets that are left out where their files are not there."""
+    rows: dict[str, tuple[str, ...]] = {}
+    """Finals (accuracies that a method judges at its end) that the table shows for a
+    method, in place of its accuracy after the last round.
+    """
+    figures: Figures = {}
+    further_figures: dict[MeasureName, Figures] = {}
+    """The paper's figures of the other measures."""
+    ablation: Ablation = Ablation()
+
+    def rows_of(self, method: str) -> tuple[str, ...]:
+        """Return the names of the table's rows that a method has."""
+        return self.rows.get(method, (method,))
+
+    @field_validator("ours", mode="before")
+    @classmethod
+    def _several(cls, ours: Any) -> Any:
+        return (ours,) if isinstance(ours, str) else ours
+
+    @property
+    def all_measures(self) -> tuple[str, ...]:
+        """Everything that any table or figure shows, each once."""
+        names = [*self.measures]
+        names += [table.measure for table in self.tables]
+        names += [drawing.measure for drawing in self.drawings if drawing.measure]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def across(self) -> dict[str, dict[str, Any]]:
+        """The columns that tables have for a data set."""
+        return self.columns or self.clients
+
+    def figure(
+        self, dataset: str, clients: str, method: str, *, measure: str = ""
+    ) -> Printed | None:
+        """Return the paper's figure, of the first measure unless another is named; None
+        where the study has none.
+        """
+        if measure:
+            measure = MEASURES[measure].reading_of or measure
+        figures = self.figures
+        if measure not in ("", self.measures[0]):
+            figures = self.further_figures.get(measure, {})
+        return figures.get(dataset, {}).get(method, {}).get(clients)
+
+
+def read_study(path: Path) -> Study:
+    """Read a study's file, and refuse names in it that stand for nothing."""
+    try:
+        study = Study.model_validate(load_toml(path))
+    except ValidationError as failure:
+        raise UserError(f"{path}: {_mistake(failure)}") from None
+    # Tables have columns of one kind.
+    if bool(study.clients) == bool(study.columns):
+        raise UserError(
+            f"{path}: a study has tables [clients.N], or [columns.NAME], and not both"
+        )
+    for measure in study.all_measures:
+        if MEASURES[measure].relative and not study.rival:
+            raise UserError(f"{path}: {measure} needs a rival")
+    names = [drawing.name for drawing in study.drawings]
+    for name in names:
+        # The second file would replace the first.
+        if names.count(name) > 1:
+            raise UserError(f"{path}: two drawings are called {name}")
+    _check_all_names(path, study)
+    return study
+
+
+def _mistake(failure: ValidationError) -> str:
+    """Say where the first mistake of a file is, and what."""
+    first = failure.errors()[0]
+    where = [str(key) for key in first["loc"]]
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        known: list[str] = []
+        for kind in (Study, Table, Drawing, Ablation):
+            known += kind.model_fields
+        reason = f"unknown key{suggest_option(where[-1], known)}"
+    return f"{'.'.join(where)}: {reason}"
+
+
+def _check_all_names(path: Path, study: Study) -> None:
+    """Refuse names that stand for nothing: a slip in one would cost a figure of a
+    table, without a word.
+    """
+    ablation = study.ablation
+    datasets = [*study.optional, *ablation.figures]
+    methods = [*study.ours, study.rival, ablation.method, *study.rows]
+    columns = [ablation.clients]
+    for figures in (study.figures, *study.further_figures.values()):
+        datasets += figures
+        for rows in figures.values():
+            methods += rows
+            columns += itertools.chain(*rows.values())
+    for part in (*study.tables, *study.drawings):
+        datasets += part.datasets
+        methods += part.methods
+        columns += part.columns
+    _check_names(path, "data set", datasets, study.datasets)
+    _check_names(path, "method", methods, study.methods)
+    kind = "number of clients" if study.clients else "column"
+    _check_names(path, kind, columns, study.across)
+
+
+def _check_names(
+    path: Path, kind: str, names: Iterable[str], known: Mapping[str, Any]
+) -> None:
+    for name in names:
+        if name and name not in known:
+            raise UserError(f"{path}: {unknown(kind, name, known)}")

@@ -1,0 +1,317 @@
+"""The tables of a study, in Markdown, and its lines."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from benchmarks.paper.cells import Cell, Outcome, Outcomes, outcome
+from benchmarks.paper.study import MEASURES, Measure, Printed, Study, Table
+from hpcfed.errors import count
+
+
+def result_line(cell: Cell, done: Outcome) -> str:
+    """Return a finished cell's accuracies, beside the paper's."""
+    study, method = cell.study, cell.names[2]
+    measure, figure = study.measures[0], study.figure(*cell.names)
+    texts = []
+    for row in study.rows_of(method):
+        values = _values(done, method, row, measure)
+        text = _mean_text(values, MEASURES[measure])
+        if row != method:
+            text = f"{row} {text}"
+        if figure is not None and values is not None:
+            difference = mean(values) - figure.value
+            text += f" (paper {figure.value:.2f}, {difference:+.2f})"
+        texts.append(text)
+    return "  ".join(texts)
+
+
+def _values(
+    found: Outcome | None, method: str, row: str, measure: str
+) -> list[float] | None:
+    """Return a table row's values of all seeds: the method's own, or a final's."""
+    if found is None:
+        return None
+    if row == method:
+        return found.measured[measure]
+    return found.finals.get(row)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of a table."""
+
+    values: Sequence[float] | None
+    """The measure of every seed; None where the cell has none."""
+    figure: Printed | None
+    measure: Measure
+    stopped_at: int | None = None
+
+    @property
+    def known(self) -> list[float]:
+        return [value for value in self.values or () if not math.isnan(value)]
+
+    @property
+    def counts(self) -> bool:
+        """Whether it can be held against the paper: what it took to reach the target
+        stays as it is, anything else waits for the end of the run.
+        """
+        if self.figure is None or self.values is None:
+            return False
+        if self.measure.to_target:
+            return self.stopped_at is None or len(self.known) == len(self.values)
+        return bool(self.known) and self.stopped_at is None
+
+    def __str__(self) -> str:
+        text = _mean_text(self.values, self.measure)
+        if self.stopped_at is not None:
+            text += f" at round {self.stopped_at}"
+        if self.figure is None:
+            return text
+        return f"{text} ({_number(self.figure.value, self.measure)})"
+
+
+def _number(value: float, measure: Measure) -> str:
+    unit = "x" if measure.relative else ""
+    return f"{value:.{measure.digits}f}{unit}"
+
+
+def _mean_text(values: Sequence[float] | None, measure: Measure) -> str:
+    """Return the mean over seeds and its standard error."""
+    if values is None:
+        return "–"
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return "never" if measure.to_target else "–"
+    text = _number(mean(known), measure)
+    if len(known) > 1:
+        error = stdev(known) / math.sqrt(len(known))
+        text += f" ± {error:.{measure.digits}f}"
+    if len(known) < len(values):
+        text += f", {len(known)} of {count(len(values), 'seed')}"
+    return text
+
+
+def print_tables(cells: Sequence[Cell], *, unfinished: bool = False) -> None:
+    """Print the tables of all finished cells, and how near they are to the paper; with
+    `unfinished` of the others, too, as far as they have come.
+
+    The cells of a plan come study by study, each with tables of its own.
+    """
+    # A study is one file and one folder: a plan may run its cells twice.
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        folder = str(cell.folder.parents[2])
+        groups.setdefault((cell.words[0], folder), []).append(cell)
+    for (path, folder), of_study in groups.items():
+        if len(groups) > 1:
+            print(f"\n## {path} in {folder}")
+        _print_study(of_study, unfinished=unfinished)
+
+
+def _print_study(cells: Sequence[Cell], *, unfinished: bool) -> None:
+    study = cells[0].study
+    done = {}
+    for cell in cells:
+        found = outcome(cell, unfinished=unfinished)
+        if found is not None:
+            done[cell.names] = found
+    if not done:
+        print("no cell is finished")
+        return
+    asked = [cell.names for cell in cells]
+    tables = study.tables or [Table(measure=name) for name in study.measures]
+    for table in tables:
+        _print_measure(table, asked, done, study)
+    _print_ablation(done, study)
+    devices = ", ".join(sorted({found.device for found in done.values()}))
+    seconds = sum(found.seconds for found in done.values())
+    print(f"\n{count(len(done), 'cell')} in {seconds:.0f} s on {devices}")
+    _print_verdict(done, study)
+
+
+def _print_ablation(done: Outcomes, study: Study) -> None:
+    ablation = study.ablation
+    head = [f"{ablation.method}, {ablation.clients} clients", *ablation.finals]
+    rows: list[tuple[str, list[Entry]]] = []
+    for dataset in study.datasets:
+        found = done.get((dataset, ablation.clients, ablation.method))
+        if found is None:
+            continue
+        figures = ablation.figures.get(dataset, {})
+        entries = []
+        for name in ablation.finals:
+            values = found.finals.get(name)
+            figure = figures.get(name)
+            # Finals are accuracies.
+            entries.append(Entry(values, figure, MEASURES["accuracy"]))
+        rows.append((dataset, entries))
+    if rows:
+        _print_table(head, rows)
+
+
+def _print_measure(
+    table: Table,
+    asked: Sequence[tuple[str, str, str]],
+    done: Outcomes,
+    study: Study,
+) -> None:
+    """Print one table. For the study's first measure, finals may stand for a method."""
+    shown = [names for names in asked if table.shows(names)]
+    columns = _columns(table, done)
+    if not columns:
+        return
+    title = MEASURES[table.measure].title
+    # Several tables need a title each.
+    corner = "method" if len(study.all_measures) == 1 else title
+    headings = [", ".join(column) for column in columns]
+    if table.name:
+        common, headings = _shortened(columns)
+        title = ", ".join([title, *common])
+        print(f"\n**{table.name}**: {title}")
+        corner = "method"
+    rows = []
+    for method in _in_order(table.methods, [names[2] for names in shown]):
+        # Finals belong to the first measure.
+        first = table.measure == study.measures[0]
+        for row in study.rows_of(method) if first else (method,):
+            line = _entries(table.measure, columns, method, row, done, study)
+            rows.append((row, line))
+    _print_table([corner, *headings], rows)
+
+
+Column = tuple[str, str]
+"""A data set, and a column of the study."""
+
+
+def _columns(table: Table, done: Outcomes) -> list[Column]:
+    """Return the columns of a table that have a result, in the table's order."""
+    found = dict.fromkeys(names[:2] for names in done if table.shows(names))
+    datasets = _in_order(table.datasets, [dataset for dataset, _ in found])
+    columns = _in_order(table.columns, [column for _, column in found])
+    ordered = itertools.product(datasets, columns)
+    return [column for column in ordered if column in found]
+
+
+def _in_order(wanted: Sequence[str], there: Sequence[str]) -> list[str]:
+    """Return the names that are there, each once, in the order that is wanted; in their
+    own where none is.
+    """
+    return [name for name in wanted or dict.fromkeys(there) if name in there]
+
+
+def _shortened(columns: Sequence[Column]) -> tuple[list[str], list[str]]:
+    """Return what all columns have in common, and the headings without it."""
+    datasets, names = zip(*columns, strict=True)
+    if len(set(datasets)) == 1:
+        return [datasets[0]], list(names)
+    if len(set(names)) == 1:
+        return [names[0]], list(datasets)
+    return [], [", ".join(column) for column in columns]
+
+
+def _entries(
+    measure: str,
+    columns: Sequence[Column],
+    method: str,
+    row: str,
+    done: Outcomes,
+    study: Study,
+) -> list[Entry]:
+    """Return a row of a table."""
+    entries = []
+    for column in columns:
+        found = done.get((*column, method))
+        values = _values(found, method, row, measure)
+        if values is not None and MEASURES[measure].relative:
+            rivals = done.get((*column, study.rival))
+            values = _relative(values, rivals.measured[measure] if rivals else [])
+        figure = study.figure(*column, method, measure=measure)
+        stopped_at = found.stopped_at if found is not None else None
+        entries.append(Entry(values, figure, MEASURES[measure], stopped_at))
+    return entries
+
+
+def _relative(values: Sequence[float], rivals: Sequence[float]) -> list[float] | None:
+    """Return the values by the rival's mean; None where the rival has none."""
+    known = [value for value in rivals if not math.isnan(value)]
+    if not known:
+        return None
+    return [value / mean(known) for value in values]
+
+
+def _print_table(
+    head: Sequence[str], rows: Sequence[tuple[str, Sequence[Entry]]]
+) -> None:
+    """Print a table, and below it how many entries are near to the paper."""
+    lines = [[name, *map(str, entries)] for name, entries in rows]
+    print()
+    for line in (head, ["---", *["---:"] * (len(head) - 1)], *lines):
+        print(f"| {' | '.join(line)} |")
+    counted = []
+    for _, entries in rows:
+        counted += [entry for entry in entries if entry.counts]
+    if counted:
+        print(f"\n{near_text(counted)}")
+
+
+def near_text(entries: Sequence[Entry]) -> str:
+    """Say how many of a table's entries are near to the paper.
+
+    All have the same measure, a value and a figure. Only figures that the paper prints
+    with an error can lie within it.
+    """
+    near = entries[0].measure.near
+    texts, with_error, within, close = [], 0, 0, 0
+    for entry in entries:
+        if entry.figure is None or not entry.known:
+            continue
+        ours, paper = mean(entry.known), entry.figure
+        close += near.holds(ours, paper.value)
+        if paper.error is not None:
+            with_error += 1
+            within += abs(ours - paper.value) <= paper.error
+    if with_error:
+        texts.append(f"within the paper's error: {within} of {with_error}")
+    texts.append(f"{near.text}: {close} of {len(entries)}")
+    never = sum(not entry.known for entry in entries)
+    if never:
+        texts.append(f"never reached: {never}")
+    return "; ".join(texts)
+
+
+def _print_verdict(done: Outcomes, study: Study) -> None:
+    """Print how near the baselines are to the paper's, and whether the paper's methods
+    are ahead here too; of finished cells alone.
+    """
+    close, near = [], MEASURES[study.measures[0]].near
+    finished = {names: found for names, found in done.items() if not found.stopped_at}
+    for names, found in finished.items():
+        figure, method = study.figure(*names), names[2]
+        if method in study.ours or figure is None:
+            continue
+        for row in study.rows_of(method):
+            values = _values(found, method, row, study.measures[0])
+            if values is not None:
+                close.append(near.holds(mean(values), figure.value))
+    if close:
+        text = f"baselines {near.text} of the paper"
+        print(f"{text}: {sum(close)} of {len(close)}")
+    for method in study.ours if study.rival else ():
+        for row in study.rows_of(method):
+            _print_lead(method, row, finished, study)
+
+
+def _print_lead(method: str, row: str, done: Outcomes, study: Study) -> None:
+    """Print in how many cells a row of the paper's own method is above its rival."""
+    leads, measure = [], study.measures[0]
+    for (dataset, column, name), found in done.items():
+        rival = done.get((dataset, column, study.rival))
+        values = _values(found, method, row, measure)
+        if name == method and values is not None and rival is not None:
+            leads.append(mean(values) > mean(rival.measured[measure]))
+    if leads:
+        cells = count(len(leads), "cell")
+        print(f"{row} above {study.rival}: in {sum(leads)} of {cells}")

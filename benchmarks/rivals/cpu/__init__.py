@@ -1,0 +1,1 @@
+"""Measure hpcfed beside other simulators on a CPU."""

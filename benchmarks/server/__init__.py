@@ -1,0 +1,1 @@
+"""Measure how the server's model learns."""

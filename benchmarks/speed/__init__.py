@@ -1,0 +1,1 @@
+"""Measure how fast rounds are, and where their time goes."""
