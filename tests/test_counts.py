@@ -22,15 +22,14 @@ from hpcfed.clients.schedule import Length, num_samples
 from hpcfed.experiment.run import run
 from hpcfed.models.cost import cost
 from hpcfed.models.own import Sample as Shape
-from hpcfed.profile.ceilings import Ceilings
+from hpcfed.plan.ceilings import Ceilings
+from hpcfed.plan.work import local_work, run_work
 from hpcfed.profile.timeline import Timeline
 from hpcfed.profile.workloads import Measured, workloads
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import memory
 from hpcfed.runtime.timer import PHASES
-from hpcfed.studies import estimate
-from hpcfed.studies.estimate import local_work
 from tests.federations import assembled
 
 CLIENTS, ROUNDS, SIZE, BATCH = 4, 2, 20, 8
@@ -156,7 +155,7 @@ def test_what_methods_train_by_hand(name: str, tmp_path: Path) -> None:
         2 * ROUNDS * trained * one.multiply_adds / train_seconds(record) / 1e9
     )
     # What the method declares comes to the same, before it runs.
-    planned = estimate.work(keyword_settings({**COMMON, **options}))
+    planned = run_work(keyword_settings({**COMMON, **options}))
     flops = counted["train_flops"].sum() + counted["finetune_flops"].sum()
     assert planned.clients == pytest.approx(flops, rel=1e-12)
 

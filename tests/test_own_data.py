@@ -28,6 +28,7 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.data import deal, fingerprint, load_dataset
 from hpcfed.experiment.run import run
 from hpcfed.options import RunConfig, resolve
+from hpcfed.options.command_line import flags as study_flags
 from hpcfed.options.data import check_data
 from hpcfed.options.method import Options
 from hpcfed.options.partition import check_partition
@@ -36,7 +37,6 @@ from hpcfed.results.stored import read_run
 from hpcfed.runtime import randomness
 from hpcfed.runtime import world as worlds
 from hpcfed.studies.plan import Study, points
-from hpcfed.studies.plan import flags as study_flags
 from tests.conftest import Finished
 from tests.runs import assert_same_run, flags, mistake, same, started
 from tests.stopped_run import StopAfter

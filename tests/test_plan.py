@@ -14,7 +14,7 @@ from hpcfed.clients.waiting import SHIFT
 from hpcfed.errors import UserError
 from hpcfed.options import LocalWork, Settings, check
 from hpcfed.options.units import parse_bytes_per_second, parse_seconds
-from hpcfed.plan.assumptions import STEP, assumed, scaled
+from hpcfed.plan.assumptions import STEP, UNMEASURED, assumed, scaled
 from hpcfed.plan.calibrate import (
     CLIENTS,
     clients_alone,
@@ -22,23 +22,24 @@ from hpcfed.plan.calibrate import (
     small_run,
     work_of,
 )
-from hpcfed.plan.command import room_of_rank
 from hpcfed.plan.constants import (
-    Constants,
+    Calibration,
     LinkPoint,
-    Machine,
+    MeasuredMachine,
+    MeasuredWork,
     Preparation,
     RoundPoint,
     ServerPoint,
     Spread,
-    Work,
     ZeroPreparation,
     read_constants,
     write_constants,
 )
 from hpcfed.plan.fits import Range, exactly
-from hpcfed.plan.links import Link, measured_link, ring_allreduce
+from hpcfed.plan.links import LinkSpeed, measured_link, ring_allreduce
 from hpcfed.plan.loads import Load, rank_loads
+from hpcfed.plan.make import room_of_rank
+from hpcfed.plan.planner import Split, best_split, candidates
 from hpcfed.plan.rounds import (
     Rates,
     Target,
@@ -49,7 +50,6 @@ from hpcfed.plan.rounds import (
     stacked,
 )
 from hpcfed.plan.server import (
-    NetworkSize,
     StepRates,
     exchange,
     fit_memory,
@@ -58,13 +58,12 @@ from hpcfed.plan.server import (
     zero_overhead,
     zero_preparation,
 )
-from hpcfed.plan.split import Split, best_split, candidates
+from hpcfed.plan.work import NetworkSize
 from hpcfed.runtime.launcher import Launch
-from hpcfed.studies.estimate import UNMEASURED
 
 ALONE = Launch("alone", 0, 1)
-LINK = Link(1e9, 0.1, "")
-MACHINE = Machine(
+LINK = LinkSpeed(1e9, 0.1, "")
+MACHINE = MeasuredMachine(
     device="made up",
     kind="cpu",
     units=4,
@@ -99,11 +98,11 @@ def round_point(clients: int, ranks: int = 1) -> RoundPoint:
     )
 
 
-def constants(**changes: Any) -> Constants:
+def constants(**changes: Any) -> Calibration:
     made: dict[str, Any] = {
         "made": "2026-01-01",
         "machine": MACHINE,
-        "work": Work(
+        "work": MeasuredWork(
             network="mlp",
             columns=10,
             batch_size=16,
@@ -115,7 +114,7 @@ def constants(**changes: Any) -> Constants:
         ),
         "rounds": (round_point(4), round_point(8), round_point(4, ranks=4)),
     }
-    return Constants(**(made | changes))
+    return Calibration(**(made | changes))
 
 
 @pytest.mark.parametrize(
@@ -493,7 +492,7 @@ def test_a_process_without_networks_is_on_every_server_rank() -> None:
 def test_stages_of_zero_by_hand() -> None:
     # Weights and gradients of 4 bytes, moments of 8, on 4 ranks.
     assert [state_bytes(100, 4, stage) for stage in range(4)] == [1600, 1000, 700, 400]
-    fast = Link(1e9, 0.0, "")
+    fast = LinkSpeed(1e9, 0.0, "")
     # 0.4 GB in 3 turns of a quarter each, twice; stage 3 three times.
     twice = 2 * 3 * 0.1
     norms = 2 * 2 * ring_allreduce(8, 4, fast)
@@ -662,7 +661,7 @@ def test_progress_of_a_calibration_is_no_part_of_the_json(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hpcfed.plan.command.calibrate", lambda *_: constants())
+    monkeypatch.setattr("hpcfed.plan.make.calibrate", lambda *_: constants())
     main(["plan", str(settings_file), "--calibrate", "--json"])
     out, err = capsys.readouterr()
     assert json.loads(out)["rounds"]

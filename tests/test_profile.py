@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from hpcfed.analysis.render.console import Output
+from hpcfed.plan.ceilings import Ceilings
 from hpcfed.profile import watch as watching
-from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.sessions import Event, covered, operators
 from hpcfed.profile.tables import print_verdicts, short_name
 from hpcfed.profile.timeline import Session, Timeline

@@ -22,12 +22,15 @@ from hpcfed.analysis.collect import find
 from hpcfed.data.files import _TORCHVISION_FILES
 from hpcfed.errors import UserError
 from hpcfed.options import check, check_unchanged
+from hpcfed.plan.work import run_work
 from hpcfed.results.claim import claimed
 from hpcfed.results.study import copy_run, read_gathered
 from hpcfed.results.trials import Outcome, read_outcome, write_outcome
+from hpcfed.runtime import starting
 from hpcfed.runtime.launcher import Launch
-from hpcfed.studies import attempt, estimate, execute, launch
+from hpcfed.studies import attempt, execute
 from hpcfed.studies.attempt import finished
+from hpcfed.studies.dry_run import speed
 from hpcfed.studies.gather import gather
 from hpcfed.studies.plan import (
     Point,
@@ -271,10 +274,10 @@ def test_work_counts_packed_bytes_of_all_who_are_invited(tmp_path: Path) -> None
     columns = 3 * 32 * 32 * 64 + 64 + 64 * 10 + 10
     dense, signs = 4 * columns, 24_666 + 386 * 4
     top = 2 * 4 * 1974  # values and indices of 1 % of the columns
-    assert estimate.work(plain.settings).sent == 2 * 3 * 2 * dense
-    assert estimate.work(packed.settings).sent == 2 * 3 * (signs + top)
+    assert run_work(plain.settings).sent == 2 * 3 * 2 * dense
+    assert run_work(packed.settings).sent == 2 * 3 * (signs + top)
     # Three of thirty are invited, and each has missed ten downloads.
-    assert estimate.work(rare.settings).sent == 2 * 3 * (dense + 10 * top)
+    assert run_work(rare.settings).sent == 2 * 3 * (dense + 10 * top)
 
 
 def test_work_counts_what_the_options_say(tmp_path: Path) -> None:
@@ -285,18 +288,18 @@ def test_work_counts_what_the_options_say(tmp_path: Path) -> None:
         "[variants.small]\nclients = 3\n[variants.double]\nclients = 3\nepochs = 4\n"
         "[variants.seeds]\nclients = 3\nseeds = [0, 1]\n",
     )
-    base = estimate.work(small.settings)
+    base = run_work(small.settings)
     inputs, hidden, classes = 3 * 32 * 32, 64, 10
     multiply_adds = 2 * inputs * hidden + 3 * hidden * classes
     assert base.clients == 2 * multiply_adds * 3 * 10 * 2 * 2, (
         "two FLOPs each, samples, epochs, rounds"
     )
     assert base.server == 0
-    assert estimate.work(double.settings).clients == 2 * base.clients
-    assert estimate.work(two_seeds.settings).clients == 2 * base.clients
-    measured = estimate.speed([(small, base, 2.0, 5.0)], cuda=False)
+    assert run_work(double.settings).clients == 2 * base.clients
+    assert run_work(two_seeds.settings).clients == 2 * base.clients
+    measured = speed([(small, base, 2.0, 5.0)], cuda=False)
     assert measured.seconds(small, base) == pytest.approx(5.0)
-    assert measured.seconds(double, estimate.work(double.settings)) == pytest.approx(
+    assert measured.seconds(double, run_work(double.settings)) == pytest.approx(
         3.0 + 4.0
     )
 
@@ -475,7 +478,7 @@ def test_a_study_goes_on_where_stdout_is_full(finished_trial: Trial) -> None:
 
 
 def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_slurm = launch.launcher(
+    in_slurm = starting.launcher(
         "auto", {"SLURM_JOB_ID": "7", "MPI": "pmi2", "SLURM_CPUS_PER_TASK": "8"}
     )(3)
     assert in_slurm == [
@@ -485,9 +488,9 @@ def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
         "--cpus-per-task=8",
         "--ntasks=3",
     ]
-    assert launch.launcher("auto", {})(1) == []
-    monkeypatch.setattr(launch, "_cores", lambda: 4)
-    assert launch.launcher("mpirun", {})(2)[1:] == [
+    assert starting.launcher("auto", {})(1) == []
+    monkeypatch.setattr(starting, "_cores", lambda: 4)
+    assert starting.launcher("mpirun", {})(2)[1:] == [
         "--map-by",
         "slot:PE=2",
         "--bind-to",
@@ -495,7 +498,7 @@ def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
         "-n",
         "2",
     ]
-    assert "--oversubscribe" in launch.launcher("mpirun", {})(5)
+    assert "--oversubscribe" in starting.launcher("mpirun", {})(5)
 
 
 def test_mpirun_is_told_that_root_means_it(
@@ -507,18 +510,18 @@ def test_mpirun_is_told_that_root_means_it(
     """Open MPI refuses to run as root, as in a container, without two variables; nobody
     else needs them.
     """
-    launch._remark_root.cache_clear()
-    for name in launch.ALLOW_ROOT:
+    starting._remark_root.cache_clear()
+    for name in starting.ALLOW_ROOT:
         monkeypatch.delenv(name, raising=False)
     program = tmp_path / "mpirun"
     program.write_text(
         '#!/bin/sh\necho "told $OMPI_ALLOW_RUN_AS_ROOT$OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"\n'
     )
     program.chmod(0o755)
-    monkeypatch.setattr(launch, "mpirun_program", lambda: str(program))
+    monkeypatch.setattr(starting, "mpirun_program", lambda: str(program))
     words = execute.command(
         replace(trial, point=replace(trial.point, ranks=2)),
-        launch.launcher("mpirun", {}),
+        starting.launcher("mpirun", {}),
     )
     for user, told in ((0, "told 11"), (0, "told 11"), (1000, "told ")):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)

@@ -20,8 +20,9 @@ import torch
 from hpcfed import methods
 from hpcfed.clients.network import client_layout, client_network
 from hpcfed.options import Settings, resolve
+from hpcfed.options.command_line import flags
 from hpcfed.plan.calibrate import calibrate, measure_rounds, start
-from hpcfed.plan.constants import Constants
+from hpcfed.plan.constants import Calibration
 from hpcfed.plan.fits import Range
 from hpcfed.plan.links import ASSUMED, measured_link
 from hpcfed.plan.loads import Load, rank_loads, train_sizes
@@ -30,7 +31,6 @@ from hpcfed.plan.server import plan_learning
 from hpcfed.plan.server_calibration import measure_server
 from hpcfed.results.stored import read_run
 from hpcfed.server.options import server_options
-from hpcfed.studies.plan import flags
 
 CLIENTS = {
     "method": "fedavg",
@@ -148,7 +148,7 @@ def predict_server(asked: argparse.Namespace) -> None:
     from hpcfed.plan.calibrate import machine_of, work_of
 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    constants = Constants.model_construct(
+    constants = Calibration.model_construct(
         machine=machine_of(device, 1, dtype), work=work_of(base.config), **fields
     )
     for point in constants.server:
@@ -183,7 +183,7 @@ def predict_server(asked: argparse.Namespace) -> None:
         show(f"{size}, GiB", plan.memory, memory, 2.0**-30)
 
 
-def report(constants: Constants) -> None:
+def report(constants: Calibration) -> None:
     """Print what was measured and what follows."""
     for point in constants.rounds:
         print(point.model_dump_json())

@@ -28,12 +28,12 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import launching
+from hpcfed.options.command_line import flags
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import STOPPED
+from hpcfed.runtime.starting import environment_of, launcher, mpirun_program
 from hpcfed.runtime.timer import PHASES
-from hpcfed.studies.launch import environment_of, launcher, mpirun_program
-from hpcfed.studies.plan import flags
 
 WAIT = 0.02
 FORKED = str(Path(__file__).with_name("forked.py"))

@@ -33,7 +33,7 @@ from benchmarks.measuring import settings_of
 from benchmarks.speed.round import WORKS
 from hpcfed.experiment.assemble import assemble
 from hpcfed.kernels.cuda import Kernel
-from hpcfed.profile.ceilings import Ceilings
+from hpcfed.plan.ceilings import Ceilings
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.timer import Timer
 

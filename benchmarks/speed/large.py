@@ -40,7 +40,7 @@ from hpcfed.models.cost import cost
 from hpcfed.models.networks import build
 from hpcfed.models.own import Sample
 from hpcfed.options import resolve
-from hpcfed.profile.ceilings import Ceilings
+from hpcfed.plan.ceilings import Ceilings
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.timer import PHASES, Timer
 

@@ -35,7 +35,7 @@ import torch
 from benchmarks.measuring import settings_of, synchronize
 from hpcfed.clients.engine import Engine
 from hpcfed.experiment.assemble import Setup, assemble
-from hpcfed.profile.ceilings import Ceilings
+from hpcfed.plan.ceilings import Ceilings
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World

@@ -17,17 +17,17 @@ from hpcfed.options.metrics import global_name
 from hpcfed.results.folder import records
 from hpcfed.results.trials import read_outcome
 from hpcfed.runtime.launcher import launched
-from hpcfed.studies.command import run_study
-from hpcfed.studies.launch import launcher as launched_by
+from hpcfed.runtime.starting import launcher as launched_by
 from hpcfed.studies.plan import (
+    StudyOrder,
     Trial,
     choose,
     find_study,
     points,
     read_study,
     study_of,
-    trials,
 )
+from hpcfed.studies.start import run_study
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,9 @@ def study(
     every = points(asked, path)
     chosen = choose(every, only=only, numbers=None)
     start = launched_by(launcher)
-    run_study(asked, text, every, chosen, folder, start, most=stack)
-    return Sweep(folder, tuple(trials(asked, chosen, folder)))
+    order = StudyOrder(asked, path, text, every, chosen, folder, start, most=stack)
+    run_study(order)
+    return Sweep(folder, tuple(order.trials))
 
 
 def _check_plain(value: Any) -> None:

@@ -25,9 +25,22 @@ def command(arguments: list[str]) -> None:
         values.pop(name, None)
     settings = keyword_settings(values)
     # Late: this loads torch.
-    from hpcfed.plan.command import plan
+    from hpcfed.plan.make import PlanRequest, print_plan_of
 
-    plan(options, settings, values)
+    request = PlanRequest(
+        ranks=options.ranks,
+        per_node=options.per_node,
+        link=options.link,
+        latency=options.latency,
+        constants=options.constants,
+    )
+    print_plan_of(
+        settings,
+        values,
+        request,
+        calibrates=options.calibrate,
+        as_json=options.json,
+    )
 
 
 def _parser() -> CommandParser:

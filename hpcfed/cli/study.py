@@ -36,15 +36,41 @@ def command(arguments: list[str]) -> None:
                 f"--stack runs points as one process here, and --{flag} runs none; "
                 "leave one of them out"
             )
-    from hpcfed.studies.command import study
-
     try:
-        failed = study(options, for_sbatch)
+        failed = _act(options, for_sbatch)
     except KeyboardInterrupt:
         remark("hpcfed: interrupted; start it again: it skips what is finished")
         sys.exit(130)
     if failed:
         sys.exit(1)
+
+
+def _act(options: argparse.Namespace, for_sbatch: list[str]) -> int:
+    """Do what was asked for; return the number of trials that failed."""
+    from hpcfed.studies import start
+
+    order = start.order_of(
+        options.study,
+        out=options.out,
+        only=options.only,
+        numbers=options.points,
+        starter=options.launcher,
+        most=options.stack,
+    )
+    if options.submit:
+        start.submit_study(order, for_sbatch, dry_run=options.dry_run)
+        return 0
+    if options.dry_run:
+        # Late: only this loads torch.
+        from hpcfed.studies.dry_run import print_dry_run
+
+        print_dry_run(order)
+        return 0
+    if options.gather:
+        return start.gather_study(order)
+    if options.points is not None:
+        return start.run_points(order)
+    return start.run_study(order)
 
 
 def _parser() -> CommandParser:

@@ -56,7 +56,7 @@ MEMORY_SHARE = 0.6
 CPU_ACTIVATIONS = 2**24
 """Floats of activations of a stack on a CPU; larger stacks gain nothing there."""
 
-_MATRICES = 6
+MATRICES = 6
 """Matrices as large as the rows that every stack takes: rows in training, gradient,
 momentum, rows set aside, rows as they come and go.
 """
@@ -374,7 +374,7 @@ class Engine:
         batch_size: int,
         rows: Tensor,
         *,
-        matrices: int = _MATRICES,
+        matrices: int = MATRICES,
     ) -> list[np.ndarray]:
         """Cut the ordered clients into stacks that are advanced together."""
         if not len(order):
@@ -387,24 +387,36 @@ class Engine:
         return np.array_split(order, -(-len(order) // size))
 
     def _stack_size(
-        self, batch_size: int, rows: Tensor, *, matrices: int = _MATRICES
+        self, batch_size: int, rows: Tensor, *, matrices: int = MATRICES
     ) -> int:
         """Return how many clients fit into a GPU's free memory, or pay on a CPU."""
         if rows.device.type == "cpu":
             return max(1, CPU_ACTIVATIONS // (batch_size * self.cost.activations))
         if (batch_size, matrices) not in self._fitting:
             free, _ = torch.cuda.mem_get_info(rows.device)
-            # Activations and their gradients.
-            activations = 3 * batch_size * self.cost.activations
-            floats = matrices * self.layout.num_columns + activations
+            floats = floats_of_client(
+                columns=self.layout.num_columns,
+                activations=batch_size * self.cost.activations,
+                matrices=matrices,
+            )
             fit = int(MEMORY_SHARE * free / (floats * rows.element_size()))
             self._fitting[batch_size, matrices] = max(1, fit)
         return self._fitting[batch_size, matrices]
 
 
+def floats_of_client(
+    *, columns: int, activations: float, matrices: int = MATRICES
+) -> float:
+    """Return the floats that training takes for each client of a stack, whose batch has
+    so many activations.
+    """
+    # Activations, their gradients, and what the backward pass lays out anew.
+    return matrices * columns + 3 * activations
+
+
 def _num_matrices(job: TrainingJob) -> int:
     """Return how many matrices as large as the rows a stack of these clients takes."""
-    matrices = _MATRICES + max(0, job.recipe.num_moments - 1) + job.recipe.gradient
+    matrices = MATRICES + max(0, job.recipe.num_moments - 1) + job.recipe.gradient
     if job.pull is not None:
         # References, masks and differences.
         matrices += 4

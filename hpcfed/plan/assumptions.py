@@ -7,14 +7,24 @@ from math import isnan
 import torch
 
 from hpcfed import methods
-from hpcfed.clients.engine import CPU_ACTIVATIONS
+from hpcfed.clients.engine import CPU_ACTIVATIONS, MATRICES, floats_of_client
 from hpcfed.federation.training import FLOPS
 from hpcfed.options import Settings
-from hpcfed.plan.constants import Constants, Machine, RoundPoint, Spread, Work
+from hpcfed.plan.constants import (
+    Calibration,
+    MeasuredMachine,
+    MeasuredWork,
+    RoundPoint,
+    Spread,
+)
 from hpcfed.plan.loads import train_sizes
-from hpcfed.plan.rounds import MATRICES, samples_and_rows
-from hpcfed.studies.estimate import UNMEASURED, client_size, local_work
+from hpcfed.plan.rounds import samples_and_rows
+from hpcfed.plan.work import FLOAT, FORWARD_AND_BACKWARD, client_size, local_work
 
+UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
+"""FLOP/s that a rank is taken to reach as long as nothing has been measured: the order
+of magnitude, no more.
+"""
 GUESSED = 4.0
 """By which factor a plan without calibration may be off, either way."""
 OTHER_WORK = 1.5
@@ -29,7 +39,7 @@ COPIES = {"cpu": 1e10, "cuda": 2e12}
 """Bytes per second that a device copies."""
 
 
-def assumed(settings: Settings, work: Work) -> Constants:
+def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
     """Make constants by counting: arithmetic at a usual speed, and rows in memory."""
     config = settings.config
     on_gpu = config.device == "cuda"
@@ -46,12 +56,13 @@ def assumed(settings: Settings, work: Work) -> Constants:
     client_step = in_round.flops / max(1.0, in_round.steps) / flops
     finetuning = judged.flops / flops
     # A forward pass over data of about a step.
-    forward = FLOPS * work.training * work.batch_size / flops / 3
+    forward = FLOPS * work.training * work.batch_size / flops / FORWARD_AND_BACKWARD
     share = (config.evaluate_clients or config.clients) / config.clients
-    each = 4.0 * (MATRICES * work.columns + 3 * work.batch_size * work.activations)
+    in_flight = work.batch_size * work.activations
+    each = FLOAT * floats_of_client(columns=work.columns, activations=in_flight)
     if kind == "cpu":
-        # A stack holds so many activations at most, however many clients there are.
-        each = 4.0 * MATRICES * work.columns
+        # A stack's activations have a limit, however many clients there are.
+        each = FLOAT * MATRICES * work.columns
     base = float(PROCESS) if kind == "cuda" else PROCESS + 12.0 * CPU_ACTIVATIONS
     points = []
     # The last tells what is judged of all who live there.
@@ -72,9 +83,9 @@ def assumed(settings: Settings, work: Work) -> Constants:
                 memory=base + each * clients + work.client_bytes * hosted,
             )
         )
-    return Constants(
+    return Calibration(
         made="",
-        machine=Machine(
+        machine=MeasuredMachine(
             device=f"a {'GPU' if on_gpu else 'core'} of {flops / 1e9:g} GFLOP/s",
             kind="cuda" if on_gpu else "cpu",
             units=1,
@@ -88,7 +99,7 @@ def assumed(settings: Settings, work: Work) -> Constants:
     )
 
 
-def scaled(constants: Constants, work: Work) -> Constants:
+def scaled(constants: Calibration, work: MeasuredWork) -> Calibration:
     """Return constants for other work than the measured: training and evaluation scale
     with their arithmetic, and memory with the columns of a row.
     """

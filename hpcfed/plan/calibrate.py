@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +22,26 @@ from hpcfed.clients.network import client_layout, client_network, sample_of
 from hpcfed.errors import UserError, count, remark
 from hpcfed.models.cost import cost
 from hpcfed.options import RunConfig, Settings, idle, resolve
+from hpcfed.options.command_line import flags
+from hpcfed.plan.ceilings import Ceilings
 from hpcfed.plan.constants import (
-    Constants,
+    Calibration,
     LinkPoint,
-    Machine,
+    MeasuredMachine,
+    MeasuredWork,
     RoundPoint,
     Spread,
-    Work,
 )
 from hpcfed.plan.loads import rank_loads
 from hpcfed.plan.rounds import mean_load
 from hpcfed.plan.server_calibration import measure_server
-from hpcfed.profile.ceilings import Ceilings
+from hpcfed.plan.work import client_bytes, has_own_data
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.location import choose_device
+from hpcfed.runtime.starting import environment_of, launcher
 from hpcfed.runtime.timer import PHASES
 from hpcfed.server.options import server_options
-from hpcfed.studies.launch import environment_of, launcher
-from hpcfed.studies.plan import flags
 
 CLIENTS = (10, 30, 100, 300, 1000, 3000)
 """Clients of a round that are measured on one rank, up to a number that takes long.
@@ -94,7 +94,7 @@ def calibrate(
     clients: Sequence[int] = CLIENTS,
     ranks: Sequence[int] = RANKS,
     server: bool = True,
-) -> Constants:
+) -> Calibration:
     """Measure everything that a plan of these settings needs; `values` are the options
     as the user wrote them.
     """
@@ -116,7 +116,7 @@ def calibrate(
                 measure_rounds(settings, values, ranks=number, clients=few * number)
             )
             links += _measure_link(number, device.type)
-    constants = Constants(
+    constants = Calibration(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
         work=work,
@@ -128,29 +128,20 @@ def calibrate(
     return constants.model_copy(update=measure_server(settings, options, device))
 
 
-def work_of(config: RunConfig) -> Work:
+def work_of(config: RunConfig) -> MeasuredWork:
     """Return what clients train, as far as its cost goes."""
     network = client_network(config, seed=0)
     sample = cost(network, sample_of(config))
-    return Work(
+    return MeasuredWork(
         network=config.network(),
         columns=client_layout(config, network).num_columns,
         batch_size=config.batch_size,
         training=sample.training,
         activations=sample.activations,
-        client_bytes=_client_bytes(config),
+        client_bytes=client_bytes(config),
         method=config.method,
         precision=config.precision,
     )
-
-
-def _client_bytes(config: RunConfig) -> float:
-    """Return the bytes of a client's samples, which are float32 on their device."""
-    data = config.data()
-    each = float(config.train_per_client + config.test_per_client)
-    if not _own_data(config) and data.samples is not None:
-        each = sum(data.samples) / config.clients
-    return 4.0 * each * prod(data.shape)
 
 
 def clients_alone(
@@ -187,7 +178,7 @@ def _measure_alone(
         # Two points at least, which tell a fixed cost from one per client.
         if position and seconds > LONG:
             break
-    if _own_data(config):
+    if has_own_data(config):
         # Evaluations judge rows that have trained, and all clients: this one tells
         # what each of both takes.
         everyone = config.cohort_size == config.clients
@@ -209,12 +200,7 @@ def _keeps_clients(config: RunConfig) -> bool:
     """Tell whether clients must stay as they are, because fewer of them would have more
     samples each; then rounds sample some of them.
     """
-    return not _own_data(config) or config.cohort_size < config.clients
-
-
-def _own_data(config: RunConfig) -> bool:
-    """Tell whether a client has as many samples however many clients there are."""
-    return config.dataset == "synthetic" or config.partition == "dominant"
+    return not has_own_data(config) or config.cohort_size < config.clients
 
 
 def measure_rounds(
@@ -398,7 +384,7 @@ def _scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def machine_of(device: torch.device, units: int, dtype: torch.dtype) -> Machine:
+def machine_of(device: torch.device, units: int, dtype: torch.dtype) -> MeasuredMachine:
     ceilings = Ceilings.of(device, dtype)
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -406,7 +392,7 @@ def machine_of(device: torch.device, units: int, dtype: torch.dtype) -> Machine:
     else:
         name = f"{os.uname().machine} core"
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(
+    return MeasuredMachine(
         device=name,
         kind="cuda" if device.type == "cuda" else "cpu",
         units=units,

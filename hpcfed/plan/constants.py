@@ -115,7 +115,7 @@ class LinkPoint(_Part):
     seconds: float = Field(gt=0)
 
 
-class Machine(_Part):
+class MeasuredMachine(_Part):
     """Where it was measured."""
 
     device: str
@@ -131,7 +131,7 @@ class Machine(_Part):
     torch: str
 
 
-class Work(_Part):
+class MeasuredWork(_Part):
     """What was trained: other work costs otherwise."""
 
     network: str
@@ -147,13 +147,13 @@ class Work(_Part):
     precision: str
 
 
-class Constants(_Part):
+class Calibration(_Part):
     """A calibration."""
 
     version: Literal[1] = 1
     made: str
-    machine: Machine
-    work: Work
+    machine: MeasuredMachine
+    work: MeasuredWork
     rounds: tuple[RoundPoint, ...] = Field(min_length=2)
     links: tuple[LinkPoint, ...] = ()
     server: tuple[ServerPoint, ...] = ()
@@ -165,7 +165,7 @@ class Constants(_Part):
     """
 
 
-def read_constants(path: Path) -> Constants:
+def read_constants(path: Path) -> Calibration:
     """Read a calibration; anything else is one line for the user."""
     again = "make it again with --calibrate"
     try:
@@ -173,7 +173,7 @@ def read_constants(path: Path) -> Constants:
             raise UserError(f"--constants {path}: no such file; {again}")
         if path.stat().st_size > MOST_BYTES:
             raise UserError(f"--constants {path}: too large for a calibration; {again}")
-        return Constants.model_validate_json(path.read_bytes())
+        return Calibration.model_validate_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValidationError as failure:
@@ -194,7 +194,7 @@ def check_writable(path: Path) -> None:
         raise UserError(f"--constants {path}: the folder is not yours to write to")
 
 
-def write_constants(path: Path, constants: Constants) -> None:
+def write_constants(path: Path, constants: Calibration) -> None:
     """Write a calibration, whole or not at all."""
     try:
         publish(f"{constants.model_dump_json(indent=1)}\n".encode(), path)

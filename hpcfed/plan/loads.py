@@ -8,8 +8,8 @@ from hpcfed.clients.placement import LONGEST, client_loads, place
 from hpcfed.clients.schedule import num_steps
 from hpcfed.experiment.data import deal, load_alone
 from hpcfed.options import LocalWork, RunConfig, Settings
+from hpcfed.plan.work import length_of, num_trained
 from hpcfed.runtime import randomness
-from hpcfed.studies.estimate import length_of, num_trained
 
 DRAWS = 16
 """Cohorts that are drawn where a round samples some of the clients."""

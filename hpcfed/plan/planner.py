@@ -1,6 +1,8 @@
-"""Predicts one run on any number of ranks."""
+"""Predicts one run on any number of ranks, and how many of them to give to the server."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
@@ -9,15 +11,27 @@ from hpcfed.clients.engine import LOOP_ABOVE_COLUMNS
 from hpcfed.clients.network import client_layout, client_network
 from hpcfed.models.layout import Layout
 from hpcfed.options import Settings
-from hpcfed.plan.constants import Constants
+from hpcfed.plan.constants import Calibration
 from hpcfed.plan.fits import Range
-from hpcfed.plan.links import Link
+from hpcfed.plan.links import LinkSpeed
 from hpcfed.plan.loads import rank_loads, train_sizes
 from hpcfed.plan.rounds import RoundPlan, Target, plan_round
 from hpcfed.plan.server import LearningPlan, plan_learning
-from hpcfed.plan.split import Split
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.schedule import num_learnings
+
+
+@dataclass(frozen=True)
+class Split:
+    """A run with so many ranks for the server."""
+
+    server_ranks: int
+    """0: all ranks do both."""
+    workers: int
+    seconds: Range
+    """What all rounds and learnings take."""
+    memory: float
+    """Bytes of the fullest rank."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,12 @@ class Planner:
     """Predicts one run on any number of ranks."""
 
     def __init__(
-        self, settings: Settings, constants: Constants, link: Link, *, per_node: int
+        self,
+        settings: Settings,
+        constants: Calibration,
+        link: LinkSpeed,
+        *,
+        per_node: int,
     ) -> None:
         self._settings = settings
         self._constants = constants
@@ -95,3 +114,27 @@ class Planner:
             # Ranks that do both hold both.
             memory=max(memory) if server_ranks else sum(memory),
         )
+
+
+def candidates(ranks: int, batches: Sequence[int]) -> list[int]:
+    """Return the numbers of server ranks to compare: none of its own, and those that
+    share every network's batch evenly, with two samples at least for the batch norm, and
+    leave a worker.
+    """
+    common, most = gcd(*batches), min(batches) // 2
+    own = range(1, min(ranks - 1, most) + 1)
+    return [0, *(number for number in own if common % number == 0)]
+
+
+def best_split(
+    numbers: Sequence[int], split: Callable[[int], Split], memory: float
+) -> tuple[Split, list[Split]]:
+    """Return the split that ends first among those that fit into a rank's `memory`, and
+    all of them; 0 bytes: the memory is unknown.
+    """
+    every = [split(number) for number in numbers]
+    fitting = [found for found in every if not memory or found.memory <= memory]
+    # Where nothing fits, the one that comes nearest.
+    if not fitting:
+        return min(every, key=lambda found: found.memory), every
+    return min(fitting, key=lambda found: found.seconds.middle), every

@@ -7,18 +7,15 @@ from statistics import fmean
 
 import numpy as np
 
-from hpcfed.clients.engine import CPU_ACTIVATIONS, MEMORY_SHARE
-from hpcfed.plan.constants import Constants, RoundPoint, Spread, Work
+from hpcfed.clients.engine import CPU_ACTIVATIONS, MEMORY_SHARE, floats_of_client
+from hpcfed.plan.constants import Calibration, MeasuredWork, RoundPoint, Spread
 from hpcfed.plan.fits import Range, least_squares, ranged
-from hpcfed.plan.links import Link, measured_link, ring_allreduce
+from hpcfed.plan.links import LinkSpeed, measured_link, ring_allreduce
 from hpcfed.plan.loads import Load
+from hpcfed.plan.work import FLOAT
 
-FLOAT = 4
-"""Bytes of a number in a row."""
 TRACE = 1.02
 """By which factor a peak exceeds that of a start where clients have made it."""
-MATRICES = 6
-"""Matrices as large as the rows that training takes, as in `clients.engine`."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Target:
     ranks: int
     per_node: int
     """Ranks that share a machine's caches and memory; 1 where each has a GPU."""
-    link: Link
+    link: LinkSpeed
 
     @property
     def local(self) -> int:
@@ -66,7 +63,7 @@ class Target:
         return min(self.ranks, self.per_node)
 
 
-def fit_rates(points: Sequence[RoundPoint], row_bytes: float, link: Link) -> Rates:
+def fit_rates(points: Sequence[RoundPoint], row_bytes: float, link: LinkSpeed) -> Rates:
     """Fit a round's costs to measured rounds; `link` is that of the measured ranks."""
     alone = [point for point in points if point.ranks == 1]
     by_steps = np.array([[point.longest, point.steps] for point in alone])
@@ -112,7 +109,7 @@ class RoundPlan:
 
 
 def plan_round(
-    constants: Constants, loads: Sequence[Load], target: Target, *, columns: int
+    constants: Calibration, loads: Sequence[Load], target: Target, *, columns: int
 ) -> RoundPlan:
     """Predict a round, whose busiest rank has one of these loads."""
     row_bytes = FLOAT * columns
@@ -199,7 +196,7 @@ def _telling(points: Sequence[RoundPoint], load: Load) -> list[RoundPoint]:
     return [point for point in points if point.hosted in numbers[-2:]]
 
 
-def memory(points: Sequence[RoundPoint], load: Load, constants: Constants) -> float:
+def memory(points: Sequence[RoundPoint], load: Load, constants: Calibration) -> float:
     """Return the peak bytes of a rank: those of any, samples of the clients that live
     there, a row of each that it trains, and what training takes for those of a stack.
     """
@@ -218,22 +215,22 @@ def memory(points: Sequence[RoundPoint], load: Load, constants: Constants) -> fl
     return max(least, float(samples_and_rows(work, load) + fixed + each * stack))
 
 
-def samples_and_rows(work: Work, load: Load | RoundPoint) -> float:
+def samples_and_rows(work: MeasuredWork, load: Load | RoundPoint) -> float:
     """Return the bytes of the samples of a rank's clients, and of a row of each that it
     trains.
     """
     return work.client_bytes * load.hosted + FLOAT * work.columns * load.clients
 
 
-def stacked(constants: Constants, clients: int) -> int:
+def stacked(constants: Calibration, clients: int) -> int:
     """Return how many of a rank's clients train together, by the engine's own rule."""
     work, machine = constants.work, constants.machine
     in_flight = work.batch_size * work.activations
     if machine.kind == "cpu":
         most = CPU_ACTIVATIONS / in_flight
     else:
-        floats = MATRICES * work.columns + 3 * in_flight
-        # Free memory is what the clients' samples leave; nobody knows of other users.
+        floats = floats_of_client(columns=work.columns, activations=in_flight)
+        # Free memory is what the clients' samples leave; other users are unknown.
         free = max(0.0, machine.memory - work.client_bytes * clients)
         most = MEMORY_SHARE * free / (FLOAT * floats)
     stacks = ceil(clients / max(1, int(most)))

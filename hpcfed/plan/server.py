@@ -15,18 +15,17 @@ import numpy as np
 
 from hpcfed.models.layout import Layout
 from hpcfed.plan.constants import (
-    Constants,
-    Machine,
+    Calibration,
+    MeasuredMachine,
     Preparation,
     ServerPoint,
     ZeroPreparation,
 )
 from hpcfed.plan.fits import LEAST_WIDTH, Range, least_squares, ranged
-from hpcfed.plan.links import Link, ring_allreduce, ring_pass
-from hpcfed.server.networks import num_parameters
+from hpcfed.plan.links import LinkSpeed, ring_allreduce, ring_pass
+from hpcfed.plan.work import FLOAT, FORWARD_AND_BACKWARD, NetworkSize, network_sizes
 from hpcfed.server.options import NETWORKS, ServerOptions
 from hpcfed.server.schedule import num_steps
-from hpcfed.studies.estimate import server_networks
 
 OPTIMISER_BYTES = 40
 """Bytes that AdamW reads and writes for every parameter in a step: weight, gradient and
@@ -44,37 +43,6 @@ SHARED_BY_STAGE = {
 
 
 @dataclass(frozen=True)
-class NetworkSize:
-    """What one sample costs in one of the server's networks."""
-
-    flops: float
-    """Forward and backward."""
-    activations: float
-    stages: int
-    parameters: int
-
-
-def network_sizes(options: ServerOptions, layout: Layout) -> dict[str, NetworkSize]:
-    """Return the sizes of both networks, without building them."""
-    autoencoder, denoiser = server_networks(options, layout)
-    return {
-        "autoencoder": NetworkSize(
-            # The backward pass takes twice the forward's.
-            flops=3.0 * autoencoder.flops(),
-            activations=autoencoder.activations,
-            stages=len(autoencoder.encoder) + len(autoencoder.decoder),
-            parameters=num_parameters(autoencoder),
-        ),
-        "denoiser": NetworkSize(
-            flops=3.0 * denoiser.flops(options.size.latent),
-            activations=denoiser.activations,
-            stages=len(denoiser.stages) + 1,
-            parameters=num_parameters(denoiser),
-        ),
-    }
-
-
-@dataclass(frozen=True)
 class StepRates:
     """What a step costs, in seconds."""
 
@@ -82,7 +50,7 @@ class StepRates:
     """A stage of a network, whatever its size."""
     activation: float
     """A number that a stage puts out."""
-    machine: Machine
+    machine: MeasuredMachine
 
     def seconds(self, size: NetworkSize, samples: float) -> float:
         """Return the seconds of a step of so many samples on one rank."""
@@ -95,7 +63,7 @@ class StepRates:
         )
 
 
-def fit_steps(points: Sequence[ServerPoint], machine: Machine) -> StepRates:
+def fit_steps(points: Sequence[ServerPoint], machine: MeasuredMachine) -> StepRates:
     """Fit what the machine's ceilings leave unexplained of measured steps."""
     plain = [point for point in points if not point.zero_stage]
     costs, seconds = [], []
@@ -158,9 +126,9 @@ def zero_preparation(measured: Sequence[ZeroPreparation], stage: int) -> float:
     return each[0] + loaded if each else 0.0
 
 
-def exchange(size: NetworkSize, ranks: int, stage: int, link: Link) -> float:
+def exchange(size: NetworkSize, ranks: int, stage: int, link: LinkSpeed) -> float:
     """Return the seconds that ranks exchange gradients and parameters in a step."""
-    whole = 4.0 * size.parameters
+    whole = FLOAT * size.parameters
     norms = 2 * size.stages * ring_allreduce(8, ranks, link)
     if stage < 3:
         # Gradients are summed; from stage 1 on that is a reduce-scatter, and the new
@@ -184,13 +152,13 @@ class LearningPlan:
 
 
 def plan_learning(
-    constants: Constants,
+    constants: Calibration,
     options: ServerOptions,
     layout: Layout,
     *,
     ranks: int,
     zero_stage: int,
-    link: Link,
+    link: LinkSpeed,
     clients: int,
 ) -> LearningPlan:
     """Predict one learning, and the generation of rows for so many clients."""
@@ -227,7 +195,7 @@ def plan_learning(
 
 
 def _times_larger(
-    constants: Constants, sizes: dict[str, NetworkSize], options: ServerOptions
+    constants: Calibration, sizes: dict[str, NetworkSize], options: ServerOptions
 ) -> float:
     """Return how often a step is four times as much work as the largest measured one."""
     work = sum(size.flops * options.batch(name) for name, size in sizes.items())
@@ -254,7 +222,7 @@ def _between(points: Sequence[tuple[float, float]], at: float) -> float:
 
 
 def _besides(
-    constants: Constants,
+    constants: Calibration,
     sizes: dict[str, NetworkSize],
     options: ServerOptions,
     clients: int,
@@ -283,8 +251,8 @@ def inversion_work(
     one back in every step.
     """
     passes = 2 * options.inversion_depth
-    # A third of a training step is its forward pass.
-    return passes * denoiser.stages, passes * rows * denoiser.flops / 3
+    forward = denoiser.flops / FORWARD_AND_BACKWARD
+    return passes * denoiser.stages, passes * rows * forward
 
 
 def _line(points: Sequence[tuple[float, float]], at: float) -> float:
@@ -298,7 +266,7 @@ def _line(points: Sequence[tuple[float, float]], at: float) -> float:
 
 
 def _memory(
-    constants: Constants,
+    constants: Calibration,
     sizes: dict[str, NetworkSize],
     options: ServerOptions,
     ranks: int,

@@ -34,7 +34,7 @@ INVERTED = 20
 def measure_server(
     settings: Settings, options: ServerOptions, device: torch.device
 ) -> dict[str, Any]:
-    """Return the server's fields of `Constants`."""
+    """Return the server's fields of `Calibration`."""
     world = worlds.enter(device=device.type)
     world.join_alone()
     set_arithmetic(precision=settings.config.precision, deterministic=False)

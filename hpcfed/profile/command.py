@@ -11,8 +11,8 @@ from hpcfed.analysis.render.console import Output
 from hpcfed.errors import unless_full
 from hpcfed.experiment.run import run
 from hpcfed.options import Settings
+from hpcfed.plan.ceilings import Ceilings
 from hpcfed.profile import tables
-from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.lanes import lanes
 from hpcfed.profile.trace import trace
 from hpcfed.profile.verdict import Workload, advice, words

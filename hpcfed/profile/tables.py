@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcfed.analysis.noise import MOST_VARIATION
 from hpcfed.analysis.render.console import Output, bare_table, say
-from hpcfed.profile.ceilings import TRIALS, Ceilings
+from hpcfed.plan.ceilings import TRIALS, Ceilings
 from hpcfed.profile.timeline import ROUNDS, Session, Timeline
 from hpcfed.profile.verdict import Workload, words
 from hpcfed.results.folder import PROFILE, TRACE

@@ -9,14 +9,14 @@ import numpy as np
 
 from hpcfed.clients.network import client_layout
 from hpcfed.options import Settings
-from hpcfed.profile.ceilings import Ceilings
+from hpcfed.plan.ceilings import Ceilings
+from hpcfed.plan.work import memory_traffic, network_sizes
 from hpcfed.profile.timeline import PROFILER, ROUNDS, Timeline
 from hpcfed.profile.verdict import Workload
 from hpcfed.results.run import RunRecord
 from hpcfed.runtime.timer import PHASES
 from hpcfed.server.options import NETWORKS, ServerOptions, batching, server_options
 from hpcfed.server.schedule import num_steps
-from hpcfed.studies.estimate import memory_traffic, server_networks
 
 PASSES = 10
 """How often a training step of AdamW reads or writes a number for each parameter, at
@@ -106,7 +106,8 @@ def _network_training(
     # Every rank has its share of each batch, but all parameters.
     batch = batching(options, ranks, network).batch
     samples = batch // ranks * steps
-    activations = _activations(measured.settings, options, network)
+    layout = client_layout(measured.settings.config)
+    activations = network_sizes(options, layout)[network].activations
     bf16 = "bfloat16" in ceilings
     size = 2.0 if bf16 else 4.0
     moved += size * ACTIVATION_PASSES * activations * samples
@@ -129,14 +130,6 @@ def _slowest_pace(timelines: list[Timeline], network: str) -> float:
         pace = line.paces.get(network, nan)
         slowest = float(np.fmax(slowest, pace))
     return slowest
-
-
-def _activations(settings: Settings, options: ServerOptions, network: str) -> int:
-    """Return the numbers of all activations of one sample."""
-    layout = client_layout(settings.config)
-    autoencoder, denoiser = server_networks(options, layout)
-    trained = autoencoder if network == "autoencoder" else denoiser
-    return trained.activations
 
 
 def _beside_ceilings(

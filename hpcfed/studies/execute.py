@@ -12,15 +12,16 @@ from pathlib import Path
 
 from hpcfed.errors import UserError, count, say
 from hpcfed.options import check_unchanged
+from hpcfed.options.command_line import flags
 from hpcfed.results.claim import is_held
 from hpcfed.results.folder import STACKS, STUDY, runs
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import changed_files, is_complete
 from hpcfed.results.trials import Outcome, read_outcome, write_outcome
+from hpcfed.runtime.starting import Start
 from hpcfed.studies.attempt import attempt, attempt_stack, finished
 from hpcfed.studies.gather import Gathering
-from hpcfed.studies.launch import Start
-from hpcfed.studies.plan import Study, Trial, flags
+from hpcfed.studies.plan import StudyOrder, Trial
 from hpcfed.studies.stacks import (
     Stack,
     describe,
@@ -32,6 +33,8 @@ from hpcfed.studies.stacks import (
     write_stack,
 )
 
+Finished = dict[Path, list[RunRecord]]
+"""The runs of finished trials, one for every seed, by the trial's folder."""
 WAIT = 0.5
 """Seconds between two looks at a run that somebody waits for."""
 
@@ -48,7 +51,7 @@ def _python(trial: Trial, start: Start) -> list[str]:
     return [*ranks, sys.executable, "-m", "hpcfed"]
 
 
-def check_finished(trials: Sequence[Trial]) -> dict[Path, list[RunRecord]]:
+def check_finished(trials: Sequence[Trial]) -> Finished:
     """Return the runs of trials that need not run again, by folder. Refuse runs that
     were made with other options.
     """
@@ -128,45 +131,31 @@ def settle(trials: Sequence[Trial], start: Start) -> None:
             write_outcome(trial.outcome, Outcome("complete", command=words))
 
 
-def run_trials(
-    study: Study,
-    text: str,
-    every: Sequence[Trial],
-    chosen: Sequence[Trial],
-    out: Path,
-    start: Start,
-    *,
-    most: int = 1,
-) -> int:
-    """Run the chosen trials that are not finished, at most so many as one process, and
-    gather every trial; return the number of those that failed.
+def run_trials(order: StudyOrder) -> int:
+    """Run the chosen trials that are not finished, and gather every trial; return the
+    number of those that failed.
     """
-    wait_for_runs(chosen, out)
+    wait_for_runs(order.trials, order.out)
     # Before the first trial, so that a run of other options ends nothing half-way.
-    done = check_finished(chosen)
-    settle(every, start)
-    gathering = Gathering(out / STUDY, study, text, every)
-    failed = run_left(
-        study, chosen, out, start, done=done, most=most, after=gathering.after_trial
-    )
+    done = check_finished(order.trials)
+    settle(order.every_trial, order.start)
+    gathering = Gathering(order.out / STUDY, order.study, order.text, order.every_trial)
+    failed = run_left(order, done=done, after=gathering.after_trial)
     gathering.gather()  # whatever the last pause has left out
     return failed
 
 
 def run_left(
-    study: Study,
-    chosen: Sequence[Trial],
-    out: Path,
-    start: Start,
+    order: StudyOrder,
     *,
     done: Collection[Path],
-    most: int = 1,
     after: Callable[[], None] = lambda: None,
 ) -> int:
     """Run the trials whose folders are not done; return the number that failed.
 
     `after` is called after every process.
     """
+    chosen, most = order.trials, order.most
     told = {}
     for number, trial in enumerate(chosen, start=1):
         told[trial.folder] = f"[{number}/{len(chosen)}] {trial}"
@@ -186,7 +175,7 @@ def run_left(
         if len(stack.trials) == 1:
             label = told[stack.trials[0].folder]
         say(f"{label}: {ranks} …")
-        outcomes = _attempted(stack, study, out, start, goes_on=most > 1)
+        outcomes = _attempted(stack, order)
         again = []
         for trial, outcome in zip(stack.trials, outcomes, strict=True):
             if outcome is None:
@@ -208,22 +197,20 @@ def run_left(
     return failed
 
 
-def _attempted(
-    stack: Stack, study: Study, out: Path, start: Start, *, goes_on: bool
-) -> Sequence[Outcome | None]:
+def _attempted(stack: Stack, order: StudyOrder) -> Sequence[Outcome | None]:
     """Run a stack's trials as one process."""
-    first = stack.trials[0]
+    first, start, limit = stack.trials[0], order.start, order.study.limit
     if len(stack.trials) == 1:
         # A study with stacks goes on where it was stopped, also with a single trial.
-        resumes = goes_on and rounds_done(first) > 0
+        resumes = order.most > 1 and rounds_done(first) > 0
         words = command(first, start)
         if resumes:
             # A study begins anew what it cannot go on with, as it does without stacks.
             options = options_of(first) | {"overwrite": True}
             words = [*_python(first, start), "run", *flags(options)]
-        return [attempt(first, words, study.limit, goes_on=resumes)]
-    path = out / STACKS / stack.file
+        return [attempt(first, words, limit, goes_on=resumes)]
+    path = order.out / STACKS / stack.file
     write_stack(path, stack)
     words = [*_python(first, start), "stack", str(path)]
     commands = [shlex.join(command(trial, start)) for trial in stack.trials]
-    return attempt_stack(stack, words, path, study.limit, commands=commands)
+    return attempt_stack(stack, words, path, limit, commands=commands)

@@ -8,11 +8,11 @@ top), and `clients_per_rank` stands for `clients` where the number of ranks deci
 """
 
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,10 @@ from hpcfed.options import (
     resolve,
     suggest_option,
 )
+from hpcfed.options.command_line import flag_text, flags
 from hpcfed.results.folder import POINTS, seed_folder
 from hpcfed.runtime.launcher import Launch
+from hpcfed.runtime.starting import Start
 
 RESERVED = ("out", "overwrite", "resume", "requeue")
 """Options that the study gives to every run itself."""
@@ -119,6 +121,31 @@ class Trial:
     @property
     def outcome(self) -> Path:
         return self.folder.with_suffix(".json")
+
+
+@dataclass(frozen=True)
+class StudyOrder:
+    """A study that is to run: which of its points, where to, and how."""
+
+    study: Study
+    path: Path
+    text: str
+    """Of the study's file."""
+    every: Sequence[Point]
+    chosen: Sequence[Point]
+    out: Path
+    start: Start
+    most: int = 1
+    """Trials that may run as one process."""
+
+    @cached_property
+    def every_trial(self) -> list[Trial]:
+        return trials(self.study, self.every, self.out)
+
+    @cached_property
+    def trials(self) -> list[Trial]:
+        """The trials of the chosen points."""
+        return trials(self.study, self.chosen, self.out)
 
 
 def find_study(path: Path) -> Path:
@@ -347,30 +374,6 @@ def _name(variant: str, swept: Mapping[str, Any]) -> str:
     """Return `fedavg,clients=10`: a folder's name on any file system."""
     words = [variant] if variant else []
     for name, value in swept.items():
-        words.append(f"{name}={_text(value)}")
+        words.append(f"{name}={flag_text(value)}")
     # A study that is started again finds its points' folders by this name.
     return re.sub(r"[^\w.,=+-]", "-", ",".join(words))
-
-
-def _text(value: Any) -> str:
-    """Return a value as a flag takes it."""
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    if isinstance(value, dict):
-        return json.dumps(value)
-    return str(value)
-
-
-def flags(given: Mapping[str, Any]) -> list[str]:
-    """Return options as words of a command line."""
-    words = []
-    for name, value in given.items():
-        option = name.replace("_", "-")
-        text = _text(value)
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif text.startswith("-"):  # else it would be taken for an option
-            words.append(f"--{option}={text}")
-        else:
-            words += [f"--{option}", text]
-    return words

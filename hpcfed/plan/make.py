@@ -1,9 +1,8 @@
-"""`hpcfed plan` after its command line has been understood."""
+"""Makes a plan: from a calibration, or from what is assumed where there is none."""
 
-import argparse
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from math import isclose, isinf
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,18 @@ from hpcfed.plan.assumptions import GUESSED, OTHER_WORK, assumed, scaled
 from hpcfed.plan.calibrate import calibrate, work_of
 from hpcfed.plan.constants import (
     DEFAULT,
-    Constants,
-    Machine,
-    Work,
+    Calibration,
+    MeasuredMachine,
+    MeasuredWork,
     check_writable,
     read_constants,
     write_constants,
 )
 from hpcfed.plan.fits import Range
-from hpcfed.plan.links import ASSUMED, Link, measured_link
-from hpcfed.plan.planner import Plan, Planner
-from hpcfed.plan.split import best_split, candidates
+from hpcfed.plan.links import ASSUMED, LinkSpeed, measured_link
+from hpcfed.plan.planner import Plan, Planner, best_split, candidates
 from hpcfed.plan.tables import print_plan
+from hpcfed.results.json_values import plain
 from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.server.options import NETWORKS, ServerOptions, server_options
@@ -41,37 +40,62 @@ COMPARED = {
     "method": "method",
     "client_bytes": "amount of data",
 }
-"""What must be as it was measured, by the field of `Work`, in words."""
+"""What must be as it was measured, by the field of `MeasuredWork`, in words."""
 
 
-def plan(
-    options: argparse.Namespace, settings: Settings, values: Mapping[str, Any]
+@dataclass(frozen=True)
+class PlanRequest:
+    """The machines that a plan is asked for; None: as measured, else as assumed."""
+
+    ranks: int = 1
+    per_node: int | None = None
+    """Ranks that share a machine's memory."""
+    link: float | None = None
+    """Bytes per second between two ranks."""
+    latency: float | None = None
+    """Seconds of an empty message."""
+    constants: Path | None = None
+    """The file of a calibration."""
+
+    @property
+    def path(self) -> Path:
+        return self.constants or DEFAULT
+
+
+def print_plan_of(
+    settings: Settings,
+    values: Mapping[str, Any],
+    request: PlanRequest,
+    *,
+    calibrates: bool,
+    as_json: bool,
 ) -> None:
-    """Calibrate if asked for, then print the plan."""
+    """Calibrate if asked for, then print the plan; `values` are the options as the user
+    wrote them.
+    """
     if not launched().alone:
         raise UserError(
             "hpcfed plan starts ranks itself; start it without mpirun or srun"
         )
-    _check(options, settings)
-    path: Path = options.constants or DEFAULT
-    if options.calibrate:
+    _check(request, settings)
+    if calibrates:
         # Before the minutes that it takes.
-        check_writable(path)
-        write_constants(path, calibrate(settings, values))
-        remark(f"calibrated: {path}")
-    made = make_plan(options, settings, path)
-    if options.json:
-        print(json.dumps(_plain(asdict(made)), indent=1, allow_nan=False))
+        check_writable(request.path)
+        write_constants(request.path, calibrate(settings, values))
+        remark(f"calibrated: {request.path}")
+    made = make_plan(request, settings)
+    if as_json:
+        print(json.dumps(plain(asdict(made)), indent=1, allow_nan=False))
         return
     print_plan(made, settings)
 
 
-def _check(options: argparse.Namespace, settings: Settings) -> None:
-    ranks, clients = options.ranks, settings.config.clients
+def _check(request: PlanRequest, settings: Settings) -> None:
+    ranks, clients = request.ranks, settings.config.clients
     if not 1 <= ranks <= MOST_RANKS:
         raise UserError(f"--ranks {ranks}: must be from 1 to {MOST_RANKS:,}")
-    if options.per_node is not None and not 1 <= options.per_node <= MOST_RANKS:
-        raise UserError(f"--per-node {options.per_node}: must be 1 or more")
+    if request.per_node is not None and not 1 <= request.per_node <= MOST_RANKS:
+        raise UserError(f"--per-node {request.per_node}: must be 1 or more")
     if ranks > clients:
         raise UserError(
             f"--ranks {ranks}, but there are {count(clients, 'client')}; every rank "
@@ -86,13 +110,12 @@ def _check(options: argparse.Namespace, settings: Settings) -> None:
     check_start(settings, Launch("plan", 0, ranks))
 
 
-def make_plan(options: argparse.Namespace, settings: Settings, path: Path) -> Plan:
+def make_plan(request: PlanRequest, settings: Settings) -> Plan:
     """Predict everything that is asked for."""
-    notes, constants, doubt = _constants(options, settings, path)
+    notes, constants, doubt = _constants(request, settings)
     notes += _seeds_note(settings)
-    link = _link(options, constants, notes)
-    ranks: int = options.ranks
-    per_node = options.per_node
+    link = _link(request, constants, notes)
+    ranks, per_node = request.ranks, request.per_node
     if per_node is None:
         # A rank with a GPU to itself shares nothing that counts.
         per_node = constants.machine.units if constants.machine.kind == "cpu" else 1
@@ -136,7 +159,7 @@ def _with_server(
     )
 
 
-def room_of_rank(machine: Machine, local: int) -> float:
+def room_of_rank(machine: MeasuredMachine, local: int) -> float:
     """Return the bytes that each of `local` ranks of a machine may take; 0: unknown."""
     return machine.memory if machine.kind == "cuda" else machine.memory / local
 
@@ -152,13 +175,13 @@ def _seeds_note(settings: Settings) -> list[str]:
 
 
 def _constants(
-    options: argparse.Namespace, settings: Settings, path: Path
-) -> tuple[list[str], Constants, float]:
+    request: PlanRequest, settings: Settings
+) -> tuple[list[str], Calibration, float]:
     """Return what the plan rests on, the constants, and by which factor it may be off
     on top.
     """
-    work = work_of(settings.config)
-    if options.constants is None and not path.exists():
+    work, path = work_of(settings.config), request.path
+    if request.constants is None and not path.exists():
         constants = assumed(settings, work)
         note = (
             f"nothing was measured: {constants.machine.device} per rank is assumed, "
@@ -184,7 +207,7 @@ def _constants(
     return notes, scaled(constants, work), OTHER_WORK
 
 
-def _check_kind(device: str, machine: Machine, path: Path) -> None:
+def _check_kind(device: str, machine: MeasuredMachine, path: Path) -> None:
     """Refuse to plan a run on GPUs by a calibration of cores, and the other way."""
     if device in ("cpu", "cuda") and device != machine.kind:
         raise UserError(
@@ -194,7 +217,7 @@ def _check_kind(device: str, machine: Machine, path: Path) -> None:
         )
 
 
-def _differences(work: Work, measured: Work) -> list[str]:
+def _differences(work: MeasuredWork, measured: MeasuredWork) -> list[str]:
     """Return in words what is not as it was measured."""
     found = []
     for name, words in COMPARED.items():
@@ -208,17 +231,17 @@ def _differences(work: Work, measured: Work) -> list[str]:
     return found
 
 
-def _link(options: argparse.Namespace, constants: Constants, notes: list[str]) -> Link:
+def _link(request: PlanRequest, constants: Calibration, notes: list[str]) -> LinkSpeed:
     """Return what joins ranks: as given, else as measured, else as assumed."""
     found = measured_link(constants.links) or ASSUMED
-    if options.link is None and options.latency is None:
-        if options.ranks > 1:
+    if request.link is None and request.latency is None:
+        if request.ranks > 1:
             notes.append(f"between ranks: {found.source}")
         return found
-    if options.link is not None:
-        found = replace(found, bytes_per_second=options.link)
-    if options.latency is not None:
-        found = replace(found, latency=options.latency)
+    if request.link is not None:
+        found = replace(found, bytes_per_second=request.link)
+    if request.latency is not None:
+        found = replace(found, latency=request.latency)
     speed, latency = found.bytes_per_second / 1e9, found.latency * 1e6
     if isinf(speed):
         # Too quick for the sizes that were measured.
@@ -261,12 +284,3 @@ def _doubted(made: Plan, factor: float) -> Plan:
     splits = [replace(found, seconds=wide(found.seconds)) for found in made.splits]
     best = made.best and replace(made.best, seconds=wide(made.best.seconds))
     return Plan(made.notes, rounds, learnings, splits, best, wide(made.whole))
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; keys become text."""
-    if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return value

@@ -1,11 +1,13 @@
-"""What a point will cost, before it runs: arithmetic counted on the networks' shapes,
-and the time that it may take.
+"""What a run has to do, counted on shapes before it runs: arithmetic, bytes, memory.
+
+Plans, dry runs of studies and profiles all count here. How many seconds it takes is
+left to those who have measured something.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from math import prod
 
 import numpy as np
 import torch
@@ -18,23 +20,22 @@ from hpcfed.models.cost import Cost, cost
 from hpcfed.models.layout import Layout
 from hpcfed.options import RunConfig, Settings, Training
 from hpcfed.server.columns import generated
-from hpcfed.server.networks import Autoencoder, Denoiser
+from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
 from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.server.schedule import num_learnings
-from hpcfed.studies.plan import Point
 
-UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
-"""FLOP/s that a rank is taken to reach as long as nothing has been measured: the order
-of size, no more.
+FLOAT = 4.0
+"""Bytes of a number in a row."""
+FORWARD_AND_BACKWARD = 3.0
+"""FLOPs of a training step by those of its forward pass: the backward pass takes twice
+as many.
 """
-START = 8.0
-"""Seconds that a run takes to start, as long as nothing has been measured."""
-BYTES = 4.0
-"""Size of a number of 32 bits."""
 
 
 @dataclass(frozen=True)
-class Work:
+class RunWork:
+    """What a whole run has to do."""
+
     clients: float
     """FLOPs of local training over all rounds and seeds, and of fine-tuning in
     evaluations, as the method declares them.
@@ -48,7 +49,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Trained:
+class ClientTraining:
     """What one client trains."""
 
     samples: float = 0.0
@@ -59,23 +60,17 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Speed:
+class NetworkSize:
+    """What one sample costs in one of the server's networks."""
+
     flops: float
-    """Per second and rank."""
-    start: float
-    """Seconds before the first round and after the last."""
-    measured: int
-    """Runs that it was measured on; 0: a guess."""
-
-    def seconds(self, point: Point, work: Work) -> float:
-        """Predict the seconds of a run."""
-        # Without ranks of its own, the server's model is trained on the clients' ranks.
-        server_ranks = point.settings.config.server_ranks or point.ranks
-        flops = work.clients / point.ranks + work.server / server_ranks
-        return self.start + flops / self.flops
+    """Forward and backward."""
+    activations: float
+    stages: int
+    parameters: int
 
 
-def work(settings: Settings) -> Work:
+def run_work(settings: Settings) -> RunWork:
     """Count the work of a run, over all its rounds and seeds."""
     config = settings.config
     layout = client_layout(config, client_network(config, seed=0))
@@ -85,7 +80,7 @@ def work(settings: Settings) -> Work:
     evaluations = -(-config.rounds // config.evaluate_every)
     evaluated = config.evaluate_clients or config.clients
     sent = seeds * config.rounds * _sent_in_a_round(config, layout)
-    return Work(
+    return RunWork(
         clients=seeds * (rounds + evaluations * evaluated * judged.flops),
         server=seeds * _server_flops(settings, layout),
         sent=sent if settings.options.uploads else 0.0,
@@ -94,7 +89,7 @@ def work(settings: Settings) -> Work:
 
 def local_work(
     settings: Settings, size: float | None = None
-) -> tuple[Trained, Trained]:
+) -> tuple[ClientTraining, ClientTraining]:
     """Count what a client trains in a round, and before it is judged; it has as many
     samples as clients have on average, unless given.
     """
@@ -123,10 +118,10 @@ def trained(
     layout: Layout,
     *,
     fisher: int = 0,
-) -> Trained:
-    """Count what a client with so many samples trains."""
+) -> ClientTraining:
+    """Count what a client with `size` samples trains."""
     if math.isnan(size) and (trainings or fisher):
-        return Trained(math.nan, math.nan, math.nan)
+        return ClientTraining(math.nan, math.nan, math.nan)
     samples = steps = flops = 0.0
     for one in trainings:
         multiply_adds = sample.training
@@ -143,7 +138,7 @@ def trained(
         flops += FLOPS * seen * multiply_adds
     if fisher:
         flops += FLOPS * fisher * size * sample.training
-    return Trained(samples, steps, flops)
+    return ClientTraining(samples, steps, flops)
 
 
 def length_of(one: Training) -> Length:
@@ -164,7 +159,7 @@ def memory_traffic(config: RunConfig, *, samples: float, steps: float) -> float:
         moments = 1 if config.momentum else 0
     per_step = 6 + 2 * moments
     floats = 2 * samples * activations + per_step * steps * layout.num_parameters
-    return BYTES * floats
+    return FLOAT * floats
 
 
 def _sent_in_a_round(config: RunConfig, layout: Layout) -> float:
@@ -175,7 +170,7 @@ def _sent_in_a_round(config: RunConfig, layout: Layout) -> float:
         # A view of one number: a row of a large network would take its memory.
         row = torch.empty(()).expand(layout.num_columns)
         if kind == "none":
-            return BYTES * len(row)
+            return FLOAT * len(row)
         return packed_bytes(compressor(kind, config, layout, unbiased=True), row)
 
     # Who is sampled every tenth round is sent ten downloads, or the whole row.
@@ -184,31 +179,16 @@ def _sent_in_a_round(config: RunConfig, layout: Layout) -> float:
     return clients * (packed(config.compress) + down)
 
 
-def speed(measured: Sequence[tuple[Point, Work, float, float]], *, cuda: bool) -> Speed:
-    """Derive a speed from finished runs: point, work, seconds of all rounds, and
-    seconds of the whole process.
-    """
-    rates, starts = [], []
-    for point, done, rounds, process in measured:
-        at_one = Speed(1.0, 0.0, 0).seconds(point, done)  # seconds at 1 FLOP/s
-        if rounds > 0 and not math.isnan(at_one):
-            rates.append(at_one / rounds)
-        if not math.isnan(process):
-            starts.append(process - rounds)
-    if not rates:
-        return Speed(UNMEASURED["cuda" if cuda else "cpu"], START, 0)
-    return Speed(
-        median(rates),
-        median(starts) if starts else START,
-        len(rates),
-    )
+def has_own_data(config: RunConfig) -> bool:
+    """Tell whether a client has as many samples however many clients there are."""
+    return config.dataset == "synthetic" or config.partition == "dominant"
 
 
 def client_size(config: RunConfig) -> float:
-    """Return the training samples of a client, on average; NaN for a data set whose size
-    nobody has said.
+    """Return the training samples of a client, on average; NaN for a data set of unknown
+    size.
     """
-    if config.dataset == "synthetic" or config.partition == "dominant":
+    if has_own_data(config):
         return float(config.train_per_client)
     samples = config.data().samples
     if samples is None:
@@ -220,19 +200,35 @@ def client_size(config: RunConfig) -> float:
     return samples[0] / clients
 
 
-def server_networks(
-    options: ServerOptions, layout: Layout
-) -> tuple[Autoencoder, Denoiser]:
-    """Build the server's networks without any numbers in them."""
+def client_bytes(config: RunConfig) -> float:
+    """Return the bytes of a client's samples, which are float32 on their device."""
+    data = config.data()
+    each = float(config.train_per_client + config.test_per_client)
+    if not has_own_data(config) and data.samples is not None:
+        each = sum(data.samples) / config.clients
+    return FLOAT * each * prod(data.shape)
+
+
+def network_sizes(options: ServerOptions, layout: Layout) -> dict[str, NetworkSize]:
+    """Return the sizes of the server's networks, without any numbers in them."""
     columns = sum(generated(layout, options).widths)
     with torch.device("meta"):
-        autoencoder = Autoencoder(
-            columns,
-            options.size,
-            input_noise=0,
-            latent_noise=0,
-        )
-        return autoencoder, Denoiser(options.size)
+        autoencoder = Autoencoder(columns, options.size, input_noise=0, latent_noise=0)
+        denoiser = Denoiser(options.size)
+    return {
+        "autoencoder": NetworkSize(
+            flops=FORWARD_AND_BACKWARD * autoencoder.flops(),
+            activations=autoencoder.activations,
+            stages=len(autoencoder.encoder) + len(autoencoder.decoder),
+            parameters=num_parameters(autoencoder),
+        ),
+        "denoiser": NetworkSize(
+            flops=FORWARD_AND_BACKWARD * denoiser.flops(options.size.latent),
+            activations=denoiser.activations,
+            stages=len(denoiser.stages) + 1,
+            parameters=num_parameters(denoiser),
+        ),
+    }
 
 
 def _server_flops(settings: Settings, layout: Layout) -> float:
@@ -240,8 +236,8 @@ def _server_flops(settings: Settings, layout: Layout) -> float:
     options = server_options(settings)
     if options is None:
         return 0.0
-    autoencoder, denoiser = server_networks(options, layout)
     times = num_learnings(options, settings.config.rounds)
-    forward = autoencoder.flops() * options.samples("autoencoder")
-    forward += denoiser.flops(options.size.latent) * options.samples("denoiser")
-    return 3.0 * times * forward  # the backward pass takes twice the forward's
+    flops = 0.0
+    for network, size in network_sizes(options, layout).items():
+        flops += size.flops * options.samples(network)
+    return times * flops

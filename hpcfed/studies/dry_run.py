@@ -1,0 +1,154 @@
+"""What a study would do: every point, its command, and what it may cost.
+
+Seconds are the counted work at the speed of the study's finished runs; until one is
+finished, at a guessed speed.
+"""
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan
+from statistics import median
+
+import torch
+
+from hpcfed.errors import count, printable
+from hpcfed.experiment.serving import choose_server
+from hpcfed.plan.assumptions import UNMEASURED
+from hpcfed.plan.work import RunWork, run_work
+from hpcfed.results.trials import read_outcome
+from hpcfed.studies import execute
+from hpcfed.studies.execute import Finished
+from hpcfed.studies.plan import Point, StudyOrder
+from hpcfed.studies.stacks import describe, stacked
+from hpcfed.words import flops_text
+
+START = 8.0
+"""Seconds that a run takes to start, as long as nothing has been measured."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast ranks are, as far as finished runs tell."""
+
+    flops: float
+    """Per second and rank."""
+    start: float
+    """Seconds before the first round and after the last."""
+    measured: int
+    """Finished runs that it was measured on; 0: it is a guess."""
+
+    def seconds(self, point: Point, work: RunWork) -> float:
+        """Predict the seconds of a run."""
+        # Without ranks of its own, the server's model is trained on the clients' ranks.
+        server_ranks = point.settings.config.server_ranks or point.ranks
+        flops = work.clients / point.ranks + work.server / server_ranks
+        return self.start + flops / self.flops
+
+
+def speed(
+    measured: Sequence[tuple[Point, RunWork, float, float]], *, cuda: bool
+) -> Speed:
+    """Derive a speed from finished runs: point, work, seconds of all rounds, and
+    seconds of the whole process.
+    """
+    rates, starts = [], []
+    for point, done, rounds, process in measured:
+        at_one = Speed(1.0, 0.0, 0).seconds(point, done)  # seconds at 1 FLOP/s
+        if rounds > 0 and not math.isnan(at_one):
+            rates.append(at_one / rounds)
+        if not math.isnan(process):
+            starts.append(process - rounds)
+    if not rates:
+        return Speed(UNMEASURED["cuda" if cuda else "cpu"], START, 0)
+    return Speed(
+        median(rates),
+        median(starts) if starts else START,
+        len(rates),
+    )
+
+
+def print_dry_run(order: StudyOrder) -> None:
+    """Print every point, its command, and what it may cost."""
+    cuda = torch.cuda.is_available()
+    done = execute.check_finished(order.trials)
+    works = {}
+    for point in order.chosen:
+        works[point.name] = run_work(choose_server(point.settings, gpu=cuda))
+    reached = speed(_measured(order, works, done), cuda=cuda)
+    total = 0.0
+    # The first repeats stand for all.
+    for trial in order.trials[: len(order.chosen)]:
+        point = trial.point
+        work = works[point.name]
+        seconds = reached.seconds(point, work)
+        left = 0
+        for other in order.trials:
+            left += other.point is point and other.folder not in done
+        total += left * seconds
+        print(f"{point.number}: {point.name}")
+        print(
+            f"   {_ranks(point)}, {_most(point)}{_flops(work.clients)} of clients, "
+            f"{_flops(work.server)} of the server, {work.sent / 2**20:,.0f} MiB sent; "
+            f"{_time(seconds)} × {left} of {order.study.repeats}"
+        )
+        words = shlex.join(execute.command(trial, order.start))
+        print(f"   {printable(words)}")
+    basis = "a guess, since nothing is measured yet"
+    if reached.measured:
+        basis = count(reached.measured, "finished run")
+    print(
+        f"{count(len(works), 'point')}, {count(len(order.trials), 'trial')}, "
+        f"{len(done)} finished; {_time(total)} to go "
+        f"({reached.flops / 1e9:,.1f} GFLOP/s a rank: {basis})"
+    )
+    if order.most > 1:
+        # Which of the trials that are left would advance together.
+        trials = [trial for trial in order.trials if trial.folder not in done]
+        for line in describe(stacked(trials, order.most)):
+            print(line)
+
+
+def _measured(
+    order: StudyOrder, works: dict[str, RunWork], done: Finished
+) -> list[tuple[Point, RunWork, float, float]]:
+    """Return what finished trials took: the seconds of all rounds, and of the process."""
+    measured = []
+    for trial in order.trials:
+        runs = done.get(trial.folder)
+        if runs:
+            point = trial.point
+            # A run of a stack has recorded the time of all of them.
+            at_once = runs[0].stacked_seeds / point.settings.config.num_seeds
+            rounds = float(runs[0].rounds["seconds"].sum()) / at_once
+            process = read_outcome(trial.outcome).seconds
+            measured.append((point, works[point.name], rounds, process))
+    return measured
+
+
+def _ranks(point: Point) -> str:
+    servers = point.settings.config.server_ranks
+    ranks = count(point.ranks, "rank")
+    return f"{ranks} + {count(servers, 'server rank')}" if servers else ranks
+
+
+def _most(point: Point) -> str:
+    """Say that clients that lack time train less."""
+    return "at most " if point.settings.config.partial else ""
+
+
+def _flops(number: float) -> str:
+    if isnan(number):
+        return "unknown work"
+    return flops_text(number)
+
+
+def _time(seconds: float) -> str:
+    if isnan(seconds):
+        return "unknown time"  # the data set's size is unknown
+    if seconds < 120:
+        return f"about {seconds:.0f} s"
+    if seconds < 7200:
+        return f"about {seconds / 60:.0f} min"
+    return f"about {seconds / 3600:.1f} h"
