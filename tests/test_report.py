@@ -369,7 +369,7 @@ def test_what_counts_as_a_run(
     capsys.readouterr()
     said = mistake(capsys, "report", run, "--csv", run / "run.h5")
     assert ".h5 is for results; name a file of another kind" in said
-    assert len(find([run]).samples) == 1
+    assert len(find([run]).processes) == 1
 
 
 @pytest.mark.parametrize("flag", ["--out", "--csv", "--json", "--extrap"])
@@ -443,7 +443,7 @@ def test_the_page_of_one_run_says_what_came_of_it(good: Path) -> None:
         assert "all 4 took " in time
         assert "train " in where or "server " in where
     both = find([good / "plain", good / "server"])
-    assert "overview" in {one.id for one in content_of(groups(both.samples), both).sections}  # fmt: skip
+    assert "overview" in {one.id for one in content_of(groups(both.processes), both).sections}  # fmt: skip
 
 
 def test_rounds_without_evaluation_show_the_next_one() -> None:
@@ -704,7 +704,7 @@ def test_a_run_and_seeds_in_one_folder_are_refused_by_all(
         assert reason in mistake(capsys, *words)
     found = find([tmp_path])
     assert found.unread == [reason] and found.processes == []
-    assert len(find([mixed / "seed-7"]).samples) == 1, (
+    assert len(find([mixed / "seed-7"]).processes) == 1, (
         "asked for by name, it is a run as any other"
     )
 
