@@ -12,7 +12,7 @@ from hpcfed.errors import UserError
 from hpcfed.results.details import read_details
 from hpcfed.results.server import MOST_MAPPED
 from hpcfed.results.stored import read_run
-from hpcfed.server.latent_map import latent_map, mapped_uploads
+from hpcfed.server.report import mapped_uploads, principal_map
 
 
 def test_samples_are_counted_by_client_and_class() -> None:
@@ -26,11 +26,11 @@ def test_samples_are_counted_by_client_and_class() -> None:
 def test_latents_lie_on_their_principal_axes() -> None:
     # Along the third column -3 and 3, along the first ±1: 18 of 20 parts of the variance.
     latents = np.array([[0.0, 7, 3], [0, 7, -3], [1, 7, 0], [-1, 7, 0]])
-    found = latent_map(latents, np.array([4, 5, 6, 7]))
+    found = principal_map(latents, np.array([4, 5, 6, 7]))
     np.testing.assert_allclose(found.shares, [0.9, 0.1])
     np.testing.assert_allclose(np.abs(found.places), [[3, 0], [3, 0], [0, 1], [0, 1]], atol=1e-7)  # fmt: skip
     assert found.places[0, 0] * found.places[1, 0] < 0, "on opposite sides"
-    alone = latent_map(latents[:1], np.array([4]))
+    alone = principal_map(latents[:1], np.array([4]))
     assert alone.places.tolist() == [[0, 0]]
 
 

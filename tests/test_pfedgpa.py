@@ -36,26 +36,22 @@ from hpcfed.runtime.timer import PHASES
 from hpcfed.server import likeness
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.latent_diffusion import LatentDiffusion
+from hpcfed.server.likeness import Likeness
+from hpcfed.server.messages import Answer, Failure, KnownRows, Request, Rows
 from hpcfed.server.networks import Autoencoder
 from hpcfed.server.options import NETWORKS, Batching
 from hpcfed.server.plan import TrainingPlan
 from hpcfed.server.rank import ServerRank
+from hpcfed.server.report import Inversion
 from hpcfed.server.requests import (
-    Answer,
     Average,
     Bank,
     Compare,
-    Compared,
-    Failure,
     Guide,
     Invert,
-    InvertedRows,
-    KnownRows,
     Learn,
     Reconstruct,
-    Request,
-    Rows,
-    Sample,
+    SampleRows,
 )
 from hpcfed.server.schedule import is_banked, learns_after, num_learnings
 from hpcfed.server.slot import RankSlot
@@ -411,7 +407,7 @@ def test_what_the_server_makes_does_not_depend_on_where_clients_live() -> None:
         made = {
             "invert": ask(lambda ids: Invert(seed=0, clients=ids)),
             "reconstruct": ask(lambda ids: Reconstruct(seed=0, clients=ids)),
-            "sample": ask(lambda ids: Sample(seed=0, clients=ids)),
+            "sample": ask(lambda ids: SampleRows(seed=0, clients=ids)),
             "guide": ask(guide),
         }
         answers.append(made)
@@ -428,7 +424,7 @@ def test_workers_that_disagree_about_a_request_are_found_out() -> None:
     with pytest.raises(AssertionError, match="workers disagree about depth"):
         server.handle([Invert(seed=0, clients=clients, depth=d) for d in (1, 2)])
     with pytest.raises(AssertionError, match="ask for different things"):
-        server.handle([Learn(seed=0), Sample(seed=0, clients=clients)])
+        server.handle([Learn(seed=0), SampleRows(seed=0, clients=clients)])
 
 
 def small_server() -> ServerRank:
@@ -522,7 +518,7 @@ def test_likeness_by_hand() -> None:
     server.handle([Bank(seed=0, round=0, clients=clients[:2], rows=first)])
     server.handle([Bank(seed=0, round=1, clients=clients[:1], rows=second)])
     [found] = server.handle([Compare(seed=0, clients=clients, rows=rows)])
-    assert isinstance(found, Compared)
+    assert isinstance(found, Likeness)
     np.testing.assert_allclose(found.own, [9.25**0.5 / 5, 41**0.5 / 5, np.nan])
     np.testing.assert_allclose(found.nearest, [0.1, 0.2, np.nan])
     np.testing.assert_array_equal(found.nearest_is_own, [1, 0, np.nan])
@@ -979,7 +975,7 @@ def test_rows_that_are_not_finite_are_no_answer() -> None:
         cast(Tensor, server.model(0).denoiser.last.bias).fill_(torch.inf)
     requests = {
         "invert": Invert(seed=0, clients=clients),
-        "sample": Sample(seed=0, clients=clients),
+        "sample": SampleRows(seed=0, clients=clients),
     }
     for kind, request in requests.items():
         failed = ask(request)
@@ -1574,7 +1570,7 @@ def test_generated_rows_keep_their_clients_identity(learnt: Learnt) -> None:
     [lost] = server_of(learnt.setup).handle(
         [Invert(seed=0, clients=fed.clients, depth=200)]
     )
-    assert isinstance(lost, InvertedRows)
+    assert isinstance(lost, Inversion)
     assert learnt.own_centre(lost.rows) < 10 and lost.recognised == pytest.approx(
         learnt.own_centre(lost.rows) / 20
     )

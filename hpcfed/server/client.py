@@ -1,7 +1,7 @@
 """The server as a worker's federation sees it."""
 
 import time
-from typing import TypeVar
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -11,35 +11,25 @@ from hpcfed.results.checkpoints import StoredFile
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.server.diffusion import Sign
 from hpcfed.server.likeness import Likeness
+from hpcfed.server.messages import A, Failure, KnownRows, Request
 from hpcfed.server.report import Inversion, LearningReport
 from hpcfed.server.requests import (
-    Answer,
     Average,
     Bank,
     Begin,
     Compare,
-    Compared,
-    Failure,
     Guide,
     Invert,
-    InvertedRows,
-    KnownRows,
     Learn,
-    Learned,
     Leave,
     Recall,
     Reconstruct,
-    Request,
     Restore,
-    Rows,
-    Sample,
+    SampleRows,
     Save,
     Store,
-    Stored,
 )
 from hpcfed.server.transport import Transport
-
-A = TypeVar("A", bound=Answer)
 
 
 class ServerClient:
@@ -84,8 +74,7 @@ class ServerClient:
 
         Where the server has ranks of its own, the first worker alone gets the report.
         """
-        request = Learn(seed=self._seed)
-        answer, seconds = self._ask(request, Learned)
+        answer, seconds = self._ask(Learn(seed=self._seed))
         report = answer.report
         if report is not None:
             # The server waits for uploads that are still on their way before it learns.
@@ -98,52 +87,38 @@ class ServerClient:
         `depth` are diffusion steps; None: --inversion-depth.
         """
         request = Invert(seed=self._seed, clients=clients, depth=depth)
-        answer, seconds = self._ask(request, InvertedRows)
-        return Inversion(
-            rows=answer.rows,
-            known=answer.known,
-            recognised=answer.recognised,
-            seconds=answer.seconds,
-            transfer=seconds - answer.seconds,
-        )
+        answer, seconds = self._ask(request)
+        return replace(answer, transfer=seconds - answer.seconds)
 
     def recall(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Return the clients' newest uploads, and which clients the server knows."""
-        request = Recall(seed=self._seed, clients=clients)
-        answer, _ = self._ask(request, KnownRows)
-        return answer.rows, answer.known
+        return self._known(Recall(seed=self._seed, clients=clients))
 
     def average(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Return the mean of each client's rows in the bank, and which clients the
         server knows.
         """
-        request = Average(seed=self._seed, clients=clients)
-        answer, _ = self._ask(request, KnownRows)
-        return answer.rows, answer.known
+        return self._known(Average(seed=self._seed, clients=clients))
+
+    def reconstruct(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Return the newest uploads after a pass through the autoencoder alone, and
+        which clients the server knows.
+        """
+        return self._known(Reconstruct(seed=self._seed, clients=clients))
 
     def compare(self, clients: np.ndarray, rows: Tensor) -> Likeness:
         """Return how near generated rows are to those in the bank; NaN for clients that
         are not in it.
         """
         request = Compare(seed=self._seed, clients=clients, rows=rows.float())
-        answer, _ = self._ask(request, Compared)
-        return Likeness(answer.own, answer.nearest, answer.nearest_is_own)
-
-    def reconstruct(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Return the newest uploads after a pass through the autoencoder alone, and
-        which clients the server knows.
-        """
-        request = Reconstruct(seed=self._seed, clients=clients)
-        answer, _ = self._ask(request, KnownRows)
-        return answer.rows, answer.known
+        return self._ask(request)[0]
 
     def sample(self, clients: np.ndarray, *, whole: bool = False) -> Tensor:
         """Return a row out of noise alone for each client; with `whole`, a loaded
         model's updates are added to the start that its file has.
         """
-        request = Sample(seed=self._seed, clients=clients, whole=whole)
-        answer, _ = self._ask(request, Rows)
-        return answer.rows
+        request = SampleRows(seed=self._seed, clients=clients, whole=whole)
+        return self._ask(request)[0].rows
 
     def guide(
         self,
@@ -171,8 +146,7 @@ class ServerClient:
             sign=sign,
             noise=noise,
         )
-        answer, _ = self._ask(request, Rows)
-        return answer.rows
+        return self._ask(request)[0].rows
 
     def save(self, path: str, start: Tensor | None = None) -> None:
         """Write the trained model to a file, with the columns that its updates may be
@@ -181,32 +155,31 @@ class ServerClient:
         columns = b"" if start is None else start.float().cpu().numpy().tobytes()
         # The first worker's: others may have rounded differently.
         columns = self._collectives.bcast(columns)
-        request = Save(seed=self._seed, path=path, start=columns)
-        self._ask(request, Answer)
+        self._ask(Save(seed=self._seed, path=path, start=columns))
 
     def store(self, folder: str) -> tuple[StoredFile, ...]:
         """Write bank and model to a checkpoint's folder, and return the files."""
-        request = Store(seed=self._seed, folder=folder)
-        answer, _ = self._ask(request, Stored)
-        return answer.files
+        return self._ask(Store(seed=self._seed, folder=folder))[0].files
 
     def restore(self, folder: str) -> None:
         """Read bank and model from a checkpoint's folder."""
-        request = Restore(seed=self._seed, folder=folder)
-        self._ask(request, Answer)
+        self._ask(Restore(seed=self._seed, folder=folder))
 
     def leave(self) -> None:
         """Tell the server that this seed asks nothing more."""
-        request = Leave(seed=self._seed)
-        self._tell(request)
+        self._tell(Leave(seed=self._seed))
 
-    def _ask(self, request: Request, kind: type[A]) -> tuple[A, float]:
+    def _known(self, request: Request[KnownRows]) -> tuple[Tensor, np.ndarray]:
+        answer, _ = self._ask(request)
+        return answer.rows, answer.known
+
+    def _ask(self, request: Request[A]) -> tuple[A, float]:
         """Return the answer, and the seconds until it was there.
 
         Seconds before our turn are not counted: they belong to other seeds.
         """
 
-        def ask() -> tuple[Answer, float]:
+        def ask() -> tuple[A | Failure, float]:
             begin = time.perf_counter()
             answer = self._transport.ask(request)
             seconds = time.perf_counter() - begin
@@ -221,7 +194,6 @@ class ServerClient:
             if not world.is_root:
                 time.sleep(GRACE)
             raise Diverged(answer.reason)
-        assert isinstance(answer, kind)
         return answer, seconds
 
     def _tell(self, request: Request) -> None:

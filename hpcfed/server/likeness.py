@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.server.bank import UploadBank
+from hpcfed.server.messages import Answer
 from hpcfed.server.scaling import RowScaling
 
 
@@ -52,8 +53,8 @@ def mean_rows(bank: UploadBank, clients: np.ndarray) -> tuple[np.ndarray, Tensor
     return known, means[places.to(means.device)]
 
 
-@dataclass(frozen=True)
-class Likeness:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Likeness(Answer):
     """How near rows are to the bank's, an entry per row.
 
     Distances are between updates, over all generated columns, and relative: by the norm

@@ -1,13 +1,15 @@
 """What a training of the server's model took, and how it went."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.results.server import LatentMap
+from hpcfed.results.server import MOST_MAPPED, LatentMap
 from hpcfed.runtime.device import peak_memory
+from hpcfed.server.messages import KnownRows
 from hpcfed.server.options import ServerOptions
 
 PEAK_TFLOPS = {
@@ -20,20 +22,14 @@ PEAK_TFLOPS = {
 """Dense matrix products in TF32 and in bfloat16, from the makers' data sheets."""
 
 
-@dataclass(frozen=True)
-class Inversion:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inversion(KnownRows):
     """Rows that the server has generated from clients' newest uploads."""
 
-    rows: Tensor
-    """A row for each client; zeros for those that the server does not know."""
-    known: np.ndarray
-    """Which clients have an upload in the bank."""
     recognised: float
     """The share of all ranks' clients whose update is nearest to their own ones."""
-    seconds: float
-    """Seconds that the server took."""
-    transfer: float
-    """Seconds until the rows were here."""
+    transfer: float = 0.0
+    """Seconds until the rows were here, beyond those that the server took."""
 
 
 @dataclass
@@ -99,3 +95,34 @@ def peak_flops(device: torch.device, options: ServerOptions) -> float:
             tflops = bf16 if options.server_precision == "bf16" else tf32
             return 1e12 * tflops
     return float("nan")
+
+
+@torch.no_grad()
+def latent_map(
+    rows: Tensor, clients: np.ndarray, encode: Callable[[Tensor], Tensor]
+) -> LatentMap:
+    """Map what the model has made of the bank's uploads, which are the clients'."""
+    chosen = mapped_uploads(len(rows))
+    latents = encode(rows[torch.from_numpy(chosen).to(rows.device)])
+    return principal_map(latents.double().cpu().numpy(), clients[chosen])
+
+
+def mapped_uploads(count: int) -> np.ndarray:
+    """Return which of `count` uploads are on the map: evenly chosen, all if few."""
+    return np.linspace(0, count - 1, min(count, MOST_MAPPED)).round().astype(np.int64)
+
+
+def principal_map(latents: np.ndarray, clients: np.ndarray) -> LatentMap:
+    """Place latents on their two principal axes."""
+    centred = latents - latents.mean(0)
+    # The products of few latents with each other are a smaller matrix than those of
+    # thousands of columns, and have the same principal axes.
+    sizes, axes = np.linalg.eigh(centred @ centred.T)
+    largest = [-1, -2] if len(sizes) > 1 else [-1, -1]
+    variances = np.maximum(sizes, 0.0)
+    places = axes[:, largest] * np.sqrt(variances[largest])
+    # An axis may point either way: let its farthest upload be on the positive side.
+    farthest = places[np.abs(places).argmax(0), [0, 1]]
+    places = places * np.where(farthest < 0, -1.0, 1.0)
+    shares = variances[largest] / max(float(variances.sum()), np.finfo(float).tiny)
+    return LatentMap(clients, places, shares)

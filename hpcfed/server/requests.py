@@ -1,64 +1,34 @@
-"""What workers ask of the server, and what it answers: one dataclass for each.
+"""What workers ask of the server, and what its ranks do about it: one class for each.
 
-All workers send the same request together, each about its own clients. An array or
-tensor in a message has one entry per client of the worker. Every other field is the
-same on all workers. `merge`, `divide` and the wire rely on this rule.
+Rows are generated in the order of clients' ids, so that noise does not depend on which
+rank hosts a client.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.errors import UserError
+from hpcfed.results import checkpoints
 from hpcfed.results.checkpoints import StoredFile
+from hpcfed.runtime.observer import observer
+from hpcfed.server import likeness
 from hpcfed.server.diffusion import Sign
-from hpcfed.server.report import LearningReport
+from hpcfed.server.divergence import check_rows
+from hpcfed.server.likeness import Likeness
+from hpcfed.server.messages import A, Answer, ClientRequest, KnownRows, Request, Rows
+from hpcfed.server.rank import ServerRank
+from hpcfed.server.report import Inversion, LearningReport, latent_map
 
-M = TypeVar("M", bound="Message")
-
-
-# Messages are compared nowhere: arrays would make == ambiguous, hence eq=False.
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Message:
-    """A request, or an answer to one."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the fields that travel in buffers of their own."""
-        found = {}
-        # Not client ids and flags: a few bytes each, they travel with the header.
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Tensor):
-                found[item.name] = value
-        return found
-
-
-# Requests
+# A run tells the server where it writes, and when it has no more questions.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Request(Message):
-    """One worker's request. `seed` says whose model: stacked seeds have one each."""
-
-    answered: ClassVar[bool] = True
-    """Whether workers wait for an answer."""
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ClientRequest(Request):
-    """A request about clients, given by their ids."""
-
-    clients: np.ndarray
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Begin(Request):
+class Begin(Request[Answer]):
     """Say which folder the seed's run writes to: the server leaves signs of its progress
     there.
     """
@@ -66,9 +36,23 @@ class Begin(Request):
     answered = False
     folder: str
 
+    def handle(self, rank: ServerRank) -> Answer:
+        rank.folders[self.seed] = Path(self.folder)
+        return Answer()
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Bank(ClientRequest):
+class Leave(Request[Answer]):
+    """Announce that this seed asks nothing more. `transport` sees to it."""
+
+    answered = False
+
+
+# The server learns.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bank(ClientRequest[Answer]):
     """Remember these rows of a round: updates, or uploads with their starts."""
 
     answered = False
@@ -76,112 +60,10 @@ class Bank(ClientRequest):
     rows: Tensor
     starts: Tensor | None = None
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Learn(Request):
-    """Train the model on the banked uploads. Answer: `Learned`."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Recall(ClientRequest):
-    """Return the clients' newest rows as they were. Answer: `KnownRows`."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Reconstruct(ClientRequest):
-    """Pass the newest uploads through the autoencoder alone. Answer: `KnownRows`."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Invert(ClientRequest):
-    """Generate rows from the newest uploads by inversion. Answer: `InvertedRows`."""
-
-    depth: int | None = None
-    """Diffusion steps t0; None: --inversion-depth."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Average(ClientRequest):
-    """Return the mean of each client's rows in the bank. Answer: `KnownRows`."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Compare(ClientRequest):
-    """Compare generated rows with those in the bank. Answer: `Compared`."""
-
-    rows: Tensor
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Sample(ClientRequest):
-    """Generate a row out of noise for each client. Answer: `Rows`."""
-
-    whole: bool = False
-    """Whether a loaded model adds updates to the start that its file has."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Guide(ClientRequest):
-    """Guide new clients' rows, given before and after a local update. Answer: `Rows`."""
-
-    before: Tensor
-    after: Tensor
-    strength: float
-    start: int
-    steps: int
-    sign: Sign = "progress"
-    noise: str | None = None
-    """What fresh noise is drawn for; None: none is."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Save(Request):
-    """Write the trained model to a file. Answer: `Answer`."""
-
-    path: str
-    start: bytes = b""
-    """The float32 columns that updates may be added to, if any. Bytes, because an array
-    would have an entry per client.
-    """
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Store(Request):
-    """Write bank and model to a checkpoint's folder. Answer: `Stored`."""
-
-    folder: str
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Restore(Request):
-    """Read bank and model from a checkpoint's folder. Answer: `Answer`."""
-
-    folder: str
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Leave(Request):
-    """Announce that this seed asks nothing more."""
-
-    answered = False
-
-
-# Answers
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Answer(Message):
-    """An answer that says no more than that it is done."""
-
-    seconds: float = 0.0
-    """Seconds that the server took."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Failure(Answer):
-    """There is no answer, because the model has diverged."""
-
-    reason: str
+    def handle(self, rank: ServerRank) -> Answer:
+        bank = rank.bank(self.seed)
+        bank.add(self.round, self.clients, self.rows, self.starts)
+        return Answer()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -192,36 +74,189 @@ class Learned(Answer):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rows(Answer):
-    """A generated row for each client."""
+class Learn(Request[Learned]):
+    """Train the model on the banked uploads."""
+
+    def handle(self, rank: ServerRank) -> Learned:
+        bank, model = rank.bank(self.seed), rank.model(self.seed)
+        with rank.showing_progress(self.seed) as progress:
+            report = model.learn(bank.rows(), progress)
+        report.latents = latent_map(bank.rows(), bank.uploaders(), model.encode)
+        # The training's peak, or what this process has seen since.
+        report.note_peak(rank.slot.device)
+        report.peak_memory = rank.allgather(float(report.peak_here))
+        return Learned(report=report)
+
+
+# It answers with rows of the bank, and with rows made from them.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NewestRequest(ClientRequest[A]):
+    """A request about the clients' newest uploads."""
+
+    def newest(self, rank: ServerRank) -> tuple[np.ndarray, Tensor]:
+        """Return the places in the request of the clients that are in the bank, ordered
+        by the clients' ids, and their newest uploads.
+        """
+        order = np.argsort(self.clients)
+        known, uploads = rank.bank(self.seed).newest(self.clients[order])
+        return order[known], uploads
+
+    def placed(self, places: np.ndarray, rows: Tensor) -> dict[str, Any]:
+        """Return the fields of `KnownRows`: rows at their places, zeros elsewhere."""
+        everyones = rows.new_zeros(self.num_clients, rows.shape[1])
+        everyones[torch.from_numpy(places).to(rows.device)] = rows
+        known = np.zeros(self.num_clients, bool)
+        known[places] = True
+        return {"rows": everyones, "known": known}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recall(NewestRequest[KnownRows]):
+    """Return the clients' newest rows as they were."""
+
+    def handle(self, rank: ServerRank) -> KnownRows:
+        with observer().span("recall"):
+            places, uploads = self.newest(rank)
+            check_rows("recall", uploads, rank.options)
+            return KnownRows(**self.placed(places, uploads))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reconstruct(NewestRequest[KnownRows]):
+    """Pass the newest uploads through the autoencoder alone."""
+
+    def handle(self, rank: ServerRank) -> KnownRows:
+        with observer().span("reconstruct"):
+            places, uploads = self.newest(rank)
+            rows = rank.model(self.seed).reconstruct(uploads)
+            check_rows("reconstruct", rows, rank.options)
+            return KnownRows(**self.placed(places, rows))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Invert(NewestRequest[Inversion]):
+    """Generate rows from the newest uploads by inversion."""
+
+    depth: int | None = None
+    """Diffusion steps t0; None: --inversion-depth."""
+
+    def handle(self, rank: ServerRank) -> Inversion:
+        bank = rank.bank(self.seed)
+        with observer().span("invert"):
+            places, uploads = self.newest(rank)
+            rows = rank.model(self.seed).invert(uploads, depth=self.depth)
+            clients = self.clients[places]
+            updates = likeness.updates_of(bank, clients, rows)
+            recognised = likeness.recognised(bank, clients, updates, rank.widths)
+            check_rows("invert", rows, rank.options)
+            return Inversion(recognised=recognised, **self.placed(places, rows))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Average(NewestRequest[KnownRows]):
+    """Return the mean of each client's rows in the bank."""
+
+    def handle(self, rank: ServerRank) -> KnownRows:
+        known, means = likeness.mean_rows(rank.bank(self.seed), self.clients)
+        return KnownRows(**self.placed(np.flatnonzero(known), means))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Compare(ClientRequest[Likeness]):
+    """Compare generated rows with those in the bank; NaN for clients not in it."""
 
     rows: Tensor
 
+    def handle(self, rank: ServerRank) -> Likeness:
+        bank = rank.bank(self.seed)
+        known = np.isin(self.clients, bank.uploaders())
+        clients = self.clients[known]
+        rows = self.rows[torch.from_numpy(known).to(self.rows.device)]
+        found = likeness.likeness(
+            bank, clients, likeness.updates_of(bank, clients, rows)
+        )
+        everyones: dict[str, Any] = {}
+        for name in ("own", "nearest", "nearest_is_own"):
+            everyones[name] = np.full(len(known), np.nan)
+            everyones[name][known] = getattr(found, name)
+        return replace(found, **everyones)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class KnownRows(Rows):
-    """A row for each client that has an upload in the bank; zeros for the others."""
+class SampleRows(ClientRequest[Rows]):
+    """Generate a row out of noise for each client."""
 
-    known: np.ndarray
+    whole: bool = False
+    """Whether a loaded model adds updates to the start that its file has."""
+
+    def handle(self, rank: ServerRank) -> Rows:
+        model = rank.model(self.seed)
+        rows = model.sample(self.num_clients)
+        if self.whole and rank.options.bank_of == "updates":
+            if model.start is None:
+                raise UserError(
+                    f"--server-load {rank.options.server_load} has no start for its "
+                    "updates; use a server.h5 of a complete run"
+                )
+            rows = rows + model.start
+        check_rows("sample", rows, rank.options)
+        return Rows(rows=_from_id_order(rows, self.clients))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class InvertedRows(KnownRows):
-    """Rows by inversion."""
+class Guide(ClientRequest[Rows]):
+    """Guide new clients' rows, given before and after a local update."""
 
-    recognised: float
-    """The share of all workers' clients whose update is nearest to their own ones."""
+    before: Tensor
+    after: Tensor
+    strength: float
+    start: int
+    steps: int
+    sign: Sign = "progress"
+    noise: str | None = None
+    """What fresh noise is drawn for; None: none is."""
+
+    def handle(self, rank: ServerRank) -> Rows:
+        by_id = torch.from_numpy(np.argsort(self.clients)).to(self.before.device)
+        rows = rank.model(self.seed).guide(
+            self.before[by_id],
+            self.after[by_id],
+            strength=self.strength,
+            start=self.start,
+            steps=self.steps,
+            sign=self.sign,
+            noise=self.noise,
+        )
+        rows = _from_id_order(rows, self.clients)
+        # A client whose own training has failed is not the server's fault.
+        before = self.before.isfinite().all(1)
+        after = self.after.isfinite().all(1)
+        check_rows("guide", rows, rank.options, before & after)
+        return Rows(rows=rows)
+
+
+# Files. All server ranks hold the same bank and networks: the first one writes.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Compared(Answer):
-    """How near rows are to those in the bank, as `likeness.Likeness` says; NaN for
-    clients that are not in it.
+class Save(Request[Answer]):
+    """Write the trained model to a file."""
+
+    path: str
+    start: bytes = b""
+    """The float32 columns that updates may be added to, if any. Bytes, because an array
+    would have an entry per client.
     """
 
-    own: np.ndarray
-    nearest: np.ndarray
-    nearest_is_own: np.ndarray
+    def handle(self, rank: ServerRank) -> Answer:
+        if rank.slot.rank == 0:
+            start = None
+            if self.start:
+                start = torch.frombuffer(bytearray(self.start), dtype=torch.float32)
+            rank.model(self.seed).save(Path(self.path), start)
+        return Answer()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -231,40 +266,50 @@ class Stored(Answer):
     files: tuple[StoredFile, ...]
 
 
-def merge(requests: Sequence[M]) -> M:
-    """Join the workers' requests into one about all their clients, in rank order.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Store(Request[Stored]):
+    """Write bank and model to a checkpoint's folder."""
 
-    This is the one place that checks that the workers agree about what they ask.
+    folder: str
+
+    def handle(self, rank: ServerRank) -> Stored:
+        if rank.slot.rank:
+            return Stored(files=())
+        folder = Path(self.folder)
+        files = rank.bank(self.seed).store(folder, self.seed)
+        # A checkpoint before the first learning has no model.
+        if rank.has_trained_model(self.seed):
+            path = folder / _model_file(self.seed)
+            rank.model(self.seed).save(path)
+            files.append(checkpoints.existing(path))
+        return Stored(files=tuple(files))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Restore(Request[Answer]):
+    """Read bank and model from a checkpoint's folder."""
+
+    folder: str
+
+    def handle(self, rank: ServerRank) -> Answer:
+        folder = Path(self.folder)
+        bank = rank.bank(self.seed)
+        bank.restore(folder, self.seed, sum(rank.widths), rank.slot.device)
+        file = _model_file(self.seed)
+        if file in checkpoints.listed(folder):
+            rank.model(self.seed).load(folder / file)
+        return Answer()
+
+
+def _from_id_order(rows: Tensor, clients: np.ndarray) -> Tensor:
+    """Return rows that were made in the order of ids, in the order of the clients.
+
+    The k-th smallest id has the k-th row.
     """
-    first = requests[0]
-    kinds = {type(request).__name__ for request in requests}
-    assert len(kinds) == 1, f"workers ask for different things: {sorted(kinds)}"
-    joined: dict[str, Any] = {}
-    for item in fields(first):
-        name = item.name
-        values = [getattr(request, name) for request in requests]
-        if isinstance(values[0], Tensor):
-            joined[name] = torch.cat(values)
-        elif isinstance(values[0], np.ndarray):
-            joined[name] = np.concatenate(values)
-        else:
-            agreed = values.count(values[0]) == len(values)
-            assert agreed, f"workers disagree about {name}: {values}"
-    return replace(first, **joined)
+    ranking = np.argsort(np.argsort(clients))
+    return rows[torch.from_numpy(ranking).to(rows.device)]
 
 
-def divide(answer: M, counts: Sequence[int]) -> list[M]:
-    """Give every worker the entries of its own clients, of which it has `counts`."""
-    answers = []
-    start = 0
-    for count in counts:
-        entries = slice(start, start + count)
-        start += count
-        share: dict[str, Any] = {}
-        for item in fields(answer):
-            value = getattr(answer, item.name)
-            # Arrays have an entry per client; everything else is the same for all.
-            if isinstance(value, (Tensor, np.ndarray)):
-                share[item.name] = value[entries]
-        answers.append(replace(answer, **share))
-    return answers
+def _model_file(seed: int) -> str:
+    """Return the name of a seed's model in a checkpoint."""
+    return f"server-{seed}.h5"

@@ -13,10 +13,11 @@ from hpcfed.runtime.link import Link
 from hpcfed.runtime.world import World
 from hpcfed.server import wire
 from hpcfed.server.engines import import_engine
+from hpcfed.server.messages import A, Answer, Failure, Request
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.progress import ProgressLines
 from hpcfed.server.rank import ServerRank
-from hpcfed.server.requests import Answer, Learned, Leave, Request
+from hpcfed.server.requests import Learned, Leave
 from hpcfed.server.slot import RankSlot
 
 
@@ -38,7 +39,7 @@ def check_world(options: ServerOptions, world: World) -> None:
 class Transport(Protocol):
     """Brings a worker's requests to the server."""
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: Request[A]) -> A | Failure:
         """Send a request, and wait for the answer."""
 
     def tell(self, request: Request) -> None:
@@ -68,7 +69,7 @@ class Colocated:
             allgather=world.role_allgather,
         )
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: Request[A]) -> A | Failure:
         """Exchange requests with all workers, and handle them here as everywhere."""
         world = self._collectives.world
         world.join_alone()  # DeepSpeed wants a process group, also of a single rank
@@ -89,11 +90,10 @@ class Remote:
         self._world = world
         self._server = world.num_workers
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: Request[A]) -> A | Failure:
         """Send a request to the first server rank, and wait for the answer."""
         self.tell(request)
-        answer = wire.receive(self._link, self._server)
-        assert isinstance(answer, Answer)
+        answer: A | Failure = wire.receive(self._link, self._server)
         return wire.on_device(answer, self._world.device)
 
     def tell(self, request: Request) -> None:

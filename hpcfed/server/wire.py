@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.link import Link
 from hpcfed.runtime.world import World
-from hpcfed.server.requests import M, Message, Request
+from hpcfed.server.messages import M, Message
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def receive(link: Link, source: int) -> Any:
     return _unpack(header, tensors)
 
 
-def allgather(collectives: Collectives, request: Request) -> list[Request]:
+def allgather(collectives: Collectives, request: M) -> list[M]:
     """Return the requests of all workers, in rank order; to be called in turn."""
     header, tensors = _pack(request)
     # Headers travel with the first tensor, in one exchange; all workers have the same
@@ -70,7 +70,7 @@ def allgather(collectives: Collectives, request: Request) -> list[Request]:
     return requests
 
 
-def bcast(world: World, requests: Sequence[Request]) -> list[Request]:
+def bcast(world: World, requests: Sequence[M]) -> list[M]:
     """Return the requests of the first server rank on all server ranks.
 
     The others' own `requests` do not matter.
