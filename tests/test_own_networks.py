@@ -30,7 +30,7 @@ from hpcfed.models.functional_dropout import FunctionalDropout
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
 from hpcfed.models.own import Sample, build_own, check_network
-from hpcfed.models.stacked_layers import Batch
+from hpcfed.models.stacked_layer import Batch
 from hpcfed.options import RunConfig
 from hpcfed.runtime import randomness
 from tests.federations import assembled

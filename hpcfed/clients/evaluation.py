@@ -21,7 +21,7 @@ from hpcfed.clients.schedule import (
 )
 from hpcfed.data.shards import Shard
 from hpcfed.kernels.batch import MOST_CLIENTS, gather_inputs, gatherable, of_step
-from hpcfed.models.choice import Forward
+from hpcfed.models.forward import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 from hpcfed.runtime.device import on_device
 

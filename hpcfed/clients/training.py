@@ -19,7 +19,7 @@ from hpcfed.data.shards import Shard
 from hpcfed.kernels.batch import gather_inputs, gatherable
 from hpcfed.kernels.linear import Update
 from hpcfed.kernels.pull import Spans
-from hpcfed.models.choice import Forward
+from hpcfed.models.forward import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 from hpcfed.models.layout import Entry, check_whole
 

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hpcfed.models.stacked_layers import Batch, dropped
+from hpcfed.models.stacked_layer import Batch
+from hpcfed.models.stacked_layers import dropped
 
 
 class FunctionalDropout(TorchFunctionMode):

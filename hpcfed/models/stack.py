@@ -10,33 +10,30 @@ made of such layers can be stacked, unless it looks at its tensors in other ways
 network pays nothing for being stackable.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor, nn
 
 from hpcfed.kernels import linear
-from hpcfed.models.functional_dropout import FunctionalDropout
+from hpcfed.models.forward import Forward
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import answers
+from hpcfed.models.stacked_convolutions import StackedConv2d
+from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.models.stacked_layers import (
-    Batch,
     StackedBatchNorm2d,
-    StackedConv2d,
     StackedDropout,
-    StackedLayer,
     StackedLinear,
 )
-from hpcfed.models.stacking import Constants, Names, stacked
+from hpcfed.models.stacking import Names, stacked
 
 
-class StackedNetwork:
+class StackedNetwork(Forward):
     """A network whose layers with weights or random numbers are replaced by stacked
     ones.
     """
 
     capture_may_fail = False
-    """Whether it turns out only when it is tried that a step cannot be captured."""
+    takes_halves = True
 
     def __init__(
         self,
@@ -52,75 +49,27 @@ class StackedNetwork:
         layers looks at them. `contiguous`: a module wants images as torch lays them out.
         `drops`: calls of a training pass that drop by a function.
         """
-        self.captures = True
-        """Whether a step on a GPU can be captured and replayed."""
         self._bf16 = bf16
         self._halves = bf16 and halves
-        self._batch = Batch(contiguous=contiguous)
+        batch = Batch(contiguous=contiguous)
         names = Names.of(network, layout or Layout.of(network))
-        self._network = stacked(network, names, self._batch, _in_place, fold=True)
-        self._constants = Constants(self._network, names)
-        self._tied = names.tied
-        layers = list(self._network.modules())
-        dropouts = [layer for layer in layers if isinstance(layer, StackedDropout)]
-        self._drops = drops
-        self._layers = len(dropouts)
-        self.random_layers = len(dropouts) + drops
-        """Layers and calls that draw random numbers in training."""
-        self.masked = any(isinstance(layer, StackedBatchNorm2d) for layer in layers)
-        """Whether it must know which slots hold samples."""
+        made = stacked(network, names, batch, _in_place, fold=True)
+        modules = list(made.modules())
+        layers = sum(isinstance(module, StackedDropout) for module in modules)
+        super().__init__(made, names, batch, layers=layers, drops=drops)
+        self.masked = any(isinstance(each, StackedBatchNorm2d) for each in modules)
 
-    def __call__(
-        self,
-        tensors: dict[str, Tensor],
-        x: Tensor,
-        *,
-        training: bool = False,
-        valid: Tensor | None = None,
-        keys: Tensor | None = None,
-        sinks: dict[str, Tensor] | None = None,
-        updates: dict[str, linear.Update] | None = None,
-        bounded: bool = False,
-    ) -> Tensor:
-        """Pass [clients · slots, …] forward through tensors [clients, …].
-
-        Gradients of a tensor may be written to its sink, in the shape of the tensor,
-        instead of new memory; they are there after `join`. Weights named in `updates`
-        update themselves in the backward pass and have no gradient. Gradients of the
-        outputs are `bounded` if they are at most 1: kernels may then take them in
-        halves.
-        """
-        # Weights may come in bfloat16, others never do.
-        like = next(t for t in tensors.values() if t.dtype != torch.bfloat16)
-        batch = self._batch
-        batch.num_clients = len(like)
-        batch.slots = len(x) // len(like)
-        batch.valid = valid
-        batch.keys = keys
-        # A copy: layers take their sinks out. Tied weights have several gradients, which
-        # autograd adds up.
-        batch.sinks = without(sinks or {}, self._tied)
-        batch.updates = updates or {}
-        batch.bounded = bounded
-        self._constants.move(like)
-        # Walks over all modules, so only where something changes.
-        if self._network.training != training:
-            self._network.train(training)
-        constants = self._constants.expanded(len(like))
-        if batch.contiguous:
+    def _outputs(self, tensors: dict[str, Tensor], x: Tensor, like: Tensor) -> Tensor:
+        shared = self._shared.expanded(len(like))
+        if self._batch.contiguous:
             x = x.contiguous()
         # Our own kernels, for several clients, know no bfloat16.
-        autocast = self._bf16 and x.is_cuda and batch.num_clients == 1
-        caught: AbstractContextManager[object] = nullcontext()
-        if self._drops and training:
-            caught = FunctionalDropout(batch, first=self._layers)
-        with caught, torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
-            y: Tensor = answers(
-                torch.func.functional_call(self._network, {**constants, **tensors}, x)
+        autocast = self._bf16 and x.is_cuda and self._batch.num_clients == 1
+        autocasting = torch.autocast(x.device.type, torch.bfloat16, enabled=autocast)
+        with self._catching_drops(), autocasting:
+            return answers(
+                torch.func.functional_call(self._network, {**shared, **tensors}, x)
             )
-        if training:
-            self._constants.check()
-        return y.to(like.dtype)
 
     def copies(self, like: Tensor) -> int:
         """Return as how many clients one row is best evaluated.
@@ -173,15 +122,6 @@ class StackedNetwork:
                 names.append(name)
         return names
 
-    def join(self) -> None:
-        """Wait for gradients that go to sinks."""
-        self._batch.branch.join()
-
 
 def _in_place(layer: StackedLayer, plain: nn.Module) -> nn.Module:
     return layer
-
-
-def without(table: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
-    """Return a copy of a table without some names."""
-    return {name: tensor for name, tensor in table.items() if name not in names}

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.models.stacked_layers import Batch, StackedLayer
+from hpcfed.models.stacked_layer import Batch, StackedLayer
 
 
 class StackedNorm(StackedLayer):

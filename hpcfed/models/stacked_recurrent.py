@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from hpcfed.models.stacked_layers import Batch, StackedLayer
+from hpcfed.models.stacked_layer import Batch, StackedLayer
 
 
 class StackedRecurrent(StackedLayer):

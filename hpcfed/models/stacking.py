@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from hpcfed.errors import UserError
 from hpcfed.models.layout import Layout, idle_counters
 from hpcfed.models.residual import fused
+from hpcfed.models.stacked_convolutions import StackedConv1d, StackedConv2d
+from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.models.stacked_layers import (
-    Batch,
     StackedBatchNorm1d,
     StackedBatchNorm2d,
-    StackedConv1d,
-    StackedConv2d,
     StackedDropout,
-    StackedLayer,
     StackedLinear,
 )
 from hpcfed.models.stacked_norms import (
@@ -180,7 +178,7 @@ def _is_plain_pool(pool: nn.MaxPool2d) -> bool:
     )
 
 
-class Constants:
+class SharedTensors:
     """The tensors of a network that no row holds: frozen parameters, masks, tables.
 
     They are on the device once, for all clients.

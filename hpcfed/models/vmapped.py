@@ -7,7 +7,6 @@ in a stacked network, with the same kernels and the same random numbers.
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,18 +15,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from hpcfed.kernels import linear
-from hpcfed.models.functional_dropout import FunctionalDropout
+from hpcfed.models.forward import Forward
 from hpcfed.models.layout import Changes, Layout
 from hpcfed.models.own import answers
-from hpcfed.models.stack import without
-from hpcfed.models.stacked_layers import (
-    Batch,
-    StackedBatchNorm2d,
-    StackedDropout,
-    StackedLayer,
-)
-from hpcfed.models.stacking import Constants, Names, stacked
+from hpcfed.models.stacked_layer import Batch, StackedLayer
+from hpcfed.models.stacked_layers import StackedBatchNorm2d, StackedDropout
+from hpcfed.models.stacking import Names, stacked
 
 Run = Callable[..., Any]
 _FUSED = [
@@ -43,10 +36,8 @@ _FUSED = [
 warnings.filterwarnings("ignore", message="There is a performance drop because")
 
 
-class VmapNetwork:
-    """Calls a network for many clients; used as `StackedNetwork` is."""
-
-    capture_may_fail = True
+class VmapNetwork(Forward):
+    """Calls a network for many clients by vmap."""
 
     def __init__(
         self,
@@ -59,53 +50,25 @@ class VmapNetwork:
         """`contiguous`: a module wants images as torch lays them out. `drops`: calls of a
         training pass that drop by a function.
         """
-        self.captures = True
-        self._batch = Batch(contiguous=contiguous)
         self._pass = _Pass()
-        names = Names.of(network, layout)
         self._buffers = [e for e in layout.entries if not e.trainable]
         self._changes = Changes()
-        self._network = stacked(network, names, self._batch, self._bridge, fold=False)
-        self._constants = Constants(self._network, names)
-        self._names = names
-        layers = []
-        for module in self._network.modules():
-            if isinstance(module, Bridge):
-                layers.append(module.layer)
-        dropouts = [layer for layer in layers if isinstance(layer, StackedDropout)]
-        self._drops = drops
-        self._layers = len(dropouts)
-        self.random_layers = len(dropouts) + drops
-        self.masked = any(isinstance(layer, StackedBatchNorm2d) for layer in layers)
+        self._names = Names.of(network, layout)
+        batch = Batch(contiguous=contiguous)
+        made = stacked(network, self._names, batch, self._bridge, fold=False)
+        bridged = [each.layer for each in made.modules() if isinstance(each, Bridge)]
+        layers = sum(isinstance(layer, StackedDropout) for layer in bridged)
+        super().__init__(made, self._names, batch, layers=layers, drops=drops)
+        self.masked = any(isinstance(layer, StackedBatchNorm2d) for layer in bridged)
 
     def _bridge(self, layer: StackedLayer, plain: nn.Module) -> nn.Module:
         return Bridge(layer, self._pass)
 
-    def __call__(
-        self,
-        tensors: dict[str, Tensor],
-        x: Tensor,
-        *,
-        training: bool = False,
-        valid: Tensor | None = None,
-        keys: Tensor | None = None,
-        sinks: dict[str, Tensor] | None = None,
-        updates: dict[str, linear.Update] | None = None,
-        bounded: bool = False,
-    ) -> Tensor:
-        """Pass [clients · slots, …] forward through tensors [clients, …]."""
-        like = next(iter(tensors.values()))
+    def _outputs(self, tensors: dict[str, Tensor], x: Tensor, like: Tensor) -> Tensor:
         clients = len(like)
-        batch = self._batch
-        batch.num_clients = clients
-        batch.valid = valid
-        batch.keys = keys
-        batch.sinks = without(sinks or {}, self._names.tied)
-        self._constants.move(like)
-        if self._network.training != training:
-            self._network.train(training)
+        training = self._network.training
         self._pass.tensors = {
-            **self._constants_of_bridges(clients),
+            **self._shared_of_bridges(clients),
             **self._all_names(tensors),
         }
 
@@ -121,15 +84,13 @@ class VmapNetwork:
             return y, assigned
 
         anchors = x.new_zeros(clients, dtype=like.dtype)
-        if batch.contiguous:
+        if self._batch.contiguous:
             x = x.contiguous()
         by_client = x.unflatten(0, (clients, -1))
         taken = dict(tensors)
         for e in self._buffers:
             taken[e.name] = e.taken(tensors[e.name])
-        caught: AbstractContextManager[object] = nullcontext()
-        if self._drops and training:
-            caught = FunctionalDropout(batch, first=self._layers, out=self._pass.out)
+        caught = self._catching_drops(self._pass.out)
         try:
             # Attention that stays within vmap, as that of torch's own encoder: fused
             # kernels have no rule for it, and on a GPU they refuse its strides.
@@ -140,14 +101,12 @@ class VmapNetwork:
         finally:
             self._pass.tensors = {}
             self._pass.anchor = None
-        if training:
-            self._constants.check()
         self._changes.forget()
         for e in self._buffers if training else ():
             changed = assigned.get(e.name, taken[e.name])
             self._changes.note(e, tensors[e.name], taken[e.name], changed)
         outputs: Tensor = y
-        return outputs.flatten(0, 1).to(like.dtype)
+        return outputs.flatten(0, 1)
 
     def _all_names(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors also by their other names, where weights are tied."""
@@ -157,7 +116,7 @@ class VmapNetwork:
                 found[name] = tensors[first]
         return found
 
-    def _constants_of_bridges(self, clients: int) -> dict[str, Tensor]:
+    def _shared_of_bridges(self, clients: int) -> dict[str, Tensor]:
         found = {}
         for module in self._network.modules():
             if not isinstance(module, Bridge):
@@ -167,23 +126,11 @@ class VmapNetwork:
                     found[name] = tensor.expand(clients, *tensor.shape)
         return found
 
-    def halved(self, clients: int, device: torch.device) -> set[str]:
-        """Let no weight come in bfloat16: a module may use it anywhere."""
-        return set()
-
-    def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
-        """Let no weight update itself: a module may use it anywhere."""
-        return []
-
-    def copies(self, like: Tensor) -> int:
-        """Return as how many clients one row is best evaluated."""
-        return 1
-
     def join(self) -> None:
         """Wait for gradients that go to sinks, and write the buffers that the module has
         changed into the rows.
         """
-        self._batch.branch.join()
+        super().join()
         self._changes.write()
 
 
