@@ -36,11 +36,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def formatted(style: str) -> Write:
-    """Return what writes numbers in one of Python's formats, such as `,.0f`."""
+def formatted(style: str, unit: str = "") -> Write:
+    """Return what writes numbers in one of Python's formats, such as `,.0f`, and a unit."""
 
     def write(value: float) -> str:
-        return DASH if isnan(value) else format(value, style)
+        return DASH if isnan(value) else f"{value:{style}}{unit}"
 
     return write
 

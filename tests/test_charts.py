@@ -14,8 +14,8 @@ from hpcfed.analysis.render.charts import (
     Axis,
     Drawing,
     Line,
-    Point,
-    Span,
+    ScatterPoint,
+    Stretch,
     areas,
     bars,
     heatmap,
@@ -119,8 +119,8 @@ def test_intervals_end_in_a_cap_or_in_an_arrow() -> None:
 
 def test_points_have_intervals_in_both_directions() -> None:
     points = [
-        Point(1.0, 10.0, "a", x_ends=(0.5, 1.5), y_ends=(9.0, 12.0)),
-        Point(2.0, 20.0, "b"),
+        ScatterPoint(1.0, 10.0, "a", x_ends=(0.5, 1.5), y_ends=(9.0, 12.0)),
+        ScatterPoint(2.0, 20.0, "b"),
     ]
     drawn = scatter("t", points, Axis("x"), Axis("y"))
     assert values(drawn)[0] | {"x_low": 0.5, "y_high": 12} == values(drawn)[0]
@@ -157,10 +157,14 @@ def test_a_histogram_counts_all() -> None:
 
 
 def test_other_kinds_draw_a_mark_for_each_record() -> None:
-    points = [Point(1, 2, "n", "g"), Point(0, 3, "m", "h"), Point(3, 3, "o", "h")]
+    points = [
+        ScatterPoint(1, 2, "n", "g"),
+        ScatterPoint(0, 3, "m", "h"),
+        ScatterPoint(3, 3, "o", "h"),
+    ]
     cloud = scatter("t", points, Axis("s", log=True), Axis("y"), frontier=[(1, 2), (3, 3)])  # fmt: skip
     assert len(labels(cloud, "point")) == 2, "0 seconds have no logarithm"
-    spans = [Span("rank 0", 0, 1, "train"), Span("rank 1", 1, 4, "wait")]
+    spans = [Stretch("rank 0", 0, 1, "train"), Stretch("rank 1", 1, 4, "wait")]
     assert len(labels(timeline("t", spans, Axis("ms")), "bar")) == 2
     shares = areas("t", [1, 2], {"a": [1, 2], "b": [3, 4]}, Axis("x"), Axis("y"))
     assert len(labels(shares, "area mark")) == 2

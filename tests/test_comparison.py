@@ -24,10 +24,10 @@ from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.charts import Axis, Dot, dots
 from hpcfed.analysis.render.console import Output
-from hpcfed.analysis.render.run_page.timing import timing
 from hpcfed.analysis.render.sections.comparison import comparison as section_of
 from hpcfed.analysis.render.sections.costs import phases as phases_of
 from hpcfed.analysis.render.show import show
+from hpcfed.analysis.run_findings.costs import of_phases
 from hpcfed.options import RunConfig
 from hpcfed.results.pace import MS_PER_ROUND, SECONDS_PER_ROUND
 from hpcfed.results.run import RunRecord
@@ -439,8 +439,8 @@ def test_a_time_per_round_is_the_same_figure_wherever_it_stands() -> None:
     }
     assert MS_PER_ROUND in text.getvalue()
     assert lines["round, after the first"][-2:] == ["1000.00", "45.000"]
-    table = timing(group).tables[0]
-    assert table.columns[1] == MS_PER_ROUND and table.rows[-1][1] == "1,000"
+    table = of_phases(LEARNT_LATE)
+    assert table.columns[1] == MS_PER_ROUND and str(table.rows[-1][1]) == "1000.00"
 
 
 def test_phases_are_medians_beside_a_median_and_seldom_ones_are_named() -> None:

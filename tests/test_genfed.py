@@ -16,8 +16,7 @@ import torch
 from rich.console import Console
 
 from hpcfed import methods
-from hpcfed.analysis.render.show import show
-from hpcfed.analysis.render.show_seeds import show_seeds
+from hpcfed.analysis.render.show import show, show_seeds
 from hpcfed.data.partition import Partition
 from hpcfed.data.supplement import supplemented
 from hpcfed.errors import UserError

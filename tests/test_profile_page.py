@@ -9,7 +9,7 @@ import pytest
 from hpcfed.analysis.collect import Found
 from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.render.run_page import run_content
-from hpcfed.analysis.render.sections.profile import MOST_OPERATORS, operators, profile
+from hpcfed.analysis.render.run_page.profile import MOST_OPERATORS, operators, profile
 from hpcfed.errors import UserError
 from hpcfed.profile.lanes import MOMENTS, Lane, lanes
 from hpcfed.profile.timeline import PROFILER, Span, Timeline
@@ -46,9 +46,9 @@ def test_longest_part_first_and_other_operators_together(tmp_path: Path) -> None
     assert found is not None
     section = profile(found)
     assert section.text[:2] == ["It waits. Next: bf16."] * 2
-    assert section.tables[0].rows == [
-        ["clients' training", "2", "1.5", "50", "25", "–"],
-        ["denoiser", "8", "–", "–", "25", "–"],
+    assert section.tables[0].texts == [
+        ["clients' training", "2.00", "1.50", "50.0%", "25.0%", "–"],
+        ["denoiser", "8.00", "–", "–", "25.0%", "–"],
     ]
     # Two sessions of a kind are one chart: ranks do the same work.
     (drawn,) = operators(found).charts
@@ -87,9 +87,9 @@ def test_parts_lie_under_the_roofs_that_shares_are_of(tmp_path: Path) -> None:
     found = read_profile(_write(tmp_path, _with_ceilings()))
     assert found is not None
     section = profile(found)
-    assert section.tables[1].rows == [
-        ["float32", "0.004", "1", "2"],
-        ["bfloat16", "0.016", "1", "0"],
+    assert section.tables[1].texts == [
+        ["float32", "0.004", "1", "2.0%"],
+        ["bfloat16", "0.016", "1", "0.0%"],
     ]
     drawn = section.charts[0].spec
     points = {row["name"]: (row["x"], row["y"]) for row in drawn["data"]["values"]}
@@ -164,9 +164,7 @@ def test_a_profiled_run_shows_its_profile_first_and_all_its_ranks(
 ) -> None:
     # A run in memory has no file with details.
     nothing = RunDetails.nothing()
-    monkeypatch.setattr(
-        "hpcfed.analysis.render.run_page.read_details", lambda _: nothing
-    )
+    monkeypatch.setattr("hpcfed.analysis.run_findings.read_details", lambda _: nothing)
     run = run_of(folder=_write(tmp_path, _with_ceilings()), server_ranks=1)
     group = groups([Process((run,), 1, "run")])[0]
     content = run_content(group, Found())

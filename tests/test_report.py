@@ -27,7 +27,7 @@ from hpcfed.analysis.costmodel import CostModel, Measured, fit, hold_out
 from hpcfed.analysis.groups import Group, groups
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.run_page import clients as run_clients
-from hpcfed.analysis.render.run_page import server as run_server
+from hpcfed.analysis.run_findings.learning import worst_tenth
 from hpcfed.analysis.scaling import scalings, slope
 from hpcfed.analysis.statistics import (
     Estimate,
@@ -427,7 +427,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_of_one_run_says_what_came_of_it(good: Path) -> None:
     """Three sentences, then sections that all have something to show."""
-    of_all = ["accuracy", "clients", "classes", "time", "traffic", "memory"]
+    of_all = ["accuracy", "clients", "classes", "time", "costs"]
     ends = ["environment", "reproduce"]
     of_server = [*of_all[:4], "server", "latents", *of_all[4:]]
     for name, expected in {"plain": of_all, "server": of_server}.items():
@@ -451,15 +451,15 @@ def test_rounds_without_evaluation_show_the_next_one() -> None:
     run = SimpleNamespace(client_accuracy=accuracy)
     shown = run_clients.over_rounds(run)  # type: ignore[arg-type]
     np.testing.assert_array_equal(shown, accuracy[[1, 1, 3, 3]])
-    assert run_clients.worst_tenth(np.arange(30.0, 0, -1)) == 2, "of 1, 2 and 3"
-    assert run_clients.worst_tenth(np.array([5.0, 4.0])) == 4
+    assert worst_tenth(np.arange(30.0, 0, -1)) == 2, "of 1, 2 and 3"
+    assert worst_tenth(np.array([5.0, 4.0])) == 4
 
 
 def test_names_on_a_map_do_not_lie_on_each_other() -> None:
     """Client 0's newest upload is alone, those of 1 and 2 are close."""
     places = np.array([[5.0, 5], [0, 0], [10, 10], [10.1, 10.1]])
     found = LatentMap(np.array([0, 0, 1, 2]), places, np.array([0.9, 0.1]))
-    assert run_server._apart(found) == {1, 2}
+    assert run_clients.apart(found) == {1, 2}
 
 
 def change(path: Path, name: str, content: object) -> None:

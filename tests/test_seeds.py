@@ -96,7 +96,8 @@ def test_two_ranks_whose_clients_need_different_numbers_of_calls(
     assert len(groups) > 1, (
         "choose an alpha that makes the numbers of calls differ between seeds, and so between ranks"
     )
-    assert result.stdout.count("mean ± standard error") == 1
+    # Of the last and of the best accuracy: the root alone prints.
+    assert result.stdout.count("mean ± standard error") == 2
 
 
 def test_the_engine_trains_all_seeds_in_one_call(

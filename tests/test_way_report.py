@@ -21,11 +21,10 @@ from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.exports import points_csv_text
 from hpcfed.analysis.render.run_page import run_content
 from hpcfed.analysis.render.run_page.verdict import verdict as page_verdict
-from hpcfed.analysis.render.run_page.way import virtual_time
 from hpcfed.analysis.render.sections import sections
 from hpcfed.analysis.render.sections.section import Section
-from hpcfed.analysis.render.show import show
-from hpcfed.analysis.render.show_seeds import show_seeds
+from hpcfed.analysis.render.show import show, show_seeds
+from hpcfed.analysis.run_findings.costs import of_virtual_time
 from hpcfed.analysis.study_points import show_study
 from hpcfed.analysis.verdicts import verdicts
 from hpcfed.options.compression import CompressionOptions
@@ -299,7 +298,7 @@ def test_the_page_of_a_run_has_what_the_run_has_had() -> None:
         "uploads that arrived",
         "versions that uploads were behind",
     ]
-    rows = dict(page["virtual-time"].tables[0].rows)
+    rows = dict(page["virtual-time"].tables[0].texts)
     assert rows["median round"] == "60 min 0 s"
     assert [chart.title for chart in page["privacy"].charts] == ["ε spent"]
 
@@ -309,14 +308,14 @@ def test_the_page_of_a_run_tells_how_clients_times_are_spread() -> None:
     seconds = np.arange(12.0)
     upload = np.where(seconds < 11, seconds, NAN)
     times = {"download": seconds, "train": 0 * seconds + 60, "upload": upload}
-    (group,) = grouped(clocked(HOUR))
-    _, spread = virtual_time(group, times).tables
-    rows = {row[0]: list(row[1:]) for row in spread.rows}
+    run = clocked(HOUR)
+    _, spread = of_virtual_time(run, times)
+    rows = {name: figures for name, *figures in spread.texts}
     assert rows["uploads"] == ["1 s", "5 s", "9 s", "10 s"]
     assert rows["in all"] == ["62 s", "70 s", "78 s", "80 s"]
-    assert len(virtual_time(group, {}).tables) == 1, "nobody has recorded them"
+    assert len(list(of_virtual_time(run, {}))) == 1, "they were not recorded"
     unknown = {name: np.full(3, NAN) for name in times}
-    assert len(virtual_time(group, unknown).tables) == 1, "there are no rounds"
+    assert len(list(of_virtual_time(run, unknown))) == 1, "there are no rounds"
 
 
 def test_the_page_of_a_run_says_what_epsilon_covers() -> None:

@@ -18,7 +18,7 @@ import hpcfed
 from benchmarks.paper.cells import Cell
 from benchmarks.paper.study import MEASURES, NEW_SERIES, Drawing
 from hpcfed.analysis.render import charts
-from hpcfed.analysis.render.charts import Axis, Line, Point, scatter, spread
+from hpcfed.analysis.render.charts import Axis, Line, ScatterPoint, scatter, spread
 from hpcfed.analysis.render.charts.figures import image
 from hpcfed.errors import UserError
 from hpcfed.results.run import RunRecord, mean_accuracy
@@ -307,7 +307,7 @@ def map_of_clients(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
     points, shares = principal_axes(rows)
     drawn = []
     for (first, second), client in zip(points.tolist(), owners.tolist(), strict=True):
-        drawn.append(Point(first, second, series=str(client)))
+        drawn.append(ScatterPoint(first, second, series=str(client)))
     subject = drawing.label or "updates of clients by client, on two principal axes"
     x = Axis(f"first axis, {shares[0]:.0%} of the variance")
     y = Axis(f"second axis, {shares[1]:.0%} of the variance")

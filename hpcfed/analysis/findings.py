@@ -8,7 +8,7 @@ and named once, and reads the same wherever it stands. A kind makes cells:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isnan, nan
 from typing import Any
 
 from hpcfed import words
@@ -27,9 +27,13 @@ class Kind:
     scale: float = 1.0
     """What a raw value is multiplied with to be written: 1e3 of seconds in ms."""
 
-    def __call__(self, value: float | Estimate, text: str = "") -> "Cell":
-        """Make a cell of a value. A text replaces the one that its kind would write."""
-        return Cell(value, self, text)
+    def __call__(
+        self, value: float | Estimate, text: str = "", *, error: float = nan
+    ) -> "Cell":
+        """Make a cell of a value. A text replaces the one that its kind would write, as
+        where a second figure stands behind the first.
+        """
+        return Cell(value, self, text, error)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Cell:
     value: float | Estimate
     kind: Kind
     told: str = ""
+    error: float = nan
+    """The standard error of a mean, if it is one."""
 
     def __str__(self) -> str:
         """Return what terminal and page show."""
@@ -58,9 +64,11 @@ class Cell:
     @property
     def json(self) -> dict[str, Any]:
         """The raw value and its unit, with null for what is not known."""
-        found = {"value": _known(self.number), "unit": self.kind.unit}
+        found: dict[str, Any] = {"value": _known(self.number), "unit": self.kind.unit}
         if isinstance(self.value, Estimate) and self.value.bounded:
             found |= {"low": _known(self.value.low), "high": _known(self.value.high)}
+        if not isnan(self.error):
+            found["standard_error"] = _known(self.error)
         return found
 
 
@@ -74,6 +82,8 @@ def _known(value: float) -> float | None:
 COUNT = Kind("1", words.formatted(",.0f"))
 PLAIN = Kind("1", words.number)
 """A figure without a unit, or whose column names it."""
+HUNDREDTHS = Kind("1", words.formatted(".2f"))
+THOUSANDTHS = Kind("1", words.formatted(".3f"))
 PERCENT = Kind("fraction", words.formatted(".2%"))
 SHARE = Kind("fraction", words.formatted(".1%"))
 """A part of a whole, of which nobody needs hundredths."""
@@ -82,6 +92,8 @@ PER_CENT_OF = Kind("fraction", words.number, 100)
 OF_100 = Kind("%", words.number)
 """A figure that is in per cent already, as scores are, in a column that says %."""
 SECONDS = Kind("s", words.formatted(".2f"))
+WALL_TIME = Kind("s", words.formatted(".2f", " s"))
+"""Seconds in a column whose name does not say so."""
 MILLISECONDS = Kind("s", words.formatted(".2f"), 1e3)
 MS = Kind("s", words.number, 1e3)
 """Seconds in a column whose name says ms."""
@@ -89,7 +101,7 @@ TIME = Kind("s", words.time_text)
 BYTES = Kind("bytes", words.bytes_text)
 MEBIBYTES = Kind("bytes", words.number, 1 / words.MIB)
 """Bytes in a column whose name says MiB."""
-JOULES = Kind("J", words.formatted(",.0f"))
+JOULES = Kind("J", words.formatted(",.0f", " J"))
 FLOP = Kind("1", words.flops_text)
 
 Row = Sequence[str | Cell]
@@ -110,6 +122,11 @@ class Table:
     def long(self) -> bool:
         """Whether it would take a page over, and scrolls by itself instead."""
         return len(self.rows) > MOST_ROWS
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The rows as people read them."""
+        return [[str(cell) for cell in row] for row in self.rows]
 
     @property
     def json(self) -> dict[str, Any]:

@@ -45,10 +45,11 @@ def command(arguments: list[str]) -> None:
 
 
 def _print_json(folder: Path) -> None:
+    from hpcfed.analysis.render.show import shown_json
     from hpcfed.results.stored import read_run, read_seeds
 
-    seeds = [record.summary() for record in read_seeds(folder)]
-    content = {"seeds": seeds} if seeds else read_run(folder).summary()
+    seeds = read_seeds(folder)
+    content = shown_json(seeds or [read_run(folder)], seeds=bool(seeds))
     # JSON has no NaN: what is missing is null already.
     print(json.dumps(content, indent=1, allow_nan=False))
 
@@ -68,8 +69,7 @@ def _print_study(path: Path, *, as_json: bool) -> None:
 def print_run(folder: Path) -> None:
     """Print tables of a run, or of its seeds."""
     from hpcfed.analysis.render.console import Output
-    from hpcfed.analysis.render.show import show
-    from hpcfed.analysis.render.show_seeds import show_seeds
+    from hpcfed.analysis.render.show import show, show_seeds
     from hpcfed.results.stored import read_run, read_seeds
 
     # Open MPI gives each rank a terminal of its own, even when the user's output goes

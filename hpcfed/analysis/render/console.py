@@ -63,6 +63,6 @@ def print_tables(console: Console, tables: Iterable[findings.Table]) -> None:
 def rendered(found: findings.Table) -> Table:
     """Return findings as a table of the terminal."""
     table = bare_table(*map(plain_text, found.columns), words=found.words)
-    for row in found.rows:
-        table.add_row(*(plain_text(str(cell)) for cell in row))
+    for row in found.texts:
+        table.add_row(*map(plain_text, row))
     return table

@@ -14,8 +14,8 @@ from hpcfed.analysis.render.charts.heatmap import heatmap
 from hpcfed.analysis.render.charts.histogram import histogram
 from hpcfed.analysis.render.charts.lines import Line, lines
 from hpcfed.analysis.render.charts.rows import Mark, rows
-from hpcfed.analysis.render.charts.scatter import Point, scatter
-from hpcfed.analysis.render.charts.timeline import Span, timeline
+from hpcfed.analysis.render.charts.scatter import ScatterPoint, scatter
+from hpcfed.analysis.render.charts.timeline import Stretch, timeline
 
 __all__ = [
     "Axis",
@@ -23,9 +23,9 @@ __all__ = [
     "Drawing",
     "Line",
     "Mark",
-    "Point",
+    "ScatterPoint",
     "Segments",
-    "Span",
+    "Stretch",
     "areas",
     "bars",
     "dots",

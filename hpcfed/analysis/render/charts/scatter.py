@@ -21,7 +21,7 @@ from hpcfed.analysis.render.charts.whiskers import Along, whiskers
 
 
 @dataclass(frozen=True)
-class Point:
+class ScatterPoint:
     x: float
     y: float
     name: str = ""
@@ -37,7 +37,7 @@ class Point:
 
 def scatter(
     title: str,
-    points: Sequence[Point],
+    points: Sequence[ScatterPoint],
     x: Axis,
     y: Axis,
     *,
@@ -89,7 +89,7 @@ def scatter(
     return Drawing(title, chart(f"{y.label} over {x.label}", data, layers))
 
 
-def _record(point: Point) -> Record:
+def _record(point: ScatterPoint) -> Record:
     record: Record = {"x": short(point.x), "y": short(point.y), "series": point.series}
     for along, ends in (("x", point.x_ends), ("y", point.y_ends)):
         low, high = short(ends[0]), short(ends[1])
@@ -98,7 +98,7 @@ def _record(point: Point) -> Record:
     return record | {"name": point.name or point.series, "label": point.label}
 
 
-def _ends(points: Sequence[Point], along: str) -> list[float]:
+def _ends(points: Sequence[ScatterPoint], along: str) -> list[float]:
     """Return the known ends of all intervals along a direction."""
     every = [point.x_ends if along == "x" else point.y_ends for point in points]
     return [end for ends in every for end in ends if isfinite(end)]
@@ -119,7 +119,7 @@ def _domain(axis: Axis, values: Sequence[float], ends: Sequence[float]) -> Spec:
 
 def _intervals(
     names: Sequence[str],
-    points: Sequence[Point],
+    points: Sequence[ScatterPoint],
     along: Along,
     measure: Spec,
     place: Spec,

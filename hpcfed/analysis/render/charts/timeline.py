@@ -21,7 +21,7 @@ ROW = 26
 
 
 @dataclass(frozen=True)
-class Span:
+class Stretch:
     row: str
     """Such as a rank."""
     start: float
@@ -31,18 +31,22 @@ class Span:
 
 
 def timeline(
-    title: str, spans: Sequence[Span], x: Axis, *, names: Sequence[str] = ()
+    title: str, stretches: Sequence[Stretch], x: Axis, *, names: Sequence[str] = ()
 ) -> Drawing:
-    """Draw spans of time in their rows. `names` fixes the order of the colours."""
-    rows = list(dict.fromkeys(span.row for span in spans))
-    shown = list(dict.fromkeys(span.series for span in spans))
+    """Draw stretches of time in their rows. `names` fixes the order of the colours."""
+    rows = list(dict.fromkeys(stretch.row for stretch in stretches))
+    shown = list(dict.fromkeys(stretch.series for stretch in stretches))
     data: list[Record] = []
-    for span in spans:
-        took = short(span.end - span.start)
-        record = {"row": span.row, "x": short(span.start), "x2": short(span.end)}
-        data.append(record | {"series": span.series, "took": took})
+    for stretch in stretches:
+        took = short(stretch.end - stretch.start)
+        record = {
+            "row": stretch.row,
+            "x": short(stretch.start),
+            "x2": short(stretch.end),
+        }
+        data.append(record | {"series": stretch.series, "took": took})
     across = x.encoding("x")
-    across["scale"]["nice"] = False  # the axis ends with the last span
+    across["scale"]["nice"] = False  # the axis ends with the last stretch
     layer = {
         "transform": chosen(shown),
         "params": clicks(shown, zoom=["x"]),

@@ -1,29 +1,22 @@
 """The page of one run, or of the seeds of one: what came of it, and where its time went.
 
-A section that has nothing to show is not there.
+Its tables are those of `hpcfed show`; the page adds charts. A section that has nothing to
+show is left out.
 """
 
 from hpcfed.analysis.collect import Found
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.render.page import Content
-from hpcfed.analysis.render.run_page import (
-    clients,
-    costs,
-    learning,
-    server,
-    timing,
-    way,
-)
+from hpcfed.analysis.render.run_page import clients, costs, learning
+from hpcfed.analysis.render.run_page.profile import operators, profile
 from hpcfed.analysis.render.run_page.verdict import verdict
-from hpcfed.analysis.render.run_page.way import Times
 from hpcfed.analysis.render.sections import origin
-from hpcfed.analysis.render.sections.profile import operators, profile
 from hpcfed.analysis.render.sections.section import Section
-from hpcfed.analysis.render.show import status, title
+from hpcfed.analysis.render.show import of_first
+from hpcfed.analysis.run_findings import Findings, RunFiles, read_files, run_findings
+from hpcfed.analysis.run_findings.headline import status, title
 from hpcfed.errors import UserError
-from hpcfed.results.clock_table import read_clock
-from hpcfed.results.details import RunDetails, read_details
-from hpcfed.results.profiles import Profile, read_profile
+from hpcfed.results.profiles import read_profile
 
 
 def is_one_run(every: list[Group], found: Found) -> bool:
@@ -33,44 +26,44 @@ def is_one_run(every: list[Group], found: Found) -> bool:
 
 def run_content(group: Group, found: Found) -> Content:
     """Return what the page of a run holds."""
-    warnings = [f"left out: {line}" for line in found.unread]
-    details, profiled = RunDetails.nothing(), None
-    times: Times = {}
+    first = group.first
+    files = read_files(first)
+    problems = [*found.unread, *([files.problem] if files.problem else [])]
+    warnings = [f"left out: {line}" for line in problems]
+    if first.status != "complete":
+        warnings.append(status(first))
+    made = []
     try:
-        details = read_details(group.first.folder)
-        profiled = read_profile(group.first.folder)
-        if group.first.has_clock:
-            times = read_clock(group.first.folder, group.first.rounds_done)
+        profiled = read_profile(first.folder)
+        # Whoever has profiled a run asks first where its time went.
+        if profiled is not None:
+            made += [profile(profiled), operators(profiled)]
     except UserError as error:
-        warnings.append(str(error))
-    if group.first.status != "complete":
-        warnings.append(status(group.first))
-    made = _sections(group, details, profiled, times)
-    made.append(origin.environment([group]))
-    made.append(origin.reproduce([group], found))
-    name = title(group.first)
+        warnings.append(f"left out: {error}")
+    made += _sections(group, files, run_findings(group.seeds, files))
+    shown = [section for section in made if section.charts or section.tables]
+    shown += [origin.environment([group]), origin.reproduce([group], found)]
+    name = title(first)
+    lead = verdict(group)
     if len(group.seeds) > 1:
         name += f", {len(group.seeds)} seeds"
-    return Content(name, verdict(group), warnings, made)
+        lead.append(of_first(group.seeds))
+    return Content(name, lead, warnings, shown)
 
 
-def _sections(
-    group: Group, details: RunDetails, profiled: Profile | None, times: Times
-) -> list[Section]:
-    """Return the sections that have something to show, in the page's order."""
-    # Who has profiled a run asks where its time went first.
-    first = () if profiled is None else (profile(profiled), operators(profiled))
-    every = (
-        *first,
+def _sections(group: Group, files: RunFiles, found: Findings) -> list[Section]:
+    """Return charts with the findings that belong to them, in the page's order."""
+    every = [
         learning.learning(group),
-        way.virtual_time(group, times),
-        way.privacy(group),
+        learning.virtual_time(group),
+        learning.privacy(group),
         clients.accuracy(group),
-        clients.classes(details),
-        timing.timing(group),
-        server.server(group, details),
-        server.latents(details),
-        costs.traffic(group),
-        costs.memory(group),
-    )
-    return [section for section in every if section.charts or section.tables]
+        clients.classes(files.details),
+        costs.timing(group.first),
+        costs.server(group.first, files.details),
+        clients.latents(files.details),
+        costs.traffic_and_memory(group.first),
+    ]
+    for section in every:
+        section.tables += found.get(section.id, ())
+    return every

@@ -1,26 +1,33 @@
-"""The clients of a run: how well each does, and which classes each has."""
+"""Charts of the clients of a run: how well each does, which classes each has, and where
+their uploads lie in the space of the server's model.
+"""
 
 import numpy as np
 
-from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.render.charts import Axis, heatmap, histogram
+from hpcfed.analysis.render.charts import (
+    Axis,
+    ScatterPoint,
+    heatmap,
+    histogram,
+    scatter,
+)
 from hpcfed.analysis.render.sections.section import Section
+from hpcfed.analysis.run_findings.learning import FEWEST, last_of_clients, worst_tenth
 from hpcfed.errors import count
 from hpcfed.results.details import RunDetails
 from hpcfed.results.run import RunRecord
-from hpcfed.words import number
+from hpcfed.results.server import LatentMap
 
-FEWEST = 3
-"""Clients of which there is a distribution."""
+NAME_SIZE = (0.05, 0.06)
+"""Shares of a map's width and height that a client's number takes."""
 
 
 def accuracy(group: Group) -> Section:
-    """Show every client's accuracy, over rounds and at the last evaluation."""
+    """Draw every client's accuracy, over rounds and at the last evaluation."""
     section = Section("clients", "Clients' accuracy")
     run = group.first
-    rounds = evaluated_rounds(run)
-    if len(rounds) > 1 and len(run.evaluated) >= FEWEST:
+    if len(evaluated_rounds(run)) > 1 and len(run.evaluated) >= FEWEST:
         title = "every client's accuracy on its own test data"
         if len(group.seeds) > 1:
             title += f", seed {run.facts['seed']}"
@@ -35,27 +42,21 @@ def accuracy(group: Group) -> Section:
             )
         )
         section.text += _never_judged(run)
-    known = last_of_clients(group)
-    if len(known) < FEWEST:
-        return section
-    figures = {
-        "mean": float(known.mean()),
-        "first quartile": float(np.quantile(known, 0.25)),
-        "mean of the worst tenth": worst_tenth(known),
-    }
-    section.charts.append(
-        histogram(
-            "clients by their last accuracy",
-            known.tolist(),
-            Axis("accuracy, %"),
-            counted="clients",
-            marks=figures,
+    known = 100 * last_of_clients(group.seeds)
+    if len(known) >= FEWEST:
+        section.charts.append(
+            histogram(
+                "clients by their last accuracy",
+                known.tolist(),
+                Axis("accuracy, %"),
+                counted="clients",
+                marks={
+                    "mean": float(known.mean()),
+                    "first quartile": float(np.quantile(known, 0.25)),
+                    "mean of the worst tenth": worst_tenth(known),
+                },
+            )
         )
-    )
-    figures |= {"worst client": float(known.min())}
-    figures |= {"standard deviation over clients": float(known.std())}
-    rows = [[name, number(value)] for name, value in figures.items()]
-    section.tables.append(Table(("clients' last accuracy", "%"), rows))
     return section
 
 
@@ -78,8 +79,8 @@ def evaluated_rounds(run: RunRecord) -> np.ndarray:
 
 
 def over_rounds(run: RunRecord) -> np.ndarray:
-    """Return clients' accuracy by round; one that was not evaluated has the figures of
-    the next that was.
+    """Return clients' accuracy by round. A round that was not evaluated has the figures
+    of the next one that was.
     """
     rounds = evaluated_rounds(run)
     every = np.arange(rounds[-1] + 1)
@@ -87,47 +88,61 @@ def over_rounds(run: RunRecord) -> np.ndarray:
     return values
 
 
-def last_of_clients(group: Group) -> np.ndarray:
-    """Return the last known accuracies of all clients of all seeds, in per cent."""
-    lasts = [run.last_client_accuracy for run in group.seeds]
-    values = 100 * np.concatenate(lasts)
-    return values[np.isfinite(values)]
-
-
-def worst_tenth(values: np.ndarray) -> float:
-    """Return the mean of the lowest tenth, of one client at least."""
-    few = max(1, len(values) // 10)
-    return float(np.sort(values)[:few].mean())
-
-
 def classes(details: RunDetails) -> Section:
-    """Show who has how many samples of which class."""
+    """Draw how many samples of each class every client has."""
     section = Section("classes", "Who has which classes")
     counts = details.class_counts
-    if not counts.size or not counts.any():
-        return section
-    drawn = heatmap(
-        "training samples of every client and class",
-        counts,
-        Axis("class", whole=True),
-        Axis("client", whole=True),
-        Axis("samples", zero=True),
-    )
-    section.charts.append(drawn)
-    samples = counts.sum(1)
-    having = (counts > 0).sum(1)
-    # A client's largest class as a share of its samples: 1 where it has a single one.
-    largest = counts.max(1)[samples > 0] / samples[samples > 0]
-    rows = [
-        ["classes of a client", *_three(having)],
-        ["samples of a client", *_three(samples)],
-        ["share of a client's largest class, %", *_three(100 * largest)],
-    ]
-    columns = ("", "least", "mean", "most")
-    section.tables.append(Table(columns, rows))
+    if counts.size and counts.any():
+        section.charts.append(
+            heatmap(
+                "training samples of every client and class",
+                counts,
+                Axis("class", whole=True),
+                Axis("client", whole=True),
+                Axis("samples", zero=True),
+            )
+        )
     return section
 
 
-def _three(values: np.ndarray) -> list[str]:
-    three = (values.min(), values.mean(), values.max())
-    return [number(float(value)) for value in three]
+def latents(details: RunDetails) -> Section:
+    """Draw where uploads lie in the space in which the server's model generates."""
+    section = Section("latents", "Latents of uploads")
+    found = details.latents
+    if found is None:
+        return section
+    counts = details.class_counts
+    by_class = len(counts) > found.clients.max()
+    named = apart(found)
+    points = []
+    for place, client in enumerate(found.clients.tolist()):
+        x, y = found.places[place].tolist()
+        label = str(client) if place in named else ""
+        series = f"class {int(counts[client].argmax())}" if by_class else ""
+        points.append(ScatterPoint(x, y, f"client {client}", series, label))
+    points.sort(key=lambda point: point.series)
+    first, second = (f"{share:.0%} of the variance" for share in found.shares)
+    x_axis = Axis(f"first principal axis, {first}")
+    y_axis = Axis(f"second principal axis, {second}")
+    section.charts.append(scatter("uploads by client", points, x_axis, y_axis))
+    section.text.append(
+        "Each point is an upload of those that the server's model was last trained on; "
+        "numbers name the clients of some. Where the points of a client lie together, "
+        "apart from others, the model can tell this client from the others."
+    )
+    if by_class:
+        section.text.append("Colours are the class that the client has most of.")
+    return section
+
+
+def apart(found: LatentMap) -> set[int]:
+    """Return the newest upload of every client whose name would not lie on another's."""
+    newest = {client: place for place, client in enumerate(found.clients.tolist())}
+    span = np.maximum(np.ptp(found.places, axis=0), np.finfo(float).tiny)
+    scaled = found.places / span
+    named: list[int] = []
+    for place in newest.values():
+        distances = np.abs(scaled[named] - scaled[place])
+        if not (distances < NAME_SIZE).all(1).any():
+            named.append(place)
+    return set(named)

@@ -1,43 +1,172 @@
-"""What a run cost beside time: bytes sent, and memory."""
+"""Charts of what a run cost: phases of every rank, training of the server's model, bytes
+and memory.
+"""
 
 import numpy as np
 
-from hpcfed.analysis.curves import curve, merged
-from hpcfed.analysis.findings import Table
-from hpcfed.analysis.groups import Group
-from hpcfed.analysis.render.charts import Axis, Drawing, Line, bars, lines
-from hpcfed.analysis.render.sections.section import Section
-from hpcfed.words import MIB, number
+from hpcfed.analysis.curves import curve, merged, windows
+from hpcfed.analysis.render.charts import (
+    Axis,
+    Drawing,
+    Line,
+    Stretch,
+    areas,
+    bars,
+    lines,
+    timeline,
+)
+from hpcfed.analysis.render.sections.section import MOST_BARS, MOST_LINES, Section
+from hpcfed.results.details import RunDetails
+from hpcfed.results.pace import counted, per_round
+from hpcfed.results.run import RunRecord
+from hpcfed.runtime.timer import PHASES
+from hpcfed.words import MIB
 
 MOST_RANKS = 32
-"""Ranks that have a bar each; of more, a sentence says enough."""
-WAYS = {"bytes_up": "sent by clients", "bytes_down": "sent to clients"}
+"""Ranks of a chart. Of more, a timeline has some at even distances."""
+MOST_REACH = 4.0
+"""How many times a usual round a chart of all rounds shows."""
+SLOW = 2.0
+"""How many times a usual round the slowest takes to be drawn beside it."""
+MOST_STEPS = 200
+"""Points of a loss; more steps are drawn as means."""
+SENT = {"bytes_up": "sent by clients", "bytes_down": "sent to clients"}
 
 
-def traffic(group: Group) -> Section:
-    """Show what was sent in every round, and until then."""
-    section = Section("traffic", "Traffic")
-    sent = {whose: group.first.rounds[name] for name, whose in WAYS.items()}
-    total = sum(float(np.nansum(values)) for values in sent.values())
-    if not total:
+def timing(run: RunRecord) -> Section:
+    """Draw the phases of all rounds, and of every rank in a usual round."""
+    section = Section("time", "Where the time went")
+    first = run.untimed
+    phases = run.phases[first:]
+    if not len(phases) or not np.isfinite(phases).all():
         return section
+    if len(phases) > 1:
+        section.charts.append(_phases(phases, first))
+    seconds = phases.sum(2).max(1)
+    # The first round warms up, so it is usual only if there is no other.
+    steady = counted(seconds)
+    middle = np.argsort(steady)[len(steady) // 2] + len(seconds) - len(steady)
+    slowest = int(seconds.argmax())
+    section.charts.append(_ranks(run, first + int(middle), "a usual round"))
+    if seconds[slowest] > SLOW * seconds[middle]:
+        section.charts.append(_ranks(run, first + slowest, "the slowest round"))
+    section.text.append(
+        "Every rank goes through the phases in this order and waits for the others where "
+        "they exchange something: waiting counts in the phase in which it happens, "
+        "mostly aggregate and server."
+    )
+    return section
+
+
+def _phases(phases: np.ndarray, first: int) -> Drawing:
+    """Draw means over ranks, upon each other, with many rounds in windows."""
+    means = 1e3 * phases.mean(1)
+    across: list[float] = []
+    heights: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    for window in windows(np.arange(len(means))):
+        across.append(float(window.mean()) + 1 + first)
+        for phase, value in zip(PHASES, means[window].mean(0).tolist(), strict=True):
+            heights[phase].append(value)
+    totals = np.sum(list(heights.values()), axis=0)
+    x, y = Axis("rounds", whole=True), Axis("ms of a round", zero=True)
+    title = "phases of every round, mean over ranks"
+    # One round in which the server learns may be as long as all others together.
+    usual = float(per_round(totals))
+    if totals.max() > MOST_REACH * usual:
+        y = Axis("ms of a round (cut)", zero=True, most=MOST_REACH * usual)
+        title += "; the longest are cut"
+    return areas(title, across, heights, x, y)
+
+
+def _ranks(run: RunRecord, round: int, which: str) -> Drawing:
+    """Draw what every rank did in a round, phase after phase."""
+    ranks = run.phases.shape[1]
+    chosen = np.linspace(0, ranks - 1, min(ranks, MOST_RANKS)).round().astype(int)
+    stretches = []
+    for rank in chosen.tolist():
+        start = 0.0
+        for phase, seconds in zip(PHASES, run.phases[round, rank], strict=True):
+            end = start + 1e3 * float(seconds)
+            if end > start:
+                stretches.append(Stretch(f"rank {rank}", start, end, phase))
+            start = end
+    title = f"{which}, number {round + 1}, by rank"
+    return timeline(title, stretches, Axis("ms", zero=True), names=PHASES)
+
+
+def server(run: RunRecord, details: RunDetails) -> Section:
+    """Draw losses and times of every training of the server's model."""
+    section = Section("server", "The server's model")
+    if not run.learnings:
+        return section
+    rounds = [learning.round + 1 for learning in run.learnings]
+    for network, losses in details.losses.items():
+        section.charts += _loss(network, losses, rounds)
+    if 1 < len(rounds) <= MOST_BARS:
+        names = [f"after {number}" for number in rounds]
+        segments = {}
+        for phase in run.learnings[0].seconds:
+            segments[phase] = [one.seconds.get(phase, 0.0) for one in run.learnings]
+        y = Axis("seconds")
+        drawn = bars("seconds of every training", names, segments, y, "round")
+        section.charts.append(drawn)
+    return section
+
+
+def _loss(network: str, losses: np.ndarray, rounds: list[int]) -> list[Drawing]:
+    """Draw the loss over steps, a line for each of the last trainings."""
+    drawn = []
+    for after, of_steps in list(zip(rounds, losses, strict=False))[-MOST_LINES:]:
+        known = np.flatnonzero(np.isfinite(of_steps))
+        x, y = [], []
+        for window in windows(known, MOST_STEPS):
+            x.append(float(window.mean()) + 1)
+            y.append(float(of_steps[window].mean()))
+        if len(x) > 1:
+            drawn.append(Line(f"after round {after}", x, y))
+    steps, loss = Axis("steps", whole=True), Axis("loss (log)", log=True)
+    title = f"loss of the {network}"
+    return [lines(title, drawn, steps, loss)] if drawn else []
+
+
+def traffic_and_memory(run: RunRecord) -> Section:
+    """Draw what was sent in every round and until then, and the memory of every rank."""
+    section = Section("costs", "Traffic, memory and energy")
+    section.charts += _traffic(run)
+    peaks = run.peak_memory / MIB
+    if 1 < len(peaks) <= MOST_RANKS:
+        section.charts.append(
+            bars(
+                "peak memory of every rank",
+                [f"rank {rank}" for rank in range(len(peaks))],
+                {"peak": peaks.tolist()},
+                Axis("MiB"),
+                "ranks that host clients",
+            )
+        )
+    section.text.append(
+        "Traffic is what the method's own accounting says. Memory is that of the "
+        "device's allocator on a GPU, and of the whole process on a CPU. The energy of "
+        "CPUs and memory includes whatever else ran on the hosts."
+    )
+    return section
+
+
+def _traffic(run: RunRecord) -> list[Drawing]:
+    sent = {whose: run.rounds[name] for name, whose in SENT.items()}
+    total = sum(float(np.nansum(values)) for values in sent.values())
+    if not total or run.rounds_done < 2:
+        return []
     by_round, until_then = [], []
     for whose, values in sent.items():
         by_round.append(curve(whose, [values], scale=1 / MIB))
         until_then.append(curve(whose, [np.nancumsum(values)], scale=1 / MIB))
-    if len(group.first.wall) > 1:
-        # A method that sends the same in every round has a flat line, which a figure
-        # in the table says as well.
-        if any(_changes(values) for values in sent.values()):
-            section.charts.append(_drawn("traffic of every round", by_round))
-        section.charts.append(_drawn("traffic up to each round", until_then))
-    rows = []
-    for whose, values in sent.items():
-        known = values[np.isfinite(values)] / MIB
-        rows.append([whose, number(float(known.mean())), number(float(known.sum()))])
-    columns = ("by the method's own accounting", "MiB per round", "MiB in all")
-    section.tables.append(Table(columns, rows))
-    return section
+    charts = [_sent("traffic up to each round", until_then)]
+    # A method that sends the same in every round has a flat line, and the table says
+    # as much.
+    if any(_changes(values) for values in sent.values()):
+        charts.insert(0, _sent("traffic of every round", by_round))
+    return charts
 
 
 def _changes(values: np.ndarray) -> bool:
@@ -45,44 +174,9 @@ def _changes(values: np.ndarray) -> bool:
     return len(known) > 0 and float(np.ptp(known)) > 0.01 * float(known.max())
 
 
-def _drawn(title: str, curves: list[Line]) -> Drawing:
+def _sent(title: str, curves: list[Line]) -> Drawing:
     told = merged(curves)
     # A single line has no legend.
     if len(told) == 1:
         title += f": {told[0].name}"
     return lines(title, told, Axis("rounds", whole=True), Axis("MiB", zero=True))
-
-
-def memory(group: Group) -> Section:
-    """Show the peak memory of every rank."""
-    section = Section("memory", "Memory")
-    run = group.first
-    peaks = run.peak_memory / MIB
-    if 1 < len(peaks) <= MOST_RANKS:
-        names = [f"rank {rank}" for rank in range(len(peaks))]
-        drawn = bars(
-            "peak memory of every rank",
-            names,
-            {"peak": peaks.tolist()},
-            Axis("MiB"),
-            "ranks that host clients",
-        )
-        section.charts.append(drawn)
-    rows = [["of the rank that has most", number(float(peaks.max()))]]
-    if len(peaks) > 1:
-        rows.append(["mean over ranks", number(float(peaks.mean()))])
-    if run.learnings:
-        largest = float(run.learnings[-1].peak_memory.max()) / MIB
-        rows.append(["of a server rank", number(largest)])
-    if run.energy is not None and not np.isnan(run.energy):
-        section.text.append(f"The GPUs of the ranks used {run.energy:,.0f} J.")
-    if run.cpu_energy is not None and not np.isnan(run.cpu_energy):
-        section.text.append(
-            f"CPUs and memory of the hosts used {run.cpu_energy:,.0f} J, with whatever "
-            "else ran there."
-        )
-    section.text.append(
-        "Measured in the device's allocator on a GPU, and for the whole process on a CPU."
-    )
-    section.tables.append(Table(("peak memory", "MiB"), rows))
-    return section

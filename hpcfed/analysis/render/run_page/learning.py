@@ -1,26 +1,43 @@
-"""How a run learnt: accuracy, loss and other metrics over rounds, and what was judged at
-its end.
-"""
+"""Charts of how a run learnt: over rounds, over virtual time, and the privacy spent."""
 
 from dataclasses import replace
+from math import isnan
+
+import numpy as np
 
 from hpcfed.analysis.curves import MOST_POINTS, curve
-from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import all_series
-from hpcfed.analysis.outcomes import known_mean, known_metric
+from hpcfed.analysis.outcomes import measures
 from hpcfed.analysis.render.charts import Axis, Drawing, Line, lines
 from hpcfed.analysis.render.sections.accuracy import curve_of
 from hpcfed.analysis.render.sections.section import Section
+from hpcfed.analysis.render.sections.spending import VIRTUAL_TIME, climb_of
+from hpcfed.analysis.run_findings.costs import round_seconds
 from hpcfed.options.metrics import METRICS, label_of
-from hpcfed.words import interval
+from hpcfed.results.run import RunRecord
 
 LOSSES = {"train_loss": "local training", "global_loss": "global model, all test data"}
 """Losses that every run records."""
 ROUNDS = Axis("rounds", whole=True)
+COVERED = (
+    "ε covers the rows that the server makes of uploads, round by round, and what is made "
+    "of them; by local noise, the uploads. It does not cover what is counted from clients "
+    "as they are: accuracy and loss, who took part, arrived or was excluded, norms, bytes "
+    "and virtual time; nor an end of the run that followed from them. Every run and every "
+    "seed on the same data spends its own ε."
+)
+"""What ε of a run's page is about."""
+COVERED_BY_DP_SGD = (
+    "ε is that of one sample of one client, in the eyes of whoever sees what its client "
+    "sends. It covers what clients learn by local training, and not accuracy and loss, "
+    "which are counted from their data as it is. Every run and every seed on the same data "
+    "spends its own ε."
+)
 
 
 def learning(group: Group) -> Section:
+    """Draw every metric and the losses over rounds."""
     section = Section("accuracy", "Accuracy and loss")
     metrics = dict.fromkeys(group.metrics)
     if group.first.task in METRICS["accuracy"].tasks:
@@ -28,9 +45,8 @@ def learning(group: Group) -> Section:
     for name in metrics:
         section.charts += _metric_chart(group, name)
     section.charts += _loss_chart(group)
-    section.tables += _table(group, list(metrics))
     if len(group.seeds) > 1:
-        section.text.append("Bands and brackets are 95 % confidence over seeds.")
+        section.text.append("Bands are 95 % confidence over seeds.")
     if group.first.rounds_done > MOST_POINTS:
         section.text.append(
             f"A curve of more than {MOST_POINTS} evaluations shows means of several."
@@ -54,11 +70,8 @@ def _loss_chart(group: Group) -> list[Drawing]:
     for series, whose in LOSSES.items():
         by_seed = [run.rounds[series] for run in group.seeds]
         curves.append(curve(whose, by_seed))
-    return _drawn("loss", curves, Axis(f"{_loss(group)} (log)", log=True))
-
-
-def _loss(group: Group) -> str:
-    return label_of("loss", group.first.task)
+    label = label_of("loss", group.first.task)
+    return _drawn("loss", curves, Axis(f"{label} (log)", log=True))
 
 
 def _drawn(title: str, curves: list[Line], axis: Axis) -> list[Drawing]:
@@ -67,22 +80,69 @@ def _drawn(title: str, curves: list[Line], axis: Axis) -> list[Drawing]:
     return [lines(f"{title} over rounds", known, ROUNDS, axis)] if longest > 1 else []
 
 
-def _table(group: Group, metrics: list[str]) -> list[Table]:
-    """Return last and best values, and what the method had judged at the end."""
-    rows = []
-    for name in metrics:
-        scale = 100 if METRICS[name].in_percent else 1
-        label = label_of(name, group.first.task)
-        for series, whose in all_series(name).items():
-            last = known_metric(name, [run.last(series) for run in group.seeds])
-            best = known_metric(name, [run.best(series) for run in group.seeds])
-            if last.centre == last.centre:  # not NaN
-                unit = ", %" if METRICS[name].in_percent else ""
-                cells = [interval(last, scale), interval(best, scale)]
-                rows.append([f"{label}{unit}: {whose}", *cells])
-    for name in group.first.finals:
-        finals = [run.finals[name] for run in group.seeds if name in run.finals]
-        means = [float(values[values == values].mean()) for values in finals]
-        judged = interval(known_mean(means), 100)
-        rows.append([f"accuracy at the end, %: {name}", judged, ""])
-    return [Table(("metric", "last", "best"), rows)] if rows else []
+def virtual_time(group: Group) -> Section:
+    """Draw accuracy by the virtual clock, what rounds took, and who arrived."""
+    section = Section("virtual-time", "Virtual time")
+    if not group.first.has_clock:
+        return section
+    section.charts += _over_virtual_time(group)
+    durations = [round_seconds(run) for run in group.seeds]
+    unit, size = VIRTUAL_TIME.unit(float(np.nanmax(durations[0])))
+    axis = f"virtual time of a round, {unit}"
+    section.charts += _over_rounds(axis, durations, scale=1 / size)
+    shares = [_arrived(run) for run in group.seeds]
+    section.charts += _over_rounds("uploads that arrived, %", shares, scale=100)
+    stale = [run.rounds["staleness"] for run in group.seeds]
+    section.charts += _over_rounds("versions that uploads were behind", stale)
+    return section
+
+
+def _over_virtual_time(group: Group) -> list[Drawing]:
+    """Draw what the run is judged by over virtual time, unless that is one point."""
+    unit, size = VIRTUAL_TIME.unit(group.first.last("virtual_seconds"))
+    judged = measures([group])
+    curves = []
+    for one in judged:
+        climb = climb_of(group, one, VIRTUAL_TIME, size=size)
+        if len(climb.x) > 1:
+            curves.append(replace(climb, name=one.whose))
+    if not curves:
+        return []
+    x = Axis(f"virtual time, {unit}")
+    title = f"{judged[0].name} over virtual time"
+    return [lines(title, curves, x, Axis(judged[0].axis))]
+
+
+def _arrived(run: RunRecord) -> np.ndarray:
+    """Return the share of every round's participants whose uploads counted."""
+    cohort = run.rounds["cohort"]
+    unknown = np.full(len(cohort), np.nan)
+    return np.divide(run.rounds["arrived"], cohort, out=unknown, where=cohort > 0)
+
+
+def _over_rounds(
+    axis: str, by_seed: list[np.ndarray], *, scale: float = 1.0
+) -> list[Drawing]:
+    """Draw a series over rounds, unless it never changes."""
+    drawn = curve("", by_seed, scale=scale)
+    if len(set(drawn.y)) < 2:
+        return []
+    title = axis.partition(",")[0]
+    return [lines(title, [drawn], ROUNDS, Axis(axis, zero=True))]
+
+
+def privacy(group: Group) -> Section:
+    """Draw the privacy spent round by round, and the norm that updates are clipped to."""
+    section = Section("privacy", "Privacy")
+    spent = [run.rounds["epsilon"] for run in group.seeds]
+    section.charts += _over_rounds("ε spent", spent)
+    norms = [run.rounds["clip_norm"] for run in group.seeds]
+    section.charts += _over_rounds("norm that updates are clipped to", norms)
+    private = not isnan(group.first.last("epsilon"))
+    if private and group.options.get("sample_noise") is not None:
+        section.text.append(COVERED_BY_DP_SGD)
+    elif private:
+        section.text.append(COVERED)
+    elif not isnan(group.first.last("clip_norm")):
+        section.text.append("Updates were clipped, and no noise was added: no ε holds.")
+    return section

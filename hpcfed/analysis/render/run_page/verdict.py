@@ -6,7 +6,7 @@ import numpy as np
 
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.outcomes import known_metric
-from hpcfed.analysis.render.run_page.clients import last_of_clients, worst_tenth
+from hpcfed.analysis.run_findings.learning import last_of_clients, worst_tenth
 from hpcfed.errors import count
 from hpcfed.options.metrics import HEADLINES, METRICS, global_name, label_of
 from hpcfed.words import interval, time_text
@@ -37,7 +37,7 @@ def _accuracy(group: Group) -> str:
         return ""
     rounds = count(group.first.rounds_done, "round")
     sentence = f"{label[0].upper()}{label[1:]} after {rounds}: {'; '.join(parts)}."
-    known = last_of_clients(group)
+    known = 100 * last_of_clients(group.seeds)
     if name == "accuracy" and len(known) >= 10:
         sentence += f" The worst tenth of the clients is at {worst_tenth(known):.1f} %."
     return sentence + _target(group)

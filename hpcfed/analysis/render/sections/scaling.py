@@ -13,7 +13,7 @@ from hpcfed.analysis.render.charts import (
     Axis,
     Drawing,
     Line,
-    Point,
+    ScatterPoint,
     lines,
     scatter,
     spread,
@@ -267,7 +267,9 @@ def _against_measured(one: Fitted) -> Drawing:
     for point in one.points:
         measured = 1e3 * point.seconds
         predicted = 1e3 * one.model(point)
-        points.append(Point(measured, predicted, size_text(point.clients, point.ranks)))
+        points.append(
+            ScatterPoint(measured, predicted, size_text(point.clients, point.ranks))
+        )
     x = Axis(f"measured, {MS_PER_ROUND}", log=True)
     y = Axis(f"model, {MS_PER_ROUND}", log=True)
     title = f"{label(one.key)}: model against measured"

@@ -27,7 +27,7 @@ from hpcfed.analysis.render.charts import (
     Axis,
     Drawing,
     Line,
-    Point,
+    ScatterPoint,
     lines,
     scatter,
     spread,
@@ -267,7 +267,7 @@ def _frontier_chart(one: Frontier, options: Sequence[Swept]) -> Drawing:
     # By method, so that a method has the same colour in all charts.
     for point in sorted(one.points, key=_method):
         points.append(
-            Point(
+            ScatterPoint(
                 x=point.cost.centre,
                 y=point.score.centre,
                 name=choice_text(point.group, options),

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.analysis.labels import all_series
-from hpcfed.analysis.render.show import title
 from hpcfed.analysis.render.watch.curves import curves
 from hpcfed.analysis.render.watch.looking import RunView, learns_at_end
+from hpcfed.analysis.run_findings.headline import title
 from hpcfed.errors import count, printable
 from hpcfed.options.metrics import label_of, text_of
 from hpcfed.words import bytes_text, duration, short_seconds, time_text

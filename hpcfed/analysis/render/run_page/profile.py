@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from math import nan
 
-from hpcfed.analysis.findings import Table
+from hpcfed.analysis.findings import SECONDS, SHARE, Cell, Kind, Row, Table
 from hpcfed.analysis.noise import MOST_VARIATION
 from hpcfed.analysis.render.charts import (
     Axis,
     Drawing,
-    Point,
-    Span,
+    ScatterPoint,
+    Stretch,
     scatter,
     stripes,
     timeline,
@@ -27,6 +27,8 @@ MOST_LANES = 400
 """Pieces of a rank's time that are drawn."""
 ROUNDS = "rounds"
 """The session of clients' rounds; others have the names of the server's networks."""
+TERAFLOPS = Kind("FLOP/s", number, 1e-12)
+GIGABYTES = Kind("bytes/s", number, 1e-9)
 MARGIN = 4.0
 """How many times beyond parts and corners the roofs reach."""
 
@@ -77,39 +79,40 @@ def _unsteady(found: Profile) -> list[str]:
 
 
 def _parts(found: Profile) -> Table:
-    rows = []
+    rows: list[Row] = []
     for part in found.parts:
         shares = (part.busy, part.compute, part.bandwidth)
-        cells = [_cell(share, 100) for share in shares]
-        rows.append([part.name, number(part.seconds), _cell(part.warm), *cells])
+        cells = [_cell(SHARE, share) for share in shares]
+        warm = _cell(SECONDS, part.warm)
+        rows.append([part.name, SECONDS(part.seconds), warm, *cells])
     columns = (
         "part",
         "seconds",
         "warm",
-        "busy, %",
-        "of the arithmetic, %",
-        "of the bandwidth, at least, %",
+        "busy",
+        "MFU",
+        "bandwidth, at least",
     )
     caption = (
         f"beside the measured ceilings of {found.device}; warm: at the pace of the "
-        "last rounds or steps, which the shares are of"
+        "last rounds or steps, which MFU and bandwidth are of"
     )
     return Table(columns, rows, caption)
 
 
 def _ceilings(found: Profile) -> list[Table]:
     """Return the speeds that shares are of; older profiles do not have them."""
-    rows = []
+    rows: list[Row] = []
     for name, one in found.ceilings.items():
-        speeds = [number(one.flops / 1e12), number(one.bytes_per_second / 1e9)]
-        rows.append([name, *speeds, number(100 * one.variation)])
-    columns = ("ceiling", "products, TFLOP/s", "copies, GB/s", "trials vary by, %")
+        speeds = [TERAFLOPS(one.flops), GIGABYTES(one.bytes_per_second)]
+        rows.append([name, *speeds, SHARE(one.variation)])
+    columns = ("ceiling", "products, TFLOP/s", "copies, GB/s", "trials vary by")
     caption = f"measured on {found.device} after the run, the best of several trials"
     return [Table(columns, rows, caption)] if rows else []
 
 
-def _cell(value: float | None, scale: float = 1) -> str:
-    return number(nan if value is None else scale * value)
+def _cell(kind: Kind, value: float | None) -> Cell:
+    return kind(nan if value is None else value)
 
 
 def _roofline(found: Profile) -> list[Drawing]:
@@ -125,7 +128,7 @@ def _roofline(found: Profile) -> list[Drawing]:
         flops = part.compute * roof.flops
         moved = part.bandwidth * copies.bytes_per_second
         if moved > 0:  # a file that somebody handed in may have numbers too small
-            reached.append(Point(flops / moved, flops / 1e9, series=part.name))
+            reached.append(ScatterPoint(flops / moved, flops / 1e9, series=part.name))
     if not reached:
         return []
     return [
@@ -161,19 +164,19 @@ def _ranks(ranks: Sequence[Rank]) -> list[Drawing]:
     servers = [rank for rank in ranks if rank.role == "server"]
     workers = [rank for rank in ranks if rank.role != "server"]
     shown = [*workers[: max(1, MOST_RANKS - len(servers))], *servers][:MOST_RANKS]
-    spans = []
+    stretches = []
     for rank in shown:
         row = f"rank {rank.rank}"
         if servers:
             row += ", server" if rank in servers else ", clients"
         for lane in rank.lanes[:MOST_LANES]:
-            spans.append(Span(row, lane.begin, lane.end, lane.name))
-    if not spans:
+            stretches.append(Stretch(row, lane.begin, lane.end, lane.name))
+    if not stretches:
         return []
     title = "what every rank did, by what took most of each moment"
-    names = _colours([span.series for span in spans])
+    names = _colours([stretch.series for stretch in stretches])
     x = Axis("seconds since the start", zero=True)
-    return [timeline(title, spans, x, names=names)]
+    return [timeline(title, stretches, x, names=names)]
 
 
 def _colours(shown: Sequence[str]) -> list[str]:

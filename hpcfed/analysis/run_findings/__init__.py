@@ -1,0 +1,73 @@
+"""What is found of one run, or of seeds of it that advanced together.
+
+`hpcfed show`, its JSON and the run's page render these tables and no others, so they
+say the same in the same words.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpcfed.analysis.findings import Table
+from hpcfed.analysis.run_findings import costs, learning
+from hpcfed.analysis.run_findings.costs import Times
+from hpcfed.analysis.run_findings.learning import Runs
+from hpcfed.errors import UserError
+from hpcfed.results.clock_table import read_clock
+from hpcfed.results.details import RunDetails, read_details
+from hpcfed.results.run import RunRecord
+
+Findings = Mapping[str, Sequence[Table]]
+"""Tables by the section of a page in which they stand, in its order."""
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run has recorded beside its record."""
+
+    details: RunDetails = field(default_factory=RunDetails.nothing)
+    times: Times = field(default_factory=dict)
+    problem: str = ""
+    """Why some of it could not be read."""
+
+
+def read_files(record: RunRecord) -> RunFiles:
+    """Read what belongs to a record, as far as it can be read."""
+    times: Times = {}
+    try:
+        details = read_details(record.folder)
+        if record.has_clock:
+            times = read_clock(record.folder, record.rounds_done)
+    except UserError as error:
+        return RunFiles(problem=str(error))
+    return RunFiles(details, times)
+
+
+def run_findings(runs: Runs, files: RunFiles) -> Findings:
+    """Return all tables. Of several seeds, those of costs and classes are the first's;
+    time, memory and energy belong to all of them together.
+    """
+    first = runs[0]
+    if not first.rounds_done:
+        return {}
+    learnt = learning.learning_of_run(first)
+    if len(runs) > 1:
+        learnt = learning.learning_of_seeds(runs)
+    return {
+        "accuracy": list(learnt),
+        "virtual-time": list(costs.of_virtual_time(first, files.times)),
+        "privacy": list(costs.of_privacy(first)),
+        "clients": list(learning.of_clients(runs)),
+        "classes": list(learning.of_classes(files.details.class_counts)),
+        "time": [costs.of_phases(first)],
+        "server": list(costs.of_server(first)),
+        "costs": [costs.of_costs(first)],
+    }
+
+
+def as_json(found: Findings) -> list[dict[str, object]]:
+    """Return all tables as JSON values."""
+    return [
+        {"section": section, **table.json}
+        for section, tables in found.items()
+        for table in tables
+    ]

@@ -1,0 +1,282 @@
+"""What a run cost: time by phase, the server, bytes, memory, energy, virtual time and
+privacy.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import isnan
+
+import numpy as np
+
+from hpcfed.analysis.findings import (
+    BYTES,
+    COUNT,
+    FLOP,
+    HUNDREDTHS,
+    JOULES,
+    MILLISECONDS,
+    PLAIN,
+    SECONDS,
+    SHARE,
+    TIME,
+    WALL_TIME,
+    Cell,
+    Kind,
+    Row,
+    Table,
+)
+from hpcfed.errors import count
+from hpcfed.results.pace import MS_PER_ROUND, PER_ROUND_MEANS, per_round
+from hpcfed.results.run import LearningRecord, RunRecord
+from hpcfed.results.series import ROUND_SERIES, RoundSeries
+from hpcfed.runtime.timer import PHASES
+from hpcfed.words import formatted
+
+Times = Mapping[str, np.ndarray]
+"""What every member of every round took, by the column of the clock's table; may be
+empty.
+"""
+WORK = (
+    "trained_samples",
+    "trained_steps",
+    "train_flops",
+    "finetuned_samples",
+    "finetune_flops",
+)
+"""Series of what clients have trained."""
+PARTS = {"downloads": "download", "local steps": "train", "uploads": "upload"}
+"""What a member's virtual time goes to, and its column."""
+SHARES = {"tenth": 0.1, "median": 0.5, "nine tenths": 0.9, "most": 1.0}
+"""Columns of a distribution, and the share of members that are faster."""
+TOTAL_SECONDS = Kind("s", formatted(".3f"))
+WHOLE_PERCENT = Kind("fraction", formatted(".0%"))
+
+
+def of_phases(record: RunRecord) -> Table:
+    """Return where the time goes, in a usual round and in all, the longest phase first."""
+    usual, totals = record.phase_seconds(), record.phase_totals()
+    whole = sum(totals.values())
+    by_rank = per_round(record.counted_phases())
+    several = len(by_rank) > 1
+    rows: list[Row] = []
+    for name, seconds in sorted(totals.items(), key=lambda item: -item[1]):
+        if seconds > 0:
+            of_ranks = by_rank[:, PHASES.index(name)]
+            ends = [of_ranks.min(), of_ranks.max()] if several else []
+            in_all = [TOTAL_SECONDS(seconds), SHARE(seconds / whole)]
+            cells = [MILLISECONDS(usual[name]), *in_all]
+            rows.append([name, *cells, *(MILLISECONDS(float(end)) for end in ends)])
+    # What counts as "per round" leaves out the first, which warms up.
+    name = "round, after the first" if record.rounds_done > 1 else "round"
+    usual_round = float(per_round(record.counted_seconds()))
+    whole_run = TOTAL_SECONDS(record.timed_seconds())
+    columns = ["phase", MS_PER_ROUND, "s in all rounds", "share"]
+    if several:
+        columns += ["ms, least of a rank", "ms, most of a rank"]
+    empty = ["" for _ in columns[3:]]
+    rows.append([name, MILLISECONDS(usual_round), whole_run, *empty])
+    return Table(columns, rows, PER_ROUND_MEANS)
+
+
+def of_server(record: RunRecord) -> Iterator[Table]:
+    """Yield what training the server's model took, beside the time of the run."""
+    if not record.learnings:
+        return
+    last = record.learnings[-1]
+    # Stacked seeds share the rounds' time, but each had the server for itself.
+    whole = float(record.rounds["seconds"].sum()) / record.stacked_seeds
+    rows: list[Row] = []
+    server = 0.0
+    for phase in record.learnings[0].seconds:
+        seconds = sum(one.seconds.get(phase, 0.0) for one in record.learnings)
+        server += seconds
+        cells = [SECONDS(seconds), SHARE(seconds / whole)]
+        rows.append([phase, *cells, *_network(last, phase)])
+    for name, seconds in (
+        ("server in all", server),
+        ("clients and the rest", whole - server),
+    ):
+        rows.append([name, SECONDS(seconds), SHARE(seconds / whole), "", "", ""])
+    columns = ("server", "seconds", "share", "parameters", "samples/s", "of peak")
+    trainings = count(len(record.learnings), "training")
+    yield Table(columns, rows, f"{trainings}, the last one on {last.rows} uploads")
+
+
+def _network(last: LearningRecord, name: str) -> Row:
+    """Return cells about one of the server's networks, as it was trained last."""
+    if name not in last.parameters:  # a phase that trains no network
+        return "", "", ""
+    of_peak = last.utilisation[name]
+    return (
+        COUNT(last.parameters[name]),
+        COUNT(last.samples_per_second[name]),
+        "" if isnan(of_peak) else SHARE(of_peak),  # the peak is known for GPUs alone
+    )
+
+
+# The costs: rows of a name and a figure.
+
+Costs = Iterator[tuple[str, str | Cell]]
+
+
+def of_costs(record: RunRecord) -> Table:
+    """Return everything that adds up over a run, and what it took at most."""
+    rows: Costs = _costs(record)
+    return Table(("cost", ""), [list(row) for row in rows])
+
+
+def _costs(record: RunRecord) -> Costs:
+    totals = [series for series in ROUND_SERIES.values() if series.total]
+    for series in totals:
+        if series.unit == "bytes":
+            values = record.rounds[series.name]
+            yield series.total, BYTES(float(np.nansum(values)))
+            yield f"{series.total} per round", BYTES(record.mean(series.name))
+    if record.new_rounds is not None:
+        sent = float(np.nansum(record.new_rounds.bytes_up))
+        yield "sent by new clients in their rounds", BYTES(sent)
+    if not isnan(record.newcomer_bytes):
+        yield "sent to a new client to begin with", BYTES(record.newcomer_bytes)
+    yield "peak memory of a rank", BYTES(float(record.peak_memory.max()))
+    if len(record.peak_memory) > 1:
+        average = float(record.peak_memory.mean())
+        yield "peak memory of a rank, mean", BYTES(average)
+    for series in totals:
+        if series.unit != "bytes":
+            yield from _total(record, series)
+    if record.learnings:
+        yield from _server_costs(record.learnings[-1])
+    reached = record.rounds_to(0.95)
+    if reached is not None:
+        yield "rounds to 95 % of the clients' own peak", COUNT(reached)
+    # GenFed's supplement: the server's validation data leaks to the clients.
+    if record.config.get("supplement"):
+        leaked = record.facts["leaked_samples"]
+        text = f"{leaked} of {record.facts['validation_samples']}"
+        yield "validation samples that clients were given", COUNT(leaked, text)
+    yield from _balance(record)
+    yield from _energy(record)
+
+
+def _total(record: RunRecord, series: RoundSeries) -> Costs:
+    """Yield the sum of a series over all rounds, unless there was nothing to count."""
+    values = record.rounds[series.name]
+    total = float(np.nansum(values))
+    # Shown as a share of the selected uploads, also if it is zero.
+    if series.name == "kept_attackers":
+        selected = int(np.nansum(record.rounds["kept"]))
+        if selected and record.config.get("attack", "none") != "none":
+            text = f"{int(total)} ({total / selected:.0%})"
+            yield series.total, COUNT(total, text)
+    elif series.name == "arrived":
+        arrived = record.arrived_share()
+        if not isnan(arrived):
+            yield series.total, COUNT(total, f"{int(total)} ({arrived:.1%})")
+    elif series.unit == "clients":
+        if int(total):
+            yield series.total, COUNT(total)
+    elif series.name in WORK:
+        yield from _work(series, values)
+    else:
+        yield series.total, WALL_TIME(total)
+
+
+def _work(series: RoundSeries, values: np.ndarray) -> Costs:
+    """Yield what clients have trained. Older versions did not record it."""
+    total = float(values.sum())
+    if isnan(total):
+        # One line will do.
+        if series.name == WORK[0]:
+            yield series.total, "unknown: an older version did not count them"
+    elif total:
+        kind = FLOP if series.name.endswith("flops") else COUNT
+        yield series.total, kind(total)
+
+
+def _server_costs(last: LearningRecord) -> Costs:
+    yield "uploads that the server learnt from", COUNT(last.rows)
+    yield "peak memory of a server rank", BYTES(float(last.peak_memory.max()))
+    name = "generated rows nearest to their own client's updates"
+    yield name, WHOLE_PERCENT(last.kept)
+
+
+def _balance(record: RunRecord) -> Costs:
+    """Yield how evenly clients were spread over ranks, and when they were relocated."""
+    imbalance = record.imbalance()
+    if record.facts["ranks"] > 1 and not isnan(imbalance):
+        yield "slowest rank's training by the mean", HUNDREDTHS(imbalance)
+    # Rebalancing happens between rounds.
+    if record.moves:
+        rounds = ", ".join(map(str, record.moves))
+        yield "clients changed ranks after round", rounds
+
+
+def _energy(record: RunRecord) -> Costs:
+    if record.energy is not None and not isnan(record.energy):
+        # The server's ranks do not count their GPUs' energy.
+        workers = record.config.get("server_ranks")
+        whose = "of the workers' GPUs" if workers else "of all GPUs"
+        yield f"energy {whose}", JOULES(record.energy)
+    if record.cpu_energy is not None and not isnan(record.cpu_energy):
+        # The counters are the machine's: whatever else runs there is in them.
+        yield "energy of the hosts' CPUs and memory", JOULES(record.cpu_energy)
+
+
+# What lay between clients and server: a virtual clock, and privacy.
+
+
+def round_seconds(record: RunRecord) -> np.ndarray:
+    """Return the virtual seconds of every round by itself."""
+    return np.diff(record.rounds["virtual_seconds"], prepend=0.0)
+
+
+def of_virtual_time(record: RunRecord, times: Times) -> Iterator[Table]:
+    """Yield what rounds and their members took by the virtual clock."""
+    rows: list[Row] = []
+    if record.has_clock:
+        whole = record.last("virtual_seconds")
+        rows.append(["virtual time of all rounds", TIME(whole)])
+        seconds = round_seconds(record)
+        for name, share in (("shortest", 0.0), ("median", 0.5), ("longest", 1.0)):
+            of_round = TIME(float(np.nanquantile(seconds, share)))
+            rows.append([f"{name} round", of_round])
+    staleness = record.mean("staleness")
+    if not isnan(staleness):
+        rows.append(["versions that an upload was behind", HUNDREDTHS(staleness)])
+    if rows:
+        yield Table(("by the virtual clock", ""), rows)
+    yield from _members(times)
+
+
+def _members(times: Times) -> Iterator[Table]:
+    """Yield how the seconds of members are spread, if a run has recorded them."""
+    spent = {name: times.get(column, np.empty(0)) for name, column in PARTS.items()}
+    parts = np.array(list(spent.values()))
+    # The time of an upload that never came is not known.
+    came = np.isfinite(parts).all(0)
+    if not came.any():
+        return
+    spent["in all"] = parts.sum(0)
+    rows = []
+    for name, seconds in spent.items():
+        ends = np.quantile(seconds[came], list(SHARES.values())).tolist()
+        rows.append([name, *map(TIME, ends)])
+    caption = "virtual time of a client in a round, over all uploads that came"
+    yield Table(("a client's round", *SHARES), rows, caption)
+
+
+def of_privacy(record: RunRecord) -> Iterator[Table]:
+    """Yield the norm that updates were clipped to, and the privacy spent."""
+    rows: list[Row] = []
+    clip_norm = record.last("clip_norm")
+    if not isnan(clip_norm):
+        kind = Kind("1", formatted(".4g"))
+        rows.append(["norm that updates were clipped to", kind(clip_norm)])
+    epsilon = record.last("epsilon")
+    if not isnan(epsilon):
+        text = f"ε {epsilon:.3g}"
+        delta = record.facts.get("delta")
+        if delta is not None:
+            text += f" at δ {delta:.2g}"
+        rows.append(["privacy spent", PLAIN(epsilon, text)])
+    if rows:
+        yield Table(("privacy", ""), rows)

@@ -1,0 +1,321 @@
+"""How well a run's models do: after its rounds, at its end, and for new clients."""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import isfinite, isnan, sqrt
+from statistics import mean, stdev
+
+import numpy as np
+
+from hpcfed.analysis.findings import (
+    BYTES,
+    COUNT,
+    PERCENT,
+    PLAIN,
+    SECONDS,
+    SHARE,
+    THOUSANDTHS,
+    TIME,
+    Cell,
+    Kind,
+    Row,
+    Table,
+)
+from hpcfed.analysis.labels import ACCURACIES, ALL_ACCURACIES, all_series, both_series
+from hpcfed.errors import count
+from hpcfed.options.metrics import METRICS, label_of, text_of
+from hpcfed.results.run import (
+    LAST_UPDATES,
+    NewRounds,
+    Reached,
+    RunRecord,
+    mean_accuracy,
+)
+
+Runs = Sequence[RunRecord]
+"""A run, or the seeds of it that advanced together."""
+MOST_CLASSES = 20
+"""Classes in a table; of more, those with the lowest accuracy."""
+FEWEST = 3
+"""Clients from which on there is a distribution."""
+ERROR = "mean ± standard error"
+
+
+def metric_kind(metric: str) -> Kind:
+    """Return how values of a metric are written."""
+    unit = "fraction" if METRICS[metric].in_percent else METRICS[metric].unit
+    return Kind(unit, lambda value: text_of(metric, value))
+
+
+# Of a run by itself.
+
+
+def learning_of_run(record: RunRecord) -> Iterator[Table]:
+    """Yield what a run has reached, from what most people want to know on."""
+    # Tasks without an accuracy have other metrics.
+    if record.task in METRICS["accuracy"].tasks:
+        yield _accuracy(record)
+    if record.metrics:
+        yield _metrics(record)
+    if record.class_accuracy:
+        yield from _class_accuracy(record)
+    if record.figures:
+        yield _measured(record)
+    if record.target is not None:
+        yield _target([record])
+    if record.newcomers:
+        yield _newcomers(record)
+    if record.new_rounds is not None:
+        yield _new_rounds(record.new_rounds)
+
+
+def _accuracy(record: RunRecord) -> Table:
+    rows: list[Row] = []
+    for name, whose in ALL_ACCURACIES.items():
+        last = record.last(name)
+        if not isnan(last):
+            rows.append([whose, PERCENT(last), PERCENT(record.best(name))])
+    for name, accuracies in record.finals.items():
+        judged = PERCENT(mean_accuracy(accuracies))
+        rows.append([f"at the end: {name}", judged, ""])
+    return Table(("accuracy", "last", "best"), rows)
+
+
+def _metrics(record: RunRecord) -> Table:
+    rows = []
+    for name in record.metrics:
+        kind = metric_kind(name)
+        label = label_of(name, record.task)
+        for series, whose in both_series(name).items():
+            last = record.last(series)
+            if not isnan(last):
+                cells = [kind(last), kind(record.best(series))]
+                rows.append([f"{label}: {whose}", *cells])
+    return Table(("metric", "last", "best"), rows)
+
+
+def _class_accuracy(record: RunRecord) -> Iterator[Table]:
+    """Yield the last accuracy of every class, or of those with the lowest."""
+    last = record.last_class_accuracy()
+    values = [last[name] for name in ACCURACIES if name in last]
+    if not values:
+        return
+    # By the global model, if there is one; NaN comes last.
+    hardest = np.sort(np.argsort(values[-1])[:MOST_CLASSES])
+    rows = []
+    for number in hardest:
+        cells = [PERCENT(float(of_classes[number])) for of_classes in values]
+        rows.append([str(number), *cells])
+    columns = [whose for name, whose in ACCURACIES.items() if name in last]
+    classes = len(values[-1])
+    caption = ""
+    if classes > MOST_CLASSES:
+        caption = f"the {MOST_CLASSES} classes with the lowest accuracy of {classes}"
+    yield Table(("accuracy of class", *columns), rows, caption)
+
+
+def _measured(record: RunRecord) -> Table:
+    """Return what the method has measured of clients at the end."""
+    rows = []
+    for name, values in record.figures.items():
+        known = values[~np.isnan(values)]
+        figures = [float(of(known)) for of in (np.mean, np.min, np.max)]
+        rows.append([name, *map(THOUSANDTHS, figures)])
+    return Table(("at the end, over clients", "mean", "least", "most"), rows)
+
+
+def _newcomers(record: RunRecord) -> Table:
+    """Return a row for every local update: a line would not hold a column for each."""
+    rows: list[Row] = []
+    updates = zip(*record.newcomers.values(), strict=True)
+    for update, by_start in enumerate(updates):
+        means = [PERCENT(mean_accuracy(accuracies)) for accuracies in by_start]
+        rows.append([f"after {count(update, 'local update')}", *means])
+    if len(rows) > LAST_UPDATES + 1:
+        last = [PERCENT(record.newcomers_last(start)) for start in record.newcomers]
+        rows.append([f"mean of the last {LAST_UPDATES}", *last])
+    return Table(("new clients that start from", *record.newcomers), rows)
+
+
+def _new_rounds(rounds: NewRounds) -> Table:
+    """Return a row for every round of new clients that was evaluated."""
+    series = ("accuracy", "trained_accuracy")
+    curves = [rounds.curve(name).tolist() for name in series]
+    rows = []
+    for number, means in enumerate(zip(*curves, strict=True), 1):
+        if not all(map(isnan, means)):
+            rows.append([f"after round {number}", *map(PERCENT, means)])
+    last = [PERCENT(rounds.last(name)) for name in series]
+    rows.append([f"mean of the last {LAST_UPDATES}", *last])
+    return Table(("new clients", "as they stand", "after training"), rows)
+
+
+# Of several seeds beside each other.
+
+
+def learning_of_seeds(runs: Runs) -> Iterator[Table]:
+    """Yield what every seed has reached, and their mean."""
+    first = runs[0]
+    metrics = list(first.metrics)
+    if first.task in METRICS["accuracy"].tasks:
+        metrics.insert(0, "accuracy")
+    for metric in metrics:
+        label = label_of(metric, first.task)
+        yield _by_seed(metric, f"last {label}", runs, RunRecord.last)
+        yield _by_seed(metric, f"best {label}", runs, RunRecord.best)
+    if first.target is not None:
+        yield _target(runs)
+    if first.finals:
+        yield _finals(runs)
+    if first.figures:
+        yield _measured_of_seeds(runs)
+
+
+def _by_seed(
+    metric: str, head: str, runs: Runs, figure: Callable[[RunRecord, str], float]
+) -> Table:
+    """Return a figure of every seed, without columns in which nothing is known."""
+    columns = {}
+    for series, whose in all_series(metric).items():
+        values = [figure(run, series) for run in runs]
+        if not all(map(isnan, values)):
+            columns[whose] = values
+    kind = metric_kind(metric)
+    rows: list[Row] = []
+    for number, run in enumerate(runs):
+        cells = [kind(values[number]) for values in columns.values()]
+        rows.append([_seed(run), *cells])
+    if len(runs) > 1:
+        rows.append([ERROR, *(_mean(values, metric) for values in columns.values())])
+    return Table((head, *columns), rows)
+
+
+def _seed(run: RunRecord) -> str:
+    return f"seed {run.facts['seed']}"
+
+
+def _mean(values: Sequence[float], metric: str = "accuracy") -> Cell:
+    """Return the mean of a metric over seeds, with its standard error."""
+    kind = metric_kind(metric)
+    # The loss of a seed may be infinite: then the mean is, too.
+    if len(values) < 2 or not all(map(isfinite, values)):
+        return kind(mean(values))
+    error = stdev(values) / sqrt(len(values))
+    text = f"{mean(values):.4g} ± {error:.2g}"
+    if METRICS[metric].in_percent:
+        text = f"{mean(values):.2%} ± {100 * error:.2f}"
+    return kind(mean(values), text, error=error)
+
+
+def _finals(runs: Runs) -> Table:
+    """Return what the method had judged at the end."""
+    rows = []
+    for name in runs[0].finals:
+        # A seed that has not come to its end yet has none.
+        having = [run.finals[name] for run in runs if name in run.finals]
+        rows.append([name, _mean([mean_accuracy(of_clients) for of_clients in having])])
+    head = "mean" if len(runs) == 1 else ERROR
+    return Table(("at the end, clients' own test data", head), rows)
+
+
+def _measured_of_seeds(runs: Runs) -> Table:
+    """Return what the method has measured of clients at the end, as means of seeds."""
+    rows = []
+    for name in runs[0].figures:
+        # A seed that has not come to its end yet has none.
+        having = [run.figures[name] for run in runs if name in run.figures]
+        means = [mean_accuracy(of_clients) for of_clients in having]
+        rows.append([name, THOUSANDTHS(mean(means))])
+    return Table(("at the end, over clients", "mean of all seeds"), rows)
+
+
+# The target, of one run or of seeds.
+
+
+def _target(runs: Runs) -> Table:
+    """Return what it took to reach the target, and the mean only if all seeds have."""
+    columns = ["rounds", "seconds", "sent"]
+    if runs[0].has_clock:
+        columns.append("virtual time")
+    rows: list[Row] = []
+    every = []
+    for run in runs:
+        reached = run.reached()
+        seed = "" if len(runs) == 1 else _seed(run)
+        if reached is None:
+            name = f"{seed}: not reached" if seed else "not reached"
+            rows.append([name, *("" for _ in columns)])
+            continue
+        every.append(reached)
+        rows.append([seed or "reached after", *_target_cells(reached)])
+    # A mean over those that reached it would flatter the others.
+    if 1 < len(every) == len(runs):
+        rows.append([ERROR, *_mean_target_cells(every)])
+    return Table((f"target of {runs[0].target:g} %", *columns), rows)
+
+
+def _target_cells(reached: Reached) -> list[Cell]:
+    cells = [COUNT(reached.rounds), SECONDS(reached.seconds), BYTES(reached.bytes)]
+    if not isnan(reached.virtual_seconds):
+        cells.append(TIME(reached.virtual_seconds))
+    return cells
+
+
+def _mean_target_cells(every: Sequence[Reached]) -> list[Cell]:
+    rounds = [reached.rounds for reached in every]
+    error = stdev(rounds) / sqrt(len(rounds))
+    means = Reached(
+        round(mean(rounds)),
+        mean(reached.seconds for reached in every),
+        mean(reached.bytes for reached in every),
+        mean(reached.virtual_seconds for reached in every),
+    )
+    text = f"{mean(rounds):.1f} ± {error:.1f}"
+    return [COUNT(mean(rounds), text, error=error), *_target_cells(means)[1:]]
+
+
+# Clients beside each other.
+
+
+def last_of_clients(runs: Runs) -> np.ndarray:
+    """Return the last known accuracies of all clients of all seeds."""
+    values = np.concatenate([run.last_client_accuracy for run in runs])
+    return values[np.isfinite(values)]
+
+
+def worst_tenth(values: np.ndarray) -> float:
+    """Return the mean of the lowest tenth, of one client at least."""
+    few = max(1, len(values) // 10)
+    return float(np.sort(values)[:few].mean())
+
+
+def of_clients(runs: Runs) -> Iterator[Table]:
+    """Yield how the last accuracies of clients are spread."""
+    known = last_of_clients(runs)
+    if len(known) >= FEWEST:
+        figures = {
+            "mean": known.mean(),
+            "first quartile": np.quantile(known, 0.25),
+            "mean of the worst tenth": worst_tenth(known),
+            "worst client": known.min(),
+            "standard deviation over clients": known.std(),
+        }
+        rows = [[name, PERCENT(float(value))] for name, value in figures.items()]
+        yield Table(("clients' last accuracy", ""), rows)
+
+
+def of_classes(counts: np.ndarray) -> Iterator[Table]:
+    """Yield how training samples [clients, classes] are spread over clients."""
+    if not counts.size or not counts.any():
+        return
+    samples = counts.sum(1)
+    # A client's largest class as a share of its samples: 1 if it has a single class.
+    largest = counts.max(1)[samples > 0] / samples[samples > 0]
+    rows = []
+    for name, kind, values in (
+        ("classes of a client", PLAIN, (counts > 0).sum(1)),
+        ("samples of a client", PLAIN, samples),
+        ("share of a client's largest class", SHARE, largest),
+    ):
+        three = (values.min(), values.mean(), values.max())
+        rows.append([name, *(kind(float(value)) for value in three)])
+    yield Table(("who has which classes", "least", "mean", "most"), rows)
