@@ -19,7 +19,7 @@ import pytest
 from hpcfed import cli, version
 from hpcfed.errors import UserError
 from hpcfed.experiment.run import run
-from hpcfed.options.older import ZERO_WAS_UNSET
+from hpcfed.options import facts
 from hpcfed.results import checkpoints
 from hpcfed.results.claim import claimed
 from hpcfed.results.folder import check_export, check_out, empty
@@ -471,7 +471,7 @@ def test_a_zero_that_older_versions_wrote_for_unset_is_read_as_unset(
     out = stopped(tmp_path / "run", "--method", "fedavg-ft")
     before = read_run(out).config
     wanted = cli.parse_run(["--resume", str(out)])
-    zeros = dict.fromkeys(ZERO_WAS_UNSET & before.keys(), 0)
+    zeros = {name: 0 for name, one in facts("fedavg-ft").items() if one.zero_was_unset}
     assert {"validation", "krum_keep", "finetune_epochs"} <= zeros.keys()
     assert all(before[name] is None for name in zeros)
     rewrite_config(out, zeros)

@@ -19,7 +19,7 @@ from hpcfed.experiment.tracking.to_mlflow import MLflow
 from hpcfed.experiment.tracking.to_tensorboard import TensorBoard
 from hpcfed.experiment.tracking.to_wandb import WeightsAndBiases, check_key
 from hpcfed.experiment.tracking.tracking import Tracking, _thinned
-from hpcfed.options import ANYWHERE
+from hpcfed.options import named
 from hpcfed.results.folder import TRACKED, check_out, empty, strangers
 from hpcfed.results.results import ResultsWriter
 from tests.runs import mistake
@@ -314,7 +314,7 @@ def test_trackers_need_their_packages_and_change_no_figure(
         package = words.split()[0].removeprefix("--")
         said = mistake(capsys, "run", "--out", out, *words.split())
         assert f"pip install {package}" in said and not out.exists()
-    assert {"tensorboard", "wandb", "mlflow"} <= ANYWHERE
+    assert {"tensorboard", "wandb", "mlflow"} <= set(named(changes="nothing"))
 
 
 def test_a_folder_sends_nothing_by_itself(tmp_path: Path) -> None:

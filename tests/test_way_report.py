@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from hpcfed import cli
-from hpcfed.analysis.choices import PACKED_BY, PARTS
 from hpcfed.analysis.collect import Found
 from hpcfed.analysis.comparison.points import PointPair
 from hpcfed.analysis.curves import Climb, curve_over
@@ -27,6 +26,7 @@ from hpcfed.analysis.render.show import show, show_seeds
 from hpcfed.analysis.run_findings.costs import of_virtual_time
 from hpcfed.analysis.study_points import show_study
 from hpcfed.analysis.verdicts import verdicts
+from hpcfed.options import facts_of, named
 from hpcfed.options.compression import CompressionOptions
 from hpcfed.results.run import RunRecord
 from hpcfed.results.study import StudyRecord, TrialRecord
@@ -266,9 +266,10 @@ def test_rounds_that_wait_for_all_have_nothing_in_their_name() -> None:
     ]
 
 
-def test_every_option_of_a_compressor_is_known() -> None:
-    own = CompressionOptions.__annotations__.keys() - {"title", *PARTS}
-    assert PACKED_BY.keys() == own
+def test_every_option_of_a_compressor_needs_one() -> None:
+    own = CompressionOptions.declared()
+    without = {name for name, field in own.items() if not facts_of(field).needs}
+    assert without == set(named(told="always")) & own.keys()
 
 
 def test_what_turns_a_part_on_tells_before_its_options_do() -> None:

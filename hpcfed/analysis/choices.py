@@ -8,10 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from hpcfed import methods
-from hpcfed.options import Options, RunConfig
-from hpcfed.options.devices import DeviceOptions
-from hpcfed.options.privacy import PrivacyOptions
+from hpcfed.options import RunConfig, facts_of, known, named
 
 SIZES = ("clients", "ranks")
 """What figures are drawn over: never in a key."""
@@ -19,30 +16,6 @@ MEASURED_ON = ("on", "stacked_seeds", "side")
 """How a run was measured, and whether it is A or B of a comparison. These are not the
 user's options.
 """
-PARTS = {
-    "attack": ("attackers", "attack_strength"),
-    "devices": tuple(DeviceOptions.__annotations__),
-    "privacy": tuple(PrivacyOptions.__annotations__),
-    "compress": (),
-    "compress_down": (),
-}
-"""Parts of a run by the option that turns each on, with further options that say nothing
-where it is none.
-"""
-ALWAYS = ("dataset", "aggregation", *PARTS)
-"""Options that are in every key where they differ, even where another option would do.
-"""
-PACKED_BY = {
-    "keep": ("topk", "randomk"),
-    "levels": ("qsgd",),
-    "bucket": ("qsgd", "sign"),
-    "compress_rank": ("powersgd",),
-    "feedback": ("topk", "randomk", "sign", "powersgd"),
-    "ef21": ("topk", "randomk", "qsgd", "sign", "powersgd"),
-}
-"""Options of compressors, which say nothing with others."""
-MEANS_OFF = {"oversample": 1.0}
-"""Values that stand for none, where that is not None, 0 or an empty text."""
 
 
 class Combination(Mapping[str, Any]):
@@ -114,13 +87,13 @@ def distinguish(choices: Sequence[Combination]) -> list[Combination]:
 def _always(choices: Sequence[Combination]) -> list[str]:
     """Return the options that must be in the keys of all methods."""
     always = []
-    for name in ALWAYS:
+    for name in named(told="always"):
         if len(values_of(choices, name)) > 1:
             always.append(name)
     datasets = {choice.only(("dataset",)) for choice in choices}
     # Without these in the key, methods would be compared by their networks, or by how
     # long they learnt. A data set may have its own.
-    for name in ("model", "rounds"):
+    for name in named(told="beside the data set"):
         if len({choice.only(("dataset", name)) for choice in choices}) > len(datasets):
             always.append(name)
     return always
@@ -169,24 +142,25 @@ def _split(
 
 
 def _key(choice: Combination, names: Sequence[str]) -> Combination:
+    known = {name: choice[name] for name in choice if name in RunConfig.model_fields}
+    # Without checks: these are options of a run that was.
+    run = RunConfig.model_construct(**known)
     telling = ["method"]
     for name in names:
-        if name in choice and not _idle(choice, name):
+        if name in choice and not _idle(choice, name, run):
             telling.append(name)
     return choice.only(telling)
 
 
-def _idle(choice: Combination, name: str) -> bool:
+def _idle(choice: Combination, name: str, run: RunConfig) -> bool:
     """Whether the option says nothing in this choice, so that its key goes without."""
-    for part, others in PARTS.items():
-        if name in (part, *others) and choice.get(part, "none") == "none":
-            return True
-    if name in PACKED_BY:
-        used = (choice.get("compress"), choice.get("compress_down"))
-        return not any(one in PACKED_BY[name] for one in used)
     value = choice[name]
-    if name in MEANS_OFF and value == MEANS_OFF[name]:
-        return True
+    field = RunConfig.model_fields.get(name)
+    if field is not None:
+        if not all(need.met(run) for need in facts_of(field).needs):
+            return True
+        if facts_of(field).off and value == field.default:
+            return True
     if isinstance(value, bool):
         return False
     # A default of None, 0 or "" stands for none, or for what other options say. Choices
@@ -197,9 +171,7 @@ def _idle(choice: Combination, name: str) -> bool:
 
 @cache
 def defaults_of(method: str) -> dict[str, Any]:
-    """Return the defaults of all runs' options and of the method's own."""
-    own = Options()
-    if method in methods.names():  # a run may be of a method that is not installed here
-        own = methods.load(method).Options()
-    defaults = RunConfig().model_dump(mode="json")
-    return defaults | own.model_dump(mode="json")
+    """Return the defaults of all runs' options and of the method's own; a run may be of a
+    method that is not installed here.
+    """
+    return {name: field.default for name, field in known(method).items()}

@@ -13,7 +13,7 @@ import numpy as np
 from hpcfed.analysis.choices import Combination, distinguish
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.statistics import Estimate, middle, of_rounds, of_runs
-from hpcfed.options import ANYWHERE, RunConfig
+from hpcfed.options import RunConfig, facts
 from hpcfed.results.pace import per_round
 from hpcfed.results.run import RunRecord
 from hpcfed.runtime.timer import PHASES
@@ -247,8 +247,9 @@ def _options(process: Process) -> Combination:
     found: dict[str, Any] = defaults | run.config
     # Where a run is written, its seed, and what else it is judged by change nothing
     # that is compared.
-    for name in (*ANYWHERE, "seed", "seeds", "metrics"):
-        found.pop(name, None)
+    for name, stated in facts().items():
+        if stated.changes != "figures":
+            found.pop(name, None)
     found["ranks"] = run.facts["ranks"]
     found["model"] = run.facts["model"]  # the network that `auto` stood for
     if run.status != "complete":

@@ -13,22 +13,13 @@ from hpcfed.analysis.choices import SIZES, Combination, values_of
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.outcomes import Measure
 from hpcfed.analysis.statistics import Estimate, of_runs, of_seeds
-from hpcfed.options import RunConfig
-from hpcfed.options.data import DataOptions
-from hpcfed.options.malicious import MaliciousOptions
-from hpcfed.options.partition import PartitionOptions
+from hpcfed.options import RunConfig, named
 
 GEOMETRIC = 1.6
 """How far the ratios of neighbouring values may be apart on a logarithmic axis."""
-PROBLEM = (
-    "dataset",
-    "clients",
-    *DataOptions.__annotations__,
-    *PartitionOptions.__annotations__,
-    *MaliciousOptions.__annotations__,
-)
-"""Options that pose the problem: data, how clients share it, and attackers. Points with
-other values of these do not compete.
+PROBLEM = sorted(named(problem=True), key=lambda name: name != "dataset")
+"""Options that pose the problem, the data set first: data, how clients share it, and
+attackers. Points with other values of these do not compete.
 """
 
 
@@ -93,7 +84,7 @@ def problem(group: Group, options: Sequence[Swept]) -> Combination:
     """Return what was swept of the problem; the data set and clients where nothing was."""
     names = {option.name for option in options} & set(PROBLEM)
     # In the order in which people think of them.
-    ordered = [name for name in dict.fromkeys(PROBLEM) if name in names]
+    ordered = [name for name in PROBLEM if name in names]
     return group.options.only(ordered or ("dataset", "clients"))
 
 

@@ -15,13 +15,11 @@ from hpcfed import plugins
 from hpcfed.api.opened import Run, path_of
 from hpcfed.cli import keyword_settings
 from hpcfed.cli.resume import complete, requeued
-from hpcfed.options import Settings, flag_of
+from hpcfed.options import Settings, facts, flag_of
 from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.signals import STOPPED, Stop
 
-OBJECTS = {"method": "method", "model": "model", "dataset": "data set"}
-"""Options for which a program may hand in an object, and what each is in messages."""
 OURS = "hpcfed.methods."
 
 
@@ -56,7 +54,8 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, PathLike):
             # Also a run, as in `init` and `resume`.
             named[option] = str(Path(value))
-    for option, kind in OBJECTS.items():
+    objects = {name: one.names_code for name, one in facts().items() if one.names_code}
+    for option, kind in objects.items():
         value = options.get(option)
         if isinstance(value, ModuleType):
             named[option] = _module_name(value, kind)
@@ -64,7 +63,7 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
             named[option] = _reference(value) or plugins.give(value, kind)
     if named.get("resume") is not None:
         # The record names them; it is enough that they have been handed in.
-        for option in OBJECTS:
+        for option in objects:
             if not isinstance(options.get(option), str):
                 named.pop(option, None)
     return named

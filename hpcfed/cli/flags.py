@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from hpcfed import methods, plugins
 from hpcfed.cli.parser import CommandParser
 from hpcfed.options import GROUPS, flag_of, suggest_option
-from hpcfed.options.declare import zero_unsets
+from hpcfed.options.declare import facts_of, zero_unsets
 
 EXAMPLES = """\
   hpcfed run --method fedavg-ft --clients 20 --rounds 10      alone, on the digits that come with it
@@ -71,9 +71,7 @@ def _titled(
     for kind, title in METHOD_TITLES.items():
         fields = {}
         for name, field in method_fields.items():
-            extra = field.json_schema_extra
-            assert isinstance(extra, dict)
-            if extra["group"] == kind:
+            if facts_of(field).group == kind:
                 fields[name] = field
         if fields:
             yield title.format(method=plugins.label(method)), fields

@@ -11,35 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpcfed import methods, plugins
 from hpcfed.errors import UserError, no_checkpoint, remark
-from hpcfed.options import TRACKERS, Settings, resolve
+from hpcfed.options import Settings, facts, named, resolve
 from hpcfed.runtime.launcher import launched
 
 if TYPE_CHECKING:
     from hpcfed.results.run import RunRecord
-
-BESIDE_RESUME = (
-    "device",
-    "backend",
-    "overwrite",
-    "accept_changes",
-    "rounds",
-    *TRACKERS,
-)
-"""Options that may stand beside --resume: the machine may be another one now, the run
-may become longer, and trackers change no figure.
-"""
-SENDING = ("wandb", "mlflow")
-"""Trackers that send figures elsewhere."""
-
-NOT_FROM_RECORD: Mapping[str, bool] = {
-    "overwrite": False,
-    "requeue": False,
-    "accept_changes": False,
-    "download": False,
-}
-"""Options that are never taken from a record: a folder that somebody hands in must not
-make us fetch or overwrite anything.
-"""
 
 
 def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
@@ -62,9 +38,7 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
         if value is not None:
             values[name] = value
     values |= {"out": str(folder), "resume": str(folder)}
-    values |= NOT_FROM_RECORD
-    # Nor does a folder that somebody hands in make us send anything.
-    for name in SENDING:
+    for name in named(from_record=False):
         values.pop(name, None)
     values["rounds"] = planned = _planned(runs, record)
     values |= beside
@@ -86,7 +60,9 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
 
 def _check_places(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse to run code that came with a folder: somebody may have handed it in."""
-    for name in ("method", "model", "dataset"):
+    for name, stated in facts().items():
+        if not stated.names_code:
+            continue
         where = str(config.get(name))
         if plugins.is_reference(where):
             where = where.rpartition(":")[0]
@@ -256,9 +232,11 @@ def requeued(settings: Settings) -> Settings:
     ours = was_requeued() and begun_by(out) == job
     if ours and any(checkpoints.exist(run) or complete(run) for run in runs(out)):
         # A job may overwrite what it has begun itself, and sends where it did before.
-        sending = {name: getattr(config, name) for name in SENDING}
-        given = {name: value for name, value in sending.items() if value is not None}
-        return resumed(out, {"overwrite": True, **given})
+        given = {"overwrite": True}
+        for name in named(package=True, from_record=False):
+            if getattr(config, name) is not None:
+                given[name] = getattr(config, name)
+        return resumed(out, given)
     changes = {"out": out, "overwrite": config.overwrite or ours}
     return replace(settings, config=config.model_copy(update=changes))
 

@@ -11,9 +11,17 @@ from pydantic.fields import FieldInfo
 
 from hpcfed import methods
 from hpcfed.cli.flags import all_method_fields, run_parser, unknown_flag
-from hpcfed.cli.resume import BESIDE_RESUME, resumed
+from hpcfed.cli.resume import resumed
 from hpcfed.errors import UserError
-from hpcfed.options import RunConfig, Settings, check_text, read_toml, resolve
+from hpcfed.options import (
+    RunConfig,
+    Settings,
+    check_text,
+    flag_of,
+    named,
+    read_toml,
+    resolve,
+)
 from hpcfed.runtime.launcher import launched
 
 
@@ -150,16 +158,17 @@ def _check_owner(
 
 
 def _resume(given: Mapping[str, Any], path: Path | None) -> Settings:
-    others = set(given) - {"resume", "requeue", *BESIDE_RESUME}
+    allowed = named(beside_resume=True)
+    others = set(given) - {"resume", *allowed}
     if others or path is not None:
         raise UserError(
-            "--resume takes everything from the run that it goes on with; give it no "
-            "other option than --rounds, --device, --backend, --accept-changes, "
-            "--overwrite, --requeue and those of trackers (--tensorboard …)"
+            "--resume takes everything from the run that it goes on with; the only "
+            f"options beside it are {', '.join(map(flag_of, allowed))}"
         )
     folder = str(given["resume"])
     if not folder:
         raise UserError("--resume: must be a path, got nothing")
     check_text(folder, "--resume")
-    beside = {name: given[name] for name in BESIDE_RESUME if name in given}
+    # A job that resumes by name has nothing to find out.
+    beside = {name: given[name] for name in given if name not in ("resume", "requeue")}
     return resumed(Path(folder), beside)

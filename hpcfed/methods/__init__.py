@@ -49,10 +49,13 @@ from hpcfed.methods._interface import (
 from hpcfed.options import (
     Choice,
     LocalWork,
+    Need,
     Options,
     RunConfig,
     Switch,
     Training,
+    ask_methods,
+    is_option,
     option,
 )
 
@@ -71,6 +74,7 @@ __all__ = [
     "Layout",
     "LocalWork",
     "Method",
+    "Need",
     "Options",
     "Positions",
     "RunConfig",
@@ -350,7 +354,7 @@ def _check_options(name: str, options: type[Options]) -> None:
                 f"method {name}: its option {own} is one of every run; give it "
                 "another name"
             )
-        if field.json_schema_extra is None:
+        if not is_option(field):
             raise UserError(
                 f"method {name}: make its option {own} by "
                 "hpcfed.methods.option(default, description)"
@@ -376,3 +380,15 @@ def owners(wanted: str) -> list[str]:
         if wanted in declared:
             having.append(name)
     return having
+
+
+@cache
+def _declared(name: str) -> dict[str, FieldInfo]:
+    """Return the options that a method of ours adds; none for any other.
+
+    Records are read with this: a file that a record names is not imported for it.
+    """
+    return dict(load(name).Options.model_fields) if name in names() else {}
+
+
+ask_methods(_declared)

@@ -26,7 +26,7 @@ from hpcfed import options
 from hpcfed.errors import UserError, count
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import FIXED, VARIES, Cohort, Federation, Tensor
-from hpcfed.options import Choice, RunConfig, Switch, option
+from hpcfed.options import Choice, Need, RunConfig, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 Versions = Mapping[int, Tensor]
 """Rows of the server by the number of their version."""
 
+STALENESS = Need(
+    "--staleness polynomial or hinge", lambda run: run.staleness != "constant"
+)
+"""What options of the weight of stale uploads need."""
+
 
 class Options(options.Options):
     averages = False
@@ -48,6 +53,7 @@ class Options(options.Options):
         "clients that train at any time, as in 100 (default: as many as a round has "
         "uploads)",
         ge=0,
+        counts="uploads",
     )
     staleness: Literal["constant", "hinge", "polynomial"] = option(
         "polynomial",
@@ -55,10 +61,16 @@ class Options(options.Options):
         "= b, then 1 / (a (d − b) + 1); polynomial: (1 + d)^−a",
     )
     staleness_a: float = option(
-        0.5, "a of --staleness: how fast the weight falls, as in 0.5", ge=0
+        0.5,
+        "a of --staleness: how fast the weight falls, as in 0.5",
+        ge=0,
+        needs=STALENESS,
     )
     staleness_b: int = option(
-        4, "b of --staleness hinge: how far behind an upload counts in full", ge=0
+        4,
+        "b of --staleness hinge: how far behind an upload counts in full",
+        ge=0,
+        needs=Need("--staleness hinge", lambda run: run.staleness == "hinge"),
     )
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
@@ -71,12 +83,6 @@ class Options(options.Options):
             yield Choice(
                 "staleness_a", 10.0, "the paper's for hinge; --staleness-a takes others"
             )
-
-    def switches(self, config: RunConfig) -> Iterable[Switch]:
-        yield from super().switches(config)
-        weighs = self.staleness != "constant"
-        yield Switch("staleness_a", "--staleness polynomial or hinge", weighs)
-        yield Switch("staleness_b", "--staleness hinge", self.staleness == "hinge")
 
     def check(self, config: RunConfig) -> None:
         super().check(config)

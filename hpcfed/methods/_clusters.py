@@ -23,32 +23,38 @@ from hpcfed.methods import (
     _partial,
 )
 from hpcfed.models import MODELS
-from hpcfed.options import Choice, RunConfig, Switch, option
+from hpcfed.options import Choice, Need, RunConfig, option
+
+_SEVERAL = Need("--clusters 2 or more", lambda run: run.clusters > 1)
 
 
 class Options(options.Options):
     averages = False  # a row for every cluster, and of some columns of uploads
 
     clusters: int = option(
-        4, "K, clusters of clients with similar data; 1: all clients together", ge=1
+        4,
+        "K, clusters of clients with similar data; 1: all clients together",
+        ge=1,
+        counts="clusters",
     )
     clustering: Literal["kmeans", "angles"] = option(
         "kmeans",
         "by K-Means on clients' bases, or by angles between bases of single classes "
         "with average linkage, as PACFL",
+        needs=_SEVERAL,
     )
     basis: int = option(
-        5, "d, left singular vectors of a client's data", ge=1, le=10_000
+        5,
+        "d, left singular vectors of a client's data",
+        ge=1,
+        le=10_000,
+        needs=_SEVERAL,
     )
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         if self.clusters > config.clients:
             reason = "there are no more clients; --clients makes more"
             yield Choice("clusters", config.clients, reason)
-
-    def switches(self, config: RunConfig) -> Iterable[Switch]:
-        yield Switch("clustering", "--clusters 2 or more", self.clusters > 1)
-        yield Switch("basis", "--clusters 2 or more", self.clusters > 1)
 
     def check(self, config: RunConfig) -> None:
         if self.clusters > config.clients:

@@ -25,10 +25,17 @@ class Options(_server_rate.Options):
 
     server_lr: float = option(0.03, "η, the server's learning rate", gt=0)
     server_momentum: float = option(
-        0.9, "β₁: what the server's momentum keeps of its past", ge=0, lt=1
+        0.9,
+        "β₁: what the server's momentum keeps of its past",
+        ge=0,
+        lt=1,
+        also="server_beta1",
     )
     server_tau: float = option(
-        1e-3, "τ, added to √v: the larger, the less the rates adapt", gt=0
+        1e-3,
+        "τ, added to √v: the larger, the less the rates adapt",
+        gt=0,
+        also="tau",
     )
 
 

@@ -2,19 +2,30 @@
 change from round to round.
 """
 
-from collections.abc import Iterable
 from typing import Literal
 
 from hpcfed import options
 from hpcfed.errors import UserError, count
 from hpcfed.methods._interface import Federation
-from hpcfed.options import RunConfig, Switch, option
+from hpcfed.options import Need, RunConfig, option
+
+_LATER = Need("--rounds 2 or more", lambda run: run.rounds > 1)
+_STEP = Need("--server-lr-schedule step", lambda run: run.server_lr_schedule == "step")
 
 
 class Options(options.Options):
-    server_lr: float = option(1.0, "η_g, the server's learning rate", gt=0)
+    server_lr: float = option(
+        1.0,
+        "η_g, the server's learning rate",
+        gt=0,
+        also="global_lr eta_g server_learning_rate global_learning_rate central_lr",
+    )
     server_lr_decay: float = option(
-        1.0, "factor on --server-lr after every round, as in 0.99", gt=0, le=1
+        1.0,
+        "factor on --server-lr after every round, as in 0.99",
+        gt=0,
+        le=1,
+        needs=_LATER,
     )
     server_lr_schedule: Literal[
         "constant", "step", "cosine", "warmup", "warmup-cosine"
@@ -22,37 +33,46 @@ class Options(options.Options):
         "constant",
         "how --server-lr changes from round to round, beside --server-lr-decay; warmup "
         "rises to it and stays",
+        needs=Need(
+            "--rounds 2 or more",
+            lambda run: run.server_lr_schedule == "constant" or run.rounds > 1,
+        ),
     )
     server_lr_step_size: int | None = option(
         None,
         "rounds between two drops of the server's schedule step (default: a third of "
         "all)",
         ge=0,
+        counts="rounds",
+        needs=_STEP,
     )
     server_lr_step_factor: float = option(
-        0.1, "factor at every drop of the server's schedule step", gt=0, le=1
+        0.1,
+        "factor at every drop of the server's schedule step",
+        gt=0,
+        le=1,
+        needs=_STEP,
     )
     server_lr_min: float = option(
-        0.0, "rate towards which the server's schedule cosine falls", ge=0
+        0.0,
+        "rate towards which the server's schedule cosine falls",
+        ge=0,
+        needs=Need(
+            "--server-lr-schedule cosine",
+            lambda run: run.server_lr_schedule.endswith("cosine"),
+        ),
     )
     server_lr_warmup: int | None = option(
         None,
         "rounds in which the server's schedules with warmup rise (default: a tenth of "
         "all)",
         ge=0,
+        counts="rounds",
+        needs=Need(
+            "--server-lr-schedule warmup",
+            lambda run: run.server_lr_schedule.startswith("warmup"),
+        ),
     )
-
-    def switches(self, config: RunConfig) -> Iterable[Switch]:
-        yield from super().switches(config)
-        kind, several = self.server_lr_schedule, config.rounds > 1
-        flag = "--server-lr-schedule"
-        yield Switch("server_lr_decay", "--rounds 2 or more", several)
-        acts = kind == "constant" or several
-        yield Switch("server_lr_schedule", "--rounds 2 or more", acts)
-        for name in ("server_lr_step_size", "server_lr_step_factor"):
-            yield Switch(name, f"{flag} step", kind == "step")
-        yield Switch("server_lr_min", f"{flag} cosine", kind.endswith("cosine"))
-        yield Switch("server_lr_warmup", f"{flag} warmup", kind.startswith("warmup"))
 
     def check(self, config: RunConfig) -> None:
         super().check(config)

@@ -2,9 +2,8 @@
 same number of steps for every client.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from hpcfed import options
 from hpcfed.methods._interface import Federation, Tensor
@@ -17,10 +16,13 @@ if TYPE_CHECKING:
 class Options(options.Options):
     needs_sgd = True
     divides_training = False  # momentum goes from step to step
-    trains_by: ClassVar[Mapping[str, str]] = {"epochs": "local_steps"}
-
     local_steps: int = option(
-        10, "τ: local steps of a client in a round", ge=1, le=100_000
+        10,
+        "τ: local steps of a client in a round",
+        ge=1,
+        le=100_000,
+        also="num_local_steps max_steps",
+        replaces="epochs",
     )
 
 

@@ -27,7 +27,10 @@ class Options(options.Options):
     private_mean = True
 
     ditto_lambda: float = option(
-        0.1, "λ: how strongly w draws personal rows; 0: they train alone", ge=0
+        0.1,
+        "λ: how strongly w draws personal rows; 0: they train alone",
+        ge=0,
+        also="lambda lamda lam",
     )
 
     def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:

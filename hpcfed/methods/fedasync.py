@@ -14,14 +14,13 @@ statistics of batch norm are mixed as all columns are.
 An upload that is not finite makes a version that is the one before.
 """
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hpcfed.errors import UserError
 from hpcfed.methods import _asynchronous, fedavg
 from hpcfed.methods._asynchronous import Received, State, Versions, Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
-from hpcfed.options import RunConfig, Switch, option
+from hpcfed.options import RunConfig, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,12 +45,8 @@ class Options(_asynchronous.Options):
         "paper's Algorithm 1 counts",
         ge=0,
         le=1,
+        needs=_asynchronous.STALENESS,
     )
-
-    def switches(self, config: RunConfig) -> Iterable[Switch]:
-        yield from super().switches(config)
-        weighs = self.staleness != "constant"
-        yield Switch("staleness_fresh", "--staleness polynomial or hinge", weighs)
 
     def check(self, config: RunConfig) -> None:
         super().check(config)

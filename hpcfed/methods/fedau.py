@@ -7,12 +7,11 @@ participation ends counts from the next one on. Clients without data are none of
 With --weights samples 1 / N is nᵢ / Σn over all clients.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hpcfed import options
 from hpcfed.methods import Cohort, Federation, Tensor, fedavg
-from hpcfed.options import RunConfig, Switch, option
+from hpcfed.options import SAMPLED, option
 
 EXTENDS = fedavg
 
@@ -24,13 +23,9 @@ class Options(options.Options):
         50,
         "rounds after which an interval between participations ends at the latest",
         ge=1,
+        needs=SAMPLED,
     )
     au_lr: float = option(1.0, "η, the server's learning rate", gt=0)
-
-    def switches(self, config: RunConfig) -> Iterable[Switch]:
-        yield from super().switches(config)
-        sampled = config.cohort_size < config.clients
-        yield Switch("au_cutoff", "a --participation below 1", sampled)
 
 
 @dataclass(frozen=True)

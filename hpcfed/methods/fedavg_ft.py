@@ -24,6 +24,7 @@ class Options(options.Options):
         zero=True,
         ge=0,
         le=100_000,
+        zero_was_unset=True,
     )
     finetune: Literal["all", "head"] = option("all", "what fine-tuning may change")
 

@@ -24,7 +24,10 @@ EXTENDS = fedavg
 
 class Options(_asynchronous.Options, _server_rate.Options):
     buffer: int = option(
-        10, "B: updates of which the server makes a step, as in 10", ge=1
+        10,
+        "B: updates of which the server makes a step, as in 10",
+        ge=1,
+        counts="uploads",
     )
 
 

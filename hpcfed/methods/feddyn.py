@@ -21,7 +21,10 @@ EXTENDS = fedavg
 
 class Options(options.Options):
     dyn_alpha: float = option(
-        0.1, "α: how strongly w draws rows, and h follows them", gt=0
+        0.1,
+        "α: how strongly w draws rows, and h follows them",
+        gt=0,
+        also="alpha_coef feddyn_alpha",
     )
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:

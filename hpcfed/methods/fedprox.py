@@ -17,7 +17,12 @@ EXTENDS = fedavg
 class Options(options.Options):
     private_mean = True
 
-    prox_mu: float = option(0.01, "μ: how strongly w draws clients' rows", ge=0)
+    prox_mu: float = option(
+        0.01,
+        "μ: how strongly w draws clients' rows",
+        ge=0,
+        also="mu proximal_mu fedprox_mu proximal_term proxy_mu",
+    )
 
 
 def round(

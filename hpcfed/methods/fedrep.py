@@ -6,9 +6,8 @@ momentum and order of samples. Read here as one epoch of each; the authors take 
 the head and 1 of the body.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
 
 from hpcfed.methods import (
     Cohort,
@@ -29,12 +28,16 @@ FINALS = ("FedRep", "FedRep-FT")
 class Options(fedper.Options):
     private_mean = True
 
-    trains_by: ClassVar[Mapping[str, str]] = {"epochs": "body_epochs"}
-
     head_epochs: int = option(
         1, "epochs of the head, which come first", ge=1, le=100_000
     )
-    body_epochs: int = option(1, "epochs of the body, which follow", ge=1, le=100_000)
+    body_epochs: int = option(
+        1,
+        "epochs of the body, which follow",
+        ge=1,
+        le=100_000,
+        replaces="epochs",
+    )
 
     def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
         head = layout.mask(layout.last(self.head_layers))

@@ -6,12 +6,11 @@ and stores its update in place of the one before; a sampled client starts from w
 its stored update, and has none afterwards.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from hpcfed import options
 from hpcfed.methods import IN_PLACE, OWNED, Cohort, Federation, Tensor, fedavg
-from hpcfed.options import RunConfig, Switch, option
+from hpcfed.options import SAMPLED, option
 
 EXTENDS = fedavg
 
@@ -20,13 +19,11 @@ class Options(options.Options):
     all_train = private_mean = True
 
     umf_beta: float = option(
-        1.0, "β: weight of the stored update where a client starts", ge=0
+        1.0,
+        "β: weight of the stored update where a client starts",
+        ge=0,
+        needs=SAMPLED,
     )
-
-    def switches(self, config: RunConfig) -> Iterable[Switch]:
-        yield from super().switches(config)
-        sampled = config.cohort_size < config.clients
-        yield Switch("umf_beta", "a --participation below 1", sampled)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ have sent ("common to all participants"; those that any has sent are an option),
 weights of its own for the rest. Where nothing is common, nothing is given.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import floor
 from typing import TYPE_CHECKING, Literal
@@ -46,12 +45,14 @@ from hpcfed.methods._clusters import (
     cluster_rows,
     inherited,
 )
-from hpcfed.options import LocalWork, RunConfig, Switch, option
+from hpcfed.options import LocalWork, Need, RunConfig, option
 
 if TYPE_CHECKING:
     from hpcfed.clients.pull import Pull
 
 EXTENDS = _clusters
+
+_ELASTIC = Need("a --lambda2 above 0", lambda run: run.lambda2 > 0)
 
 
 class Options(_clusters.Options):
@@ -66,27 +67,37 @@ class Options(_clusters.Options):
         ge=0,
     )
     epsilon: float = option(
-        0.5, "ε, the most normalised Fisher information that λ2's term pulls"
+        0.5,
+        "ε, the most normalised Fisher information that λ2's term pulls",
+        needs=_ELASTIC,
     )
     smooth: Literal["layers", "whole"] = option(
-        "whole", "λ1's term: one norm of the whole row, or one for every layer"
+        "whole",
+        "λ1's term: one norm of the whole row, or one for every layer",
+        needs=Need("a --lambda1 above 0", lambda run: run.lambda1 > 0),
     )
     fisher: Literal["model", "layer"] = option(
-        "model", "within what Fisher information is normalised"
+        "model",
+        "within what Fisher information is normalised",
+        needs=_ELASTIC,
     )
     fisher_scale: Literal["minmax", "rank", "log"] = option(
         "minmax",
         "how Fisher information F is normalised: from its least and most to 0 and 1, its "
         "logarithm so (0 counts as the least above it), or by its rank",
+        needs=_ELASTIC,
     )
     elastic: Literal["low", "high"] = option(
-        "low", "what λ2's term pulls: parameters up to ε, or above it"
+        "low",
+        "what λ2's term pulls: parameters up to ε, or above it",
+        needs=_ELASTIC,
     )
     gene_layers: int | None = option(
         None,
         "γ, layers sent in the end (default: three quarters of them, 16 of ResNet-18's "
         "21)",
         ge=0,
+        zero_was_unset=True,
     )
     gene_every: int = option(
         1, "rounds after which one layer fewer is sent, until γ are left", ge=1
@@ -99,13 +110,6 @@ class Options(_clusters.Options):
         "what a new client is given: layers that all of its cluster's last participants "
         "sent, or any of them",
     )
-
-    def switches(self, config: RunConfig) -> Iterable[Switch]:
-        yield from super().switches(config)
-        yield Switch("smooth", "a --lambda1 above 0", self.lambda1 > 0)
-        yield Switch("epsilon", "a --lambda2 above 0", self.lambda2 > 0)
-        for name in ("fisher", "fisher_scale", "elastic"):
-            yield Switch(name, "a --lambda2 above 0", self.lambda2 > 0)
 
     def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
         usual = super().local_work(config, layout)

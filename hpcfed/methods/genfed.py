@@ -8,12 +8,11 @@ The supplement, the algorithm's initialisation phase, is an option of every meth
 """
 
 import math
-from collections.abc import Iterable
 from typing import Literal
 
 from hpcfed import options
 from hpcfed.methods import Cohort, Federation, fedavg
-from hpcfed.options import RunConfig, Switch, option
+from hpcfed.options import Need, option
 
 EXTENDS = fedavg
 VALIDATES = True
@@ -25,17 +24,27 @@ class Options(options.Options):
         "how many uploads are selected: ρ_max; ρ_max(1 − b^t) + 1; ρ_max·t/c + 1; the same "
         "by a quarter of a sine; up and down again by a half: the paper's (1) to (5)",
     )
-    rho_max: int = option(5, "ρ_max, the most uploads that are selected", ge=1)
-    schedule_base: float = option(0.98, "b of the schedule power", gt=0, lt=1)
-    schedule_rounds: int = option(
-        200, "c of the schedules linear, sine and arch, in rounds", ge=1
+    rho_max: int = option(
+        5,
+        "ρ_max, the most uploads that are selected",
+        ge=1,
+        counts="uploads",
     )
-
-    def switches(self, config: RunConfig) -> Iterable[Switch]:
-        yield from super().switches(config)
-        timed = self.schedule in ("linear", "sine", "arch")
-        yield Switch("schedule_base", "--schedule power", self.schedule == "power")
-        yield Switch("schedule_rounds", "--schedule linear", timed)
+    schedule_base: float = option(
+        0.98,
+        "b of the schedule power",
+        gt=0,
+        lt=1,
+        needs=Need("--schedule power", lambda run: run.schedule == "power"),
+    )
+    schedule_rounds: int = option(
+        200,
+        "c of the schedules linear, sine and arch, in rounds",
+        ge=1,
+        needs=Need(
+            "--schedule linear", lambda run: run.schedule in ("linear", "sine", "arch")
+        ),
+    )
 
     def rho(self, t: int, uploads: int) -> int:
         """Return ρ_t, the number of uploads to select in round t of so many."""

@@ -13,14 +13,13 @@ an MLP, by up to 20 times the Hessian's own product at 1e-4, and by its size at 
 the step with α once more.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
 from hpcfed.methods import _steps, fedavg
 from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.methods._steps import followed, one_step, stepped
-from hpcfed.options import LocalWork, RunConfig, Switch, Training, option
+from hpcfed.options import LocalWork, Need, RunConfig, Training, option
 
 EXTENDS = fedavg
 
@@ -42,12 +41,8 @@ class Options(_steps.Options):
         "δ of --hessian difference: gradients are taken at w ± δ v; small ones let kinks "
         "of ReLU weigh much",
         gt=0,
+        needs=Need("--hessian difference", lambda run: run.hessian == "difference"),
     )
-
-    def switches(self, config: RunConfig) -> Iterable[Switch]:
-        yield from super().switches(config)
-        on = self.hessian == "difference"
-        yield Switch("hessian_delta", "--hessian difference", on)
 
     def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
         # A gradient at w, and one at w̃; for a product with the Hessian two more.

@@ -35,7 +35,7 @@ from hpcfed.methods import (
     Positions,
     Tensor,
 )
-from hpcfed.options import Choice, RunConfig, Switch, option
+from hpcfed.options import NEWCOMERS, Choice, Need, RunConfig, option
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.schedule import is_banked, learns_after
 
@@ -68,6 +68,11 @@ client's newest update, and on which share of its test data they answer as its u
 does.
 """
 
+_GUIDED = Need(
+    "--new-clients 10 and --guided-updates",
+    lambda run: run.new_clients > 0 and run.guided_updates > 0,
+)
+
 
 class Options(ServerOptions):
     finetune_epochs: int | None = option(
@@ -76,6 +81,7 @@ class Options(ServerOptions):
         zero=True,
         ge=0,
         le=100_000,
+        zero_was_unset=True,
     )
     direct: bool = option(
         False,
@@ -97,24 +103,42 @@ class Options(ServerOptions):
     warm_rows: Literal["each", "average"] = option(
         "each",
         "a warm start's rows: a sample for each client, or the average of these for all",
+        needs=Need("--warm-start", lambda run: run.warm_start),
     )
     guided_updates: int = option(
-        3, "new clients: local updates after which the server guides them", ge=0
+        3,
+        "new clients: local updates after which the server guides them",
+        ge=0,
+        needs=NEWCOMERS,
     )
     guidance: float = option(
-        0.0, "new clients: ω, what their own progress counts for beyond once", ge=-1
+        0.0,
+        "new clients: ω, what their own progress counts for beyond once",
+        ge=-1,
+        needs=_GUIDED,
     )
     guided_start: int = option(
-        20, "new clients: diffusion time at which guidance starts", ge=1
+        20,
+        "new clients: diffusion time at which guidance starts",
+        ge=1,
+        needs=_GUIDED,
     )
-    guided_steps: int = option(20, "new clients: reverse steps of one guidance", ge=1)
+    guided_steps: int = option(
+        20,
+        "new clients: reverse steps of one guidance",
+        ge=1,
+        needs=_GUIDED,
+    )
     guided_noise: bool = option(
-        False, "new clients: add fresh noise in each of these steps, as line 12 prints"
+        False,
+        "new clients: add fresh noise in each of these steps, as line 12 prints",
+        needs=_GUIDED,
     )
     guided_sign: Literal["progress", "printed"] = option(
         "progress",
         "new clients: guide along their progress, or by line 11's printed sign, against "
         "it",
+        needs=_GUIDED,
     )
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
@@ -122,20 +146,6 @@ class Options(ServerOptions):
         if self.guided_start > self.diffusion_steps:
             reason = "it goes no further than --diffusion-steps"
             yield Choice("guided_start", self.diffusion_steps, reason)
-
-    def switches(self, config: RunConfig) -> Iterable[Switch]:
-        yield from super().switches(config)
-        guided = config.new_clients > 0 and self.guided_updates > 0
-        yield Switch("guided_updates", "--new-clients 10", config.new_clients > 0)
-        for name in (
-            "guidance",
-            "guided_start",
-            "guided_steps",
-            "guided_noise",
-            "guided_sign",
-        ):
-            yield Switch(name, "--new-clients 10 and --guided-updates", guided)
-        yield Switch("warm_rows", "--warm-start", self.warm_start)
 
     def check(self, config: RunConfig) -> None:
         super().check(config)

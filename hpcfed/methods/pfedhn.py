@@ -12,35 +12,25 @@ FedAvg. Every rank holds φ and differentiates for its own clients. Unless --inn
 asks for them, --epochs, --lr and the like are for new clients alone.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hpcfed import options
 from hpcfed.errors import UserError
 from hpcfed.methods import IN_PLACE, Cohort, Federation, Layout, Positions, Tensor
-from hpcfed.options import LocalWork, RunConfig, Switch, Training, option
+from hpcfed.options import NEWCOMERS, LocalWork, Need, RunConfig, Training, option
 
 if TYPE_CHECKING:
     from hpcfed.clients.job import Recipe
     from hpcfed.models.hypernetwork import Hypernetwork
 
+_OWN = Need("--inner own", lambda run: run.inner == "own")
+
 
 class Options(options.Options):
     averages = False  # only running statistics are averaged
     weighs = "uniform"
-    trains_by: ClassVar[Mapping[str, str]] = {
-        "epochs": "inner_steps",
-        "batch_size": "inner_batch",
-        "lr": "inner_lr",
-        "lr_decay": "inner_lr",
-        "momentum": "inner_momentum",
-        "nesterov": "inner_momentum",
-        "weight_decay": "inner_decay",
-        "clip": "inner_clip",
-        "optimiser": "inner_momentum",
-        "lr_schedule": "inner_lr",
-    }
 
     hn_hidden: int = option(100, "width of the hypernetwork", ge=1, le=2**16)
     hn_layers: int = option(
@@ -54,6 +44,7 @@ class Options(options.Options):
         "size of a client's embedding (default: 1 + a quarter of the clients)",
         ge=0,
         le=2**16,
+        zero_was_unset=True,
     )
     hn_lr: float = option(1e-2, "learning rate of the hypernetwork", gt=0)
     hn_momentum: float = option(0.9, "momentum of the hypernetwork", ge=0, lt=1)
@@ -71,24 +62,60 @@ class Options(options.Options):
         "how clients train: as the authors', by the options --inner-…, or as in other "
         "methods, by --epochs, --batch-size, --lr and the like",
     )
-    inner_steps: int = option(50, "steps of a client in a round", ge=1, le=10**7)
-    inner_batch: int = option(64, "samples of a client's step", ge=1, lt=2**31)
-    inner_lr: float = option(5e-3, "learning rate of a client", gt=0)
-    inner_momentum: float = option(
-        0.9, "momentum of a client; starts anew each round", ge=0, lt=1
+    inner_steps: int = option(
+        50,
+        "steps of a client in a round",
+        ge=1,
+        le=10**7,
+        needs=_OWN,
+        replaces="epochs",
     )
-    inner_decay: float = option(5e-5, "L2 decay of a client", ge=0)
+    inner_batch: int = option(
+        64,
+        "samples of a client's step",
+        ge=1,
+        lt=2**31,
+        needs=_OWN,
+        replaces="batch_size",
+    )
+    inner_lr: float = option(
+        5e-3,
+        "learning rate of a client",
+        gt=0,
+        needs=_OWN,
+        replaces=("lr", "lr_decay", "lr_schedule"),
+    )
+    inner_momentum: float = option(
+        0.9,
+        "momentum of a client; starts anew each round",
+        ge=0,
+        lt=1,
+        needs=_OWN,
+        replaces=("momentum", "nesterov", "optimiser"),
+    )
+    inner_decay: float = option(
+        5e-5,
+        "L2 decay of a client",
+        ge=0,
+        needs=_OWN,
+        replaces="weight_decay",
+    )
     inner_clip: float = option(
-        50.0, "largest norm of a client's gradient; 0: no limit", ge=0
+        50.0,
+        "largest norm of a client's gradient; 0: no limit",
+        ge=0,
+        needs=_OWN,
+        replaces="clip",
     )
     welcome_rounds: int = option(
         20,
         "rounds in which a new client's embedding is trained, and nothing else",
         ge=0,
+        needs=NEWCOMERS,
     )
 
     def replaced(self) -> Mapping[str, str]:
-        return self.trains_by if self.inner == "own" else {}
+        return super().replaced() if self.inner == "own" else {}
 
     def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
         if self.inner == "common":
@@ -114,11 +141,6 @@ class Options(options.Options):
                 "--hn-combine turns sends and uploads client by client, which is not "
                 "packed; use --hn-combine sum or mean, or leave --compress out"
             )
-
-    def switches(self, config: RunConfig) -> Iterable[Switch]:
-        yield Switch("welcome_rounds", "--new-clients 10", config.new_clients > 0)
-        for name in dict.fromkeys(self.trains_by.values()):
-            yield Switch(name, "--inner own", self.inner == "own")
 
 
 @dataclass(frozen=True)

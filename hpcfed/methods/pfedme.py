@@ -11,9 +11,8 @@ strongly convex case: λ = 15, η = 0.01, β = 2, K = 5, R = 20. There wᵢ goes
 the way to θ̃ in a local round; where λ η = 1 it would be θ̃. The paper runs 800 rounds.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from hpcfed import options
 from hpcfed.methods import fedavg
@@ -35,8 +34,6 @@ EXTENDS = fedavg
 class Options(options.Options):
     private_mean = True
     divides_training = False  # a client's row goes on moving towards its θ̃
-    trains_by: ClassVar[Mapping[str, str]] = {"epochs": "local_rounds"}
-
     pfedme_lambda: float = option(
         15.0, "λ: how strongly a client's row draws its personal one", gt=0
     )
@@ -48,7 +45,12 @@ class Options(options.Options):
         2.0, "β: how far the server goes towards the mean", gt=0
     )
     local_rounds: int = option(
-        20, "R: minibatches of a client in a round", ge=1, le=100_000
+        20,
+        "R: minibatches of a client in a round",
+        ge=1,
+        le=100_000,
+        also="R",
+        replaces="epochs",
     )
 
     def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:

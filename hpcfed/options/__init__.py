@@ -11,38 +11,59 @@ before anything heavy starts.
 
 from hpcfed.options.aggregation import expected_malicious
 from hpcfed.options.checks import check, idle
-from hpcfed.options.declare import Choice, Switch, flag_of, option
+from hpcfed.options.declare import (
+    AS_GIVEN,
+    LEFT_OUT,
+    Choice,
+    Need,
+    Switch,
+    facts_of,
+    flag_of,
+    is_option,
+    option,
+)
+from hpcfed.options.facts import ask_methods, facts, known, named
 from hpcfed.options.method import Options
+from hpcfed.options.newcomers import NEWCOMERS
 from hpcfed.options.privacy import check_privacy
-from hpcfed.options.recording import TRACKERS
 from hpcfed.options.resolution import check_text, resolve
+from hpcfed.options.run import SAMPLED
 from hpcfed.options.runconfig import GROUPS, RunConfig
-from hpcfed.options.settings import ANYWHERE, Settings, check_unchanged
+from hpcfed.options.settings import Settings, check_unchanged
 from hpcfed.options.synonyms import suggest_option
 from hpcfed.options.tomlfile import by_option, load_toml, read_toml
 from hpcfed.options.weights import weighs_by
 from hpcfed.options.work import LocalWork, Training
 
 __all__ = [
-    "ANYWHERE",
+    "AS_GIVEN",
     "GROUPS",
-    "TRACKERS",
+    "LEFT_OUT",
+    "NEWCOMERS",
+    "SAMPLED",
     "Choice",
     "LocalWork",
+    "Need",
     "Options",
     "RunConfig",
     "Settings",
     "Switch",
     "Training",
+    "ask_methods",
     "by_option",
     "check",
     "check_privacy",
     "check_text",
     "check_unchanged",
     "expected_malicious",
+    "facts",
+    "facts_of",
     "flag_of",
     "idle",
+    "is_option",
+    "known",
     "load_toml",
+    "named",
     "option",
     "read_toml",
     "resolve",

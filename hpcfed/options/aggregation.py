@@ -1,10 +1,9 @@
 """Options of how the server makes one row of the uploads."""
 
-from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from hpcfed.errors import UserError, count
-from hpcfed.options.declare import Switch, option
+from hpcfed.options.declare import Need, option
 from hpcfed.options.run import RunOptions
 from hpcfed.options.traits import MethodTraits
 
@@ -21,6 +20,9 @@ RULES: dict[str, str] = {
 }
 """Every rule of aggregation with its line in `hpcfed list`."""
 
+TOLERANT = ("trimmed-mean", "krum", "multi-krum")
+"""Rules that expect a share of malicious uploads."""
+
 
 class AggregationOptions(RunOptions):
     title: ClassVar[str] = "aggregation"
@@ -35,11 +37,15 @@ class AggregationOptions(RunOptions):
         "method",
         "what clients weigh in means: their samples, or all alike (uniform); method: "
         "as the method has it, which is by samples for most",
+        also="weighting weighted client_weights weighted_average "
+        "aggregation_weights fed_avg_weighting",
     )
     aggregation: Rule = option(
         "mean",
         "how the server makes one row of the uploads; sign-majority: each column goes "
         "to the side of most clients, as with --compress sign",
+        told="always",
+        also="aggregate defense defence aggregation_rule robust",
     )
     # Below one half: no rule can tell a malicious majority from an honest one.
     tolerance: float = option(
@@ -48,21 +54,22 @@ class AggregationOptions(RunOptions):
         "each end, krum expects as many",
         ge=0,
         lt=0.5,
+        also="trim trim_ratio byzantine_fraction",
+        needs=Need(
+            "--aggregation trimmed-mean", lambda run: run.aggregation in TOLERANT
+        ),
     )
     krum_keep: int | None = option(
         None,
         "multi-krum: number of uploads in its mean (default: all but those that may "
         "be malicious)",
         ge=0,
+        counts="uploads",
+        zero_was_unset=True,
+        needs=Need(
+            "--aggregation multi-krum", lambda run: run.aggregation == "multi-krum"
+        ),
     )
-
-
-def aggregation_switches(config: AggregationOptions) -> Iterable[Switch]:
-    """Name the options of this group that act only where something else is on."""
-    rule = config.aggregation
-    tolerant = rule in ("trimmed-mean", "krum", "multi-krum")
-    yield Switch("tolerance", "--aggregation trimmed-mean", tolerant)
-    yield Switch("krum_keep", "--aggregation multi-krum", rule == "multi-krum")
 
 
 def expected_malicious(tolerance: float, uploads: int) -> int:

@@ -1,30 +1,28 @@
 """Everything that can be known to be wrong before MPI or a device starts."""
 
-from collections.abc import Iterable
+from typing import Any
 
 from hpcfed.errors import UserError
-from hpcfed.options.aggregation import aggregation_switches, check_aggregation
-from hpcfed.options.compression import check_compression, compression_switches
-from hpcfed.options.data import check_data, data_switches
-from hpcfed.options.declare import Switch, flag_of
-from hpcfed.options.devices import check_devices, device_switches
+from hpcfed.options.aggregation import check_aggregation
+from hpcfed.options.compression import check_compression
+from hpcfed.options.data import check_data
+from hpcfed.options.declare import OptionGroup, facts_of, flag_of, means_off
+from hpcfed.options.devices import check_devices
 from hpcfed.options.machine import check_server_ranks, check_waiting, check_workers
-from hpcfed.options.malicious import check_flip, check_malicious, malicious_switches
+from hpcfed.options.malicious import check_flip, check_malicious
 from hpcfed.options.memory import check_results, check_synthetic
-from hpcfed.options.newcomers import check_newcomers, newcomer_switches
+from hpcfed.options.newcomers import NEWCOMERS, check_newcomers
 from hpcfed.options.optimiser import (
     check_optimiser,
     check_plain_sgd,
-    optimiser_switches,
 )
-from hpcfed.options.partition import check_partition, partition_switches
-from hpcfed.options.privacy import check_privacy, privacy_switches
-from hpcfed.options.recording import check_recording, recording_switches
-from hpcfed.options.run import check_run, run_switches
-from hpcfed.options.runconfig import RunConfig
+from hpcfed.options.partition import check_partition
+from hpcfed.options.privacy import check_privacy
+from hpcfed.options.recording import check_recording
+from hpcfed.options.run import check_run
 from hpcfed.options.settings import Settings
 from hpcfed.options.task import check_task
-from hpcfed.options.training import check_training, training_switches
+from hpcfed.options.training import check_training
 from hpcfed.options.weights import check_weights
 from hpcfed.runtime.launcher import Launch
 
@@ -91,31 +89,52 @@ def idle(settings: Settings) -> dict[str, str]:
 
     A value that means off, such as `--new-classes 0`, needs nothing.
     """
-    fields = {**RunConfig.model_fields, **type(settings.options).model_fields}
-    values = {**dict(settings.config), **dict(settings.options)}
+    run = _AllOptions(settings.config, settings.options)
+    fields = settings.fields()
     found = {}
-    for option, wanted, on in _switches(settings):
-        usual, value = fields[option].default, values[option]
-        # Defaults such as 0, None and False are values that mean off.
-        off = not usual and value == usual
-        if not on and not off:
+    for option, field in fields.items():
+        for need in facts_of(field).needs:
+            if not need.met(run):
+                found[option] = need.text(run)
+    for option, wanted, on in settings.options.switches(settings.config):
+        if not on:
             found[option] = wanted
+    found |= _replaced(settings)
+    return {
+        option: wanted
+        for option, wanted in found.items()
+        if not means_off(fields[option], getattr(run, option))
+    }
+
+
+class _AllOptions:
+    """The options of a run and of its method, as attributes of one object."""
+
+    def __init__(self, *groups: OptionGroup) -> None:
+        self._groups = groups
+
+    def __getattr__(self, name: str) -> Any:
+        # The options of every run come first: no method has one of the same name.
+        for group in self._groups:
+            if hasattr(group, name):
+                return getattr(group, name)
+        raise AttributeError(name)
+
+
+def _replaced(settings: Settings) -> dict[str, str]:
+    """Find options of local training in whose place the method has its own."""
+    config = settings.config
+    found = {}
+    # Newcomers train by the options of every run, also where the method has its own.
+    if config.new_clients == 0:
+        for name, replacement in settings.options.replaced().items():
+            # The batch size then says who has little data.
+            if (
+                name == "batch_size"
+                and config.supplement
+                and config.supplement_below is None
+            ):
+                continue
+            reason = f"method {config.method} trains by {flag_of(replacement)}"
+            found[name] = f"{NEWCOMERS.wanted}: {reason}"
     return found
-
-
-def _switches(settings: Settings) -> Iterable[Switch]:
-    config, method = settings.config, settings.options
-    # Where two speak of one option, `idle` reports the later.
-    yield from malicious_switches(config)
-    yield from aggregation_switches(config)
-    yield from privacy_switches(config)
-    yield from device_switches(config)
-    yield from compression_switches(config)
-    yield from run_switches(config)
-    yield from recording_switches(config)
-    yield from newcomer_switches(config)
-    yield from data_switches(config)
-    yield from partition_switches(config)
-    yield from method.switches(config)
-    yield from optimiser_switches(config)
-    yield from training_switches(config, method)

@@ -1,10 +1,9 @@
 """Options of compression: how uploads and downloads are packed."""
 
-from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from hpcfed.errors import UserError
-from hpcfed.options.declare import Switch, option
+from hpcfed.options.declare import Need, option
 from hpcfed.options.run import RunOptions
 from hpcfed.options.traits import MethodTraits
 
@@ -25,6 +24,11 @@ are 0 on average.
 """
 
 
+def _packs_by(*kinds: str) -> Need:
+    used = " or ".join(kinds)
+    return Need(f"--compress {used}", lambda run: bool(run.packings & set(kinds)))
+
+
 class CompressionOptions(RunOptions):
     title: ClassVar[str] = "compression"
 
@@ -33,35 +37,75 @@ class CompressionOptions(RunOptions):
         "how clients pack their updates: the largest or random columns (topk, "
         "randomk), columns rounded to a few levels (qsgd) or to their sign (sign), "
         "matrices of low rank (powersgd); as in --compress topk --keep 0.05",
+        told="always",
+        off=True,
+        also="compression compressor quantization sparsification",
     )
     compress_down: Compressing = option(
         "none",
         "how the server packs what it sends, by the same options; as in "
         "--compress-down qsgd",
+        told="always",
+        off=True,
+        also="compress_downlink downlink_compression server_compression",
     )
     keep: float = option(
-        0.01, "topk, randomk: share of the columns that is sent", gt=0, le=1
+        0.01,
+        "topk, randomk: share of the columns that is sent",
+        gt=0,
+        le=1,
+        also="sparsity topk_ratio keep_ratio compression_ratio",
+        needs=_packs_by("topk", "randomk"),
     )
     # 2 × 15 + 1 values fill 5 bits.
     levels: int = option(
-        15, "qsgd: levels of a column beside 0 and its sign", ge=1, le=2**15
+        15,
+        "qsgd: levels of a column beside 0 and its sign",
+        ge=1,
+        le=2**15,
+        also="quantization_levels",
+        needs=_packs_by("qsgd"),
     )
     bucket: int = option(
-        512, "qsgd, sign: columns that share a scale; 0: all of them", ge=0
+        512,
+        "qsgd, sign: columns that share a scale; 0: all of them",
+        ge=0,
+        needs=_packs_by("qsgd", "sign"),
     )
     # Not `rank`, which is a column of reports: the MPI rank.
-    compress_rank: int = option(2, "powersgd: rank of the matrices", ge=1, le=2**15)
+    compress_rank: int = option(
+        2,
+        "powersgd: rank of the matrices",
+        ge=1,
+        le=2**15,
+        also="powersgd_rank matrix_approximation_rank low_rank",
+        needs=_packs_by("powersgd"),
+    )
     feedback: bool = option(
         True,
         "a client adds what its packed updates have left out to its next one; without, "
         "randomk multiplies what it sends by columns / sent columns",
+        also="error_feedback ef",
+        needs=(
+            Need(
+                "--compress topk, randomk, sign or powersgd",
+                lambda run: run.compress in WITH_FEEDBACK,
+            ),
+            Need("leaving --ef21 out", lambda run: not run.ef21),
+        ),
     )
     ef21: bool = option(
         False,
         "in place of --feedback: a client packs the difference between its update and "
         "what the server has of it, and the server adds that up (EF21, Richtárik et al. "
         "2021)",
+        needs=Need("--compress topk", lambda run: run.compress != "none"),
     )
+
+    @property
+    def packings(self) -> set[str]:
+        """The compressors of both directions."""
+        return {self.compress, self.compress_down}
 
 
 def packing(kind: str, config: CompressionOptions) -> str:
@@ -75,20 +119,6 @@ def packing(kind: str, config: CompressionOptions) -> str:
         "sign": f"scaled signs, {scales}",
         "powersgd": f"PowerSGD of rank {config.compress_rank}",
     }[kind]
-
-
-def compression_switches(config: CompressionOptions) -> Iterable[Switch]:
-    """Name the options of this group that act only where something else is on."""
-    used = {config.compress, config.compress_down}
-    sparse = bool(used & {"topk", "randomk"})
-    yield Switch("keep", "--compress topk or randomk", sparse)
-    yield Switch("levels", "--compress qsgd", "qsgd" in used)
-    yield Switch("bucket", "--compress qsgd or sign", bool(used & {"qsgd", "sign"}))
-    yield Switch("compress_rank", "--compress powersgd", "powersgd" in used)
-    wanted = f"--compress {', '.join(WITH_FEEDBACK[:-1])} or {WITH_FEEDBACK[-1]}"
-    yield Switch("feedback", wanted, config.compress in WITH_FEEDBACK)
-    yield Switch("feedback", "leaving --ef21 out", not config.ef21)
-    yield Switch("ef21", "--compress topk", config.compress != "none")
 
 
 def check_compression(config: CompressionOptions, method: MethodTraits) -> None:

@@ -1,14 +1,13 @@
 """Options of the data set."""
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from hpcfed.data import DatasetInfo, Reading, TextPlan, files
 from hpcfed.data.brought import is_brought
 from hpcfed.data.npz import is_file_name
-from hpcfed.options.declare import OptionGroup, Switch, option
+from hpcfed.options.declare import Need, OptionGroup, option
 from hpcfed.options.seeds import Seed
 from hpcfed.options.tables import Table
 
@@ -16,46 +15,96 @@ from hpcfed.options.tables import Table
 SHAPE = r"^[1-9]\d{0,4}x[1-9]\d{0,4}x[1-9]\d{0,4}$"
 """How --synthetic-shape is written."""
 
+_SYNTHETIC = Need("--dataset synthetic", lambda run: run.dataset == "synthetic")
+_TEXT = Need("--dataset text:DIR", lambda run: run.dataset.startswith("text:"))
+
+
+def _takes_keywords(dataset: str) -> bool:
+    """Tell whether a data set is read by a function, or has columns to choose from."""
+    own = is_brought(dataset) and not dataset.startswith("text:")
+    return own and not is_file_name(dataset)
+
 
 class DataOptions(OptionGroup):
     title: ClassVar[str] = "data set"
+    poses_problem: ClassVar[bool] = True
 
     # Not a Literal: file:PATH names any file of the user's.
     dataset: str = option(
         "digits",
         "a data set that `hpcfed list` names, or your own: file:PATH.npz, PATH.csv, "
         "text:DIR, hf-data:DIR, or a function as FILE.py:NAME or package.module:NAME",
+        told="always",
+        names_code="data set",
+        also="data data_set dataset_name",
     )
     dataset_options: Table = option(
         None,
         "keywords for your own function, or columns of a table or hf-data, as JSON: "
         "'{\"users\": 40}'",
+        also="dataset_kwargs dataset_args data_options data_args data_kwargs",
+        needs=Need("--dataset FILE.py:NAME", lambda run: _takes_keywords(run.dataset)),
     )
     data_root: Path | None = option(
-        None, "folder of the data sets (default: $HPCFED_DATA, else ./data)"
+        None,
+        "folder of the data sets (default: $HPCFED_DATA, else ./data)",
+        changes="nothing",
+        also="data_dir data_path datadir dataset_dir data_folder root "
+        "dataset_path data_cache_dir root_dir",
     )
-    download: bool = option(False, "let torchvision download what is missing")
+    download: bool = option(
+        False,
+        "let torchvision download what is missing",
+        changes="nothing",
+        from_record=False,
+    )
     synthetic_shape: str = option(
-        "3x32x32", "synthetic: channels x height x width", pattern=SHAPE
+        "3x32x32",
+        "synthetic: channels x height x width",
+        pattern=SHAPE,
+        needs=_SYNTHETIC,
     )
-    synthetic_classes: int = option(10, "synthetic: number of classes", ge=2)
+    synthetic_classes: int = option(
+        10,
+        "synthetic: number of classes",
+        ge=2,
+        needs=_SYNTHETIC,
+    )
     text_clients: str = option(
         "file",
         "text: one client for each file, or for whatever the first group of this regular "
         "expression finds in files' names, such as '_(.+)_'",
+        needs=_TEXT,
     )
     text_tokens: Literal["chars", "bytes"] = option(
-        "chars", "text: what is predicted; chars: those of the training text"
+        "chars",
+        "text: what is predicted; chars: those of the training text",
+        also="tokens tokenizer tokenization",
+        needs=_TEXT,
     )
-    text_length: int = option(128, "text: tokens of a sample", ge=1, le=2**20)
+    text_length: int = option(
+        128,
+        "text: tokens of a sample",
+        ge=1,
+        le=2**20,
+        also="block_size context_length context seq_len seq_length "
+        "sequence_length window max_length",
+        needs=_TEXT,
+    )
     text_test: float = option(
-        0.1, "text: share of each file, at its end, for testing", gt=0, lt=1
+        0.1,
+        "text: share of each file, at its end, for testing",
+        gt=0,
+        lt=1,
+        needs=_TEXT,
     )
     # 0 is a seed like any other, not "unset".
     data_seed: Seed | None = option(
         None,
         "seed of the partition and of synthetic data (default: --seed)",
         zero=True,
+        stackable=True,
+        also="partition_seed split_seed dataset_seed",
     )
 
     @property
@@ -89,19 +138,6 @@ class DataOptions(OptionGroup):
             synthetic_classes=self.synthetic_classes,
             reading=self.reading,
         )
-
-
-def data_switches(config: DataOptions) -> Iterable[Switch]:
-    """Name the options of this group that act only where something else is on."""
-    synthetic = config.dataset == "synthetic"
-    yield Switch("synthetic_shape", "--dataset synthetic", synthetic)
-    yield Switch("synthetic_classes", "--dataset synthetic", synthetic)
-    text = config.dataset.startswith("text:")
-    for name in ("text_clients", "text_tokens", "text_length", "text_test"):
-        yield Switch(name, "--dataset text:DIR", text)
-    own = is_brought(config.dataset) and not text
-    takes_options = own and not is_file_name(config.dataset)
-    yield Switch("dataset_options", "--dataset FILE.py:NAME", takes_options)
 
 
 def check_data(config: DataOptions) -> None:

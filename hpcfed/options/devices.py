@@ -8,23 +8,28 @@ seven times as fast as the slowest tenth, as the phones of FedScale's traces (La
 """
 
 import os
-from collections.abc import Iterable
 from math import ceil
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import field_validator
 
 from hpcfed.errors import UserError, did_you_mean
 from hpcfed.options.compression import CompressionOptions
-from hpcfed.options.declare import Switch, option
+from hpcfed.options.declare import LEFT_OUT, Need, option
 from hpcfed.options.traits import MethodTraits
 from hpcfed.options.units import BytesPerSecond
 
 DISTRIBUTIONS = ("lognormal", "uniform")
 TRACE = "file:"
-TURN_ON = "--devices lognormal"
-"""What turns on all options of devices."""
+_CLOCK = Need("--devices lognormal", lambda run: run.devices != "none")
+_DRAWN = Need("--devices lognormal", lambda run: run.devices in DISTRIBUTIONS)
+
+
+def _invites_more(run: Any) -> bool:
+    """Tell whether more are invited than a cohort has; without a clock nobody asks."""
+    invited = run.invited_among(run.clients)
+    return run.devices == "none" or bool(invited > run.cohort_size)
 
 
 class DeviceOptions(CompressionOptions):
@@ -36,9 +41,15 @@ class DeviceOptions(CompressionOptions):
         "how fast clients' devices are, which turns on the virtual clock: none, "
         "lognormal, uniform, or file:TRACE.csv with a line client,speed,downlink,uplink "
         "for each client, as in --devices lognormal --deadline 30",
+        told="always",
+        off=True,
+        also="device_profile device_capacity system_heterogeneity",
     )
     step_seconds: float = option(
-        0.1, "virtual seconds of a local step on a device of speed 1, as in 0.5", gt=0
+        0.1,
+        "virtual seconds of a local step on a device of speed 1, as in 0.5",
+        gt=0,
+        needs=_CLOCK,
     )
     speed_spread: float = option(
         0.75,
@@ -46,18 +57,21 @@ class DeviceOptions(CompressionOptions):
         "lie within 1 ± so much, as in 0.5",
         ge=0,
         le=10,
+        needs=_DRAWN,
     )
     downlink: BytesPerSecond = option(
         750_000.0,
         "median bytes per second from the server to a client, or with a unit, as in "
         "6Mb/s",
         gt=0,
+        needs=_DRAWN,
     )
     uplink: BytesPerSecond = option(
         250_000.0,
         "median bytes per second from a client to the server, or with a unit, as in "
         "2Mb/s",
         gt=0,
+        needs=_DRAWN,
     )
     link_spread: float = option(
         0.75,
@@ -65,6 +79,7 @@ class DeviceOptions(CompressionOptions):
         "together",
         ge=0,
         le=10,
+        needs=_DRAWN,
     )
     deadline: float | None = option(
         None,
@@ -72,6 +87,8 @@ class DeviceOptions(CompressionOptions):
         "are dropped; if none has come by then, the server waits for the first "
         "(default: it waits for all)",
         ge=0,
+        also="round_deadline round_timeout timeout",
+        needs=_CLOCK,
     )
     oversample: float = option(
         1.0,
@@ -79,6 +96,10 @@ class DeviceOptions(CompressionOptions):
         "many as the cohort, count",
         ge=1,
         le=1000,
+        off=True,
+        calibration=LEFT_OUT,
+        also="over_selection overcommit overcommitment over_sample",
+        needs=(_CLOCK, Need("a smaller cohort", _invites_more)),
     )
     dropout_rate: float = option(
         0.0,
@@ -86,11 +107,14 @@ class DeviceOptions(CompressionOptions):
         "never comes",
         ge=0,
         lt=1,
+        also="client_dropout drop_rate dropout_probability failure_rate",
+        needs=_CLOCK,
     )
     partial: bool = option(
         False,
         "clients that would miss --deadline do only the local steps that fit, and "
         "upload in time",
+        needs=Need("--deadline 30", lambda run: run.deadline is not None),
     )
 
     @field_validator("devices")
@@ -117,19 +141,6 @@ class DeviceOptions(CompressionOptions):
         wanted = self.cohort_among(clients)
         # 1.1 × 50 are 55, although 1.1 * 50 is 55.00000000000001.
         return min(clients, ceil(self.oversample * wanted - 1e-9))
-
-
-def device_switches(config: DeviceOptions) -> Iterable[Switch]:
-    """Name the options of this group that act only where something else is on."""
-    drawn = config.devices in DISTRIBUTIONS
-    for name in ("speed_spread", "downlink", "uplink", "link_spread"):
-        yield Switch(name, TURN_ON, drawn)
-    on = config.devices != "none"
-    for name in ("step_seconds", "deadline", "oversample", "dropout_rate"):
-        yield Switch(name, TURN_ON, on)
-    yield Switch("partial", "--deadline 30", config.deadline is not None)
-    oversampled = config.invited_among(config.clients) > config.cohort_size
-    yield Switch("oversample", "a smaller cohort", not on or oversampled)
 
 
 def check_devices(config: DeviceOptions, method: MethodTraits) -> None:

@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from hpcfed.errors import UserError, count
-from hpcfed.options.declare import option
+from hpcfed.options.declare import LEFT_OUT, option
 from hpcfed.options.newcomers import NewcomerOptions
 from hpcfed.options.recording import RecordingOptions
 from hpcfed.options.traits import MethodTraits
@@ -25,13 +25,25 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         "the last N ranks train the server's model and host no clients; 0: all ranks "
         "do both",
         ge=0,
+        calibration=LEFT_OUT,
+        also="servers num_servers",
     )
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients live")
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto",
+        "where clients live",
+        changes="time",
+        beside_resume=True,
+        also="gpu gpus cuda use_cuda accelerator gpu_id gpu_ids device_id "
+        "cuda_device ngpu num_gpus no_cuda",
+    )
     # Ranks on one GPU can use NCCL, over sockets, if each has another NCCL_HOSTID.
     backend: Literal["auto", "nccl", "gloo"] = option(
         "auto",
         "what ranks communicate through; auto: NCCL where every rank has its own GPU, "
         "else gloo; nccl also works on a shared GPU, but slowly",
+        changes="time",
+        beside_resume=True,
+        also="dist_backend",
     )
     # 0 is a plain "never"; nothing else decides in its place.
     stall_timeout: float = option(
@@ -47,6 +59,7 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         "halves, which have as many) and is float32 on devices without it; bf16 is for "
         "clients that a GPU trains one by one, others then use tf32; rows are float32 in "
         "all three",
+        also="dtype amp fp16 bf16 half mixed_precision",
     )
     placement: Literal["steps", "measured"] = option(
         "measured",
@@ -55,7 +68,9 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         "or --deterministic they stay where they are",
     )
     deterministic: bool = option(
-        False, "bit-identical repeats: deterministic kernels, sums in client order"
+        False,
+        "bit-identical repeats: deterministic kernels, sums in client order",
+        also="reproducible",
     )
     simulate_training: Seconds = option(
         None,

@@ -1,31 +1,49 @@
 """Options of malicious clients."""
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hpcfed.data import DatasetInfo
 from hpcfed.errors import UserError, count, unknown
 from hpcfed.options.attacks import ATTACKS
-from hpcfed.options.declare import Choice, Switch, option
+from hpcfed.options.declare import Choice, Need, option
 from hpcfed.options.run import RunOptions
 from hpcfed.options.traits import MethodTraits
 
 
+def _has_strength(run: Any) -> bool:
+    # An unknown attack is refused before.
+    attack = ATTACKS.get(run.attack)
+    return attack is not None and attack.scaled
+
+
 class MaliciousOptions(RunOptions):
     title: ClassVar[str] = "malicious clients"
+    poses_problem: ClassVar[bool] = True
 
     # Not a Literal: ATTACKS has a line about each for `hpcfed list`.
-    attack: str = option("none", "what malicious clients do; `hpcfed list` names all")
+    attack: str = option(
+        "none",
+        "what malicious clients do; `hpcfed list` names all",
+        told="always",
+        off=True,
+        also="attack_type attack_method",
+    )
     # A share by default, so that sweeps over --clients keep the proportion.
     attackers: float = option(
         0.2,
         "malicious clients: a share of the clients below 1, a number from 1 on",
         gt=0,
+        also="malicious byzantine num_attackers num_byzantine malicious_clients "
+        "adversaries f num_malicious",
+        needs=Need("--attack ipm", lambda run: run.attack != "none"),
     )
     attack_strength: float = option(
         1.0,
         "ipm: ε; sign-flip and noise: size relative to the attacker's own update",
         ge=0,
+        also="strength attack_scale",
+        needs=Need("--attack ipm, sign-flip or noise", _has_strength),
     )
 
     @property
@@ -36,15 +54,6 @@ class MaliciousOptions(RunOptions):
         if self.attackers < 1:
             return round(self.attackers * self.clients)
         return int(self.attackers)
-
-
-def malicious_switches(config: MaliciousOptions) -> Iterable[Switch]:
-    """Name the options of this group that act only where something else is on."""
-    yield Switch("attackers", "--attack ipm", config.attack != "none")
-    # An unknown attack is refused before.
-    attack = ATTACKS.get(config.attack)
-    scaled = attack is not None and attack.scaled
-    yield Switch("attack_strength", "--attack ipm, sign-flip or noise", scaled)
 
 
 def malicious_choices(config: MaliciousOptions) -> Iterable[Choice]:

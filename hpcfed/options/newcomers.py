@@ -1,15 +1,15 @@
 """Options of clients that join after the last round."""
 
-from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from hpcfed.errors import UserError
-from hpcfed.options.declare import Switch, option
+from hpcfed.options.declare import LEFT_OUT, Need, option
 from hpcfed.options.run import RunOptions
 from hpcfed.options.traits import MethodTraits
 
-TURN_ON = "--new-clients 10"
+NEWCOMERS = Need("--new-clients 10", lambda run: run.new_clients > 0)
 """What turns on all options of new clients."""
+_ALONE = Need("leaving --new-rounds out", lambda run: run.new_rounds == 0)
 
 
 class NewcomerOptions(RunOptions):
@@ -17,10 +17,18 @@ class NewcomerOptions(RunOptions):
 
     # 0 is an amount here: none join.
     new_clients: int = option(
-        0, "clients that join after the last round, to see how fast they catch up", ge=0
+        0,
+        "clients that join after the last round, to see how fast they catch up",
+        ge=0,
+        calibration=LEFT_OUT,
+        also="novel_clients unseen_clients num_new_clients",
     )
     new_updates: int = option(
-        5, "local updates, each of --epochs, that new clients make", ge=1
+        5,
+        "local updates, each of --epochs, that new clients make",
+        ge=1,
+        calibration=LEFT_OUT,
+        needs=(_ALONE, NEWCOMERS),
     )
     new_rounds: int = option(
         0,
@@ -28,34 +36,30 @@ class NewcomerOptions(RunOptions):
         "updates by themselves; in the first --join-rounds those take part that join, "
         "afterwards a sample of all; 0: none",
         ge=0,
+        calibration=LEFT_OUT,
+        needs=NEWCOMERS,
     )
     join_rounds: int = option(
-        1, "updates or rounds over which new clients join, equally many in each", ge=1
+        1,
+        "updates or rounds over which new clients join, equally many in each",
+        ge=1,
+        calibration=LEFT_OUT,
+        needs=NEWCOMERS,
     )
     new_starts: Literal["all", "method"] = option(
         "all",
         "where new clients start: as the method says, or (all) from a random row (also "
         "guided, where the method guides) and from the global model as well",
+        calibration=LEFT_OUT,
+        needs=(_ALONE, NEWCOMERS),
     )
-
-
-def newcomer_switches(config: NewcomerOptions) -> Iterable[Switch]:
-    """Name the options of this group that act only where something else is on."""
-    alone = config.new_rounds == 0
-    yield Switch("new_updates", "leaving --new-rounds out", alone)
-    yield Switch("new_starts", "leaving --new-rounds out", alone)
-    on = config.new_clients > 0
-    yield Switch("new_rounds", TURN_ON, on)
-    yield Switch("new_updates", TURN_ON, on)
-    yield Switch("new_starts", TURN_ON, on)
-    yield Switch("join_rounds", TURN_ON, on)
 
 
 def check_newcomers(config: NewcomerOptions, method: MethodTraits) -> None:
     """Refuse to spread newcomers over more updates than there are, or than the server
     can guide.
     """
-    # Without new clients, `newcomer_switches` speaks of --join-rounds instead.
+    # Without new clients, what --join-rounds needs is told instead.
     joining = config.new_clients or config.join_rounds
     length, flag = config.new_updates, "--new-updates"
     if config.new_rounds:

@@ -4,12 +4,15 @@ from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from hpcfed.errors import UserError, count
-from hpcfed.options.declare import Choice, Switch, option
-from hpcfed.options.training import TrainingOptions
+from hpcfed.options.declare import Choice, Need, option
+from hpcfed.options.training import TrainingOptions, has_later_rounds
 from hpcfed.options.traits import MethodTraits
 
 USUAL_RATE = 0.001
 """The learning rate of Adam and AdamW where the user names none."""
+
+_ADAM = Need("--optimiser adam or adamw", lambda run: run.optimiser != "sgd")
+_STEP = Need("--lr-schedule step", lambda run: run.lr_schedule == "step")
 
 
 class OptimiserOptions(TrainingOptions):
@@ -19,36 +22,84 @@ class OptimiserOptions(TrainingOptions):
         "sgd",
         "local optimiser; its moments start from zero each round; --weight-decay is L2 "
         "for adam, decoupled for adamw",
+        also="optimizer optim local_optimizer client_optimizer opt optimizer_name",
     )
     nesterov: bool = option(
-        False, "Nesterov's form of --momentum, as torch.optim.SGD has it"
+        False,
+        "Nesterov's form of --momentum, as torch.optim.SGD has it",
+        needs=Need(
+            "--optimiser sgd --momentum 0.9",
+            lambda run: run.optimiser == "sgd" and run.momentum > 0,
+        ),
     )
-    beta1: float = option(0.9, "Adam's decay of the gradient's mean", ge=0, lt=1)
-    beta2: float = option(0.999, "Adam's decay of the gradient's square", ge=0, lt=1)
+    beta1: float = option(
+        0.9,
+        "Adam's decay of the gradient's mean",
+        ge=0,
+        lt=1,
+        also="betas adam_beta1 beta_1",
+        needs=_ADAM,
+    )
+    beta2: float = option(
+        0.999,
+        "Adam's decay of the gradient's square",
+        ge=0,
+        lt=1,
+        also="adam_beta2 beta_2",
+        needs=_ADAM,
+    )
     # 0 would divide 0 by 0 where a gradient has always been 0.
-    adam_epsilon: float = option(1e-8, "Adam's term against division by zero", gt=0)
+    adam_epsilon: float = option(
+        1e-8,
+        "Adam's term against division by zero",
+        gt=0,
+        also="eps adam_eps",
+        needs=_ADAM,
+    )
     lr_schedule: Literal["constant", "step", "cosine", "warmup-cosine"] = option(
-        "constant", "how the learning rate changes, beside --lr-decay"
+        "constant",
+        "how the learning rate changes, beside --lr-decay",
+        also="scheduler lr_scheduler learning_rate_schedule",
+        needs=Need(
+            "--rounds 2 or more, or --lr-schedule-by step",
+            lambda run: (
+                run.lr_schedule == "constant"
+                or run.lr_schedule_by == "step"
+                or has_later_rounds(run)
+            ),
+        ),
     )
     lr_schedule_by: Literal["round", "step"] = option(
         "round",
         "whether it changes from round to round, or from step to step within each "
         "client's local training",
+        needs=Need("--lr-schedule cosine", lambda run: run.lr_schedule != "constant"),
     )
     lr_step_size: int | None = option(
         None,
         "rounds or steps between two drops of the schedule step (default: a third of "
         "all)",
         ge=0,
+        counts="rounds",
+        also="lr_step decay_steps milestones",
+        needs=_STEP,
     )
     lr_step_factor: float = option(
         0.1,
         "factor on the learning rate at every drop of the schedule step",
         gt=0,
         le=1,
+        also="lr_gamma",
+        needs=_STEP,
     )
     lr_min: float = option(
-        0.0, "learning rate towards which the schedule cosine falls", ge=0
+        0.0,
+        "learning rate towards which the schedule cosine falls",
+        ge=0,
+        also="min_lr eta_min lr_end",
+        needs=Need(
+            "--lr-schedule cosine", lambda run: run.lr_schedule.endswith("cosine")
+        ),
     )
     lr_warmup: int | None = option(
         None,
@@ -56,26 +107,13 @@ class OptimiserOptions(TrainingOptions):
         "tenth of all; 0: it never rises)",
         zero=True,
         ge=0,
+        counts="rounds",
+        also="warmup warmup_rounds warmup_steps warm_up num_warmup_steps",
+        needs=Need(
+            "--lr-schedule warmup-cosine",
+            lambda run: run.lr_schedule == "warmup-cosine",
+        ),
     )
-
-
-def optimiser_switches(config: OptimiserOptions) -> Iterable[Switch]:
-    """Name the options of this group that act only where something else is on."""
-    is_sgd = config.optimiser == "sgd"
-    yield Switch("momentum", "--optimiser sgd", is_sgd)
-    by_momentum = is_sgd and config.momentum > 0
-    yield Switch("nesterov", "--optimiser sgd --momentum 0.9", by_momentum)
-    for name in ("beta1", "beta2", "adam_epsilon"):
-        yield Switch(name, "--optimiser adam or adamw", not is_sgd)
-    kind = config.lr_schedule
-    several_rounds = config.rounds > 1 or config.new_clients > 0
-    acts = kind == "constant" or config.lr_schedule_by == "step" or several_rounds
-    yield Switch("lr_schedule", "--rounds 2 or more, or --lr-schedule-by step", acts)
-    yield Switch("lr_schedule_by", "--lr-schedule cosine", kind != "constant")
-    yield Switch("lr_step_size", "--lr-schedule step", kind == "step")
-    yield Switch("lr_step_factor", "--lr-schedule step", kind == "step")
-    yield Switch("lr_min", "--lr-schedule cosine", kind.endswith("cosine"))
-    yield Switch("lr_warmup", "--lr-schedule warmup-cosine", kind == "warmup-cosine")
 
 
 def optimiser_choices(config: OptimiserOptions) -> Iterable[Choice]:

@@ -8,8 +8,8 @@ from pydantic import BeforeValidator
 from hpcfed.data import NEED_CLASSES, PARTITIONS, DatasetInfo, PartitionPlan
 from hpcfed.errors import UserError, unknown
 from hpcfed.options.data import DataOptions
-from hpcfed.options.declare import Choice, Switch, option
-from hpcfed.options.newcomers import TURN_ON, NewcomerOptions
+from hpcfed.options.declare import LEFT_OUT, Choice, Need, option
+from hpcfed.options.newcomers import NEWCOMERS, NewcomerOptions
 
 
 def _check_threshold(value: Any) -> Any:
@@ -22,34 +22,74 @@ def _check_threshold(value: Any) -> Any:
 
 Threshold = Annotated[int | Literal["mean"] | None, BeforeValidator(_check_threshold)]
 
+_SIZED = Need(
+    "--partition dominant or --dataset synthetic",
+    lambda run: run.partition == "dominant" or run.dataset == "synthetic",
+)
+_SUPPLEMENT = Need("--supplement", lambda run: run.supplement)
+
+
+def _scheme(name: str) -> Need:
+    return Need(f"--partition {name}", lambda run: run.partition == name)
+
 
 class PartitionOptions(DataOptions, NewcomerOptions):
     title: ClassVar[str] = "partition of the data"
+    poses_problem: ClassVar[bool] = True
 
-    # Each of the next four acts under one scheme only, see `partition_switches`.
     partition: str = option(
         "dirichlet",
         "how samples are spread over clients; natural, the default where the data says "
         "whose samples are whose, takes them as they are",
+        in_every_record=True,
+        also="split partitioning partitioner distribution partition_method iid "
+        "data_distribution",
     )
-    alpha: float = option(0.5, "dirichlet: concentration; smaller is more uneven", gt=0)
+    alpha: float = option(
+        0.5,
+        "dirichlet: concentration; smaller is more uneven",
+        gt=0,
+        stackable=True,
+        also="heterogeneity beta concentration dirichlet dirichlet_alpha "
+        "dir_alpha non_iid noniid partition_alpha",
+        needs=_scheme("dirichlet"),
+    )
     classes_per_client: int = option(
-        2, "sharding: number of classes that a client holds", ge=1
+        2,
+        "sharding: number of classes that a client holds",
+        ge=1,
+        also="shards shards_per_client num_classes_per_client labels_per_client "
+        "num_shards",
+        needs=_scheme("sharding"),
     )
     uniform_share: float = option(
-        0.2, "dominant: share of a client's samples drawn from all classes", ge=0, le=1
+        0.2,
+        "dominant: share of a client's samples drawn from all classes",
+        ge=0,
+        le=1,
+        needs=_scheme("dominant"),
     )
     # Synthetic data is made to measure; other schemes deal out what the data set has.
     train_per_client: int = option(
-        600, "dominant and synthetic: training samples per client", ge=1
+        600,
+        "dominant and synthetic: training samples per client",
+        ge=1,
+        needs=_SIZED,
     )
     test_per_client: int = option(
-        100, "dominant and synthetic: test samples per client", ge=1
+        100,
+        "dominant and synthetic: test samples per client",
+        ge=1,
+        needs=_SIZED,
     )
     test_classes: Literal["share", "held"] = option(
         "share",
         "test data of a client: distributed like its training data, or (held) all test "
         "samples of the classes that it holds",
+        needs=Need(
+            "--partition dirichlet, sharding or dominant",
+            lambda run: run.partition in NEED_CLASSES,
+        ),
     )
     # Below 1: known clients must be left some classes.
     new_classes: float = option(
@@ -58,6 +98,8 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         "every class",
         ge=0,
         lt=1,
+        calibration=LEFT_OUT,
+        needs=NEWCOMERS,
     )
     # The server's validation set, and what clients with little data get of it.
     validation: int | None = option(
@@ -66,6 +108,8 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         "(default: none, or 100 of each class and at most a tenth where the method or "
         "--supplement needs one)",
         ge=0,
+        zero_was_unset=True,
+        also="val val_size validation_size",
     )
     supplement: bool = option(
         False,
@@ -76,9 +120,15 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         None,
         "clients with fewer training samples are given some; mean: with fewer than "
         "clients have on average (default: --batch-size)",
+        zero_was_unset=True,
+        needs=_SUPPLEMENT,
     )
     supplement_share: float = option(
-        0.01, "the most a client is given, as a share of the validation set", gt=0, le=1
+        0.01,
+        "the most a client is given, as a share of the validation set",
+        gt=0,
+        le=1,
+        needs=_SUPPLEMENT,
     )
 
     @property
@@ -113,23 +163,6 @@ class PartitionOptions(DataOptions, NewcomerOptions):
             new_clients=self.new_clients if apart else 0,
             new_classes=self.num_new_classes(classes),
         )
-
-
-def partition_switches(config: PartitionOptions) -> Iterable[Switch]:
-    """Name the options of this group that act only where something else is on."""
-    kind = config.partition
-    yield Switch("alpha", "--partition dirichlet", kind == "dirichlet")
-    yield Switch("classes_per_client", "--partition sharding", kind == "sharding")
-    yield Switch("uniform_share", "--partition dominant", kind == "dominant")
-    sized = kind == "dominant" or config.dataset == "synthetic"
-    wanted = "--partition dominant or --dataset synthetic"
-    yield Switch("train_per_client", wanted, sized)
-    yield Switch("test_per_client", wanted, sized)
-    deals = "--partition dirichlet, sharding or dominant"
-    yield Switch("test_classes", deals, kind in NEED_CLASSES)
-    yield Switch("new_classes", TURN_ON, config.new_clients > 0)
-    yield Switch("supplement_below", "--supplement", config.supplement)
-    yield Switch("supplement_share", "--supplement", config.supplement)
 
 
 def partition_choices(config: PartitionOptions) -> Iterable[Choice]:

@@ -9,11 +9,19 @@ from hpcfed.errors import UserError, count
 from hpcfed.options.aggregation import AggregationOptions
 from hpcfed.options.attacks import ATTACKS
 from hpcfed.options.compression import CompressionOptions
-from hpcfed.options.declare import Choice, Switch, flag_of, option
+from hpcfed.options.declare import LEFT_OUT, Choice, Need, flag_of, option
 from hpcfed.options.devices import DeviceOptions
 from hpcfed.options.malicious import MaliciousOptions
 from hpcfed.options.newcomers import NewcomerOptions
 from hpcfed.options.traits import MethodTraits
+
+_PRIVATE = Need("--privacy central", lambda run: run.privacy != "none")
+_CENTRAL = Need("--privacy central", lambda run: run.privacy == "central")
+_ACCOUNTED = Need(
+    "--privacy central",
+    lambda run: run.privacy != "none" or run.sample_noise is not None,
+)
+_NOISY = Need("noise: a --noise-multiplier above 0", lambda run: not run.clips_alone)
 
 
 class PrivacyOptions(
@@ -30,6 +38,8 @@ class PrivacyOptions(
         "Gaussian noise on clipped updates: central, a trusted server adds it to their "
         "mean; local, each client to its own before it sends it. Clients then count "
         "alike, whatever data they have",
+        told="always",
+        off=True,
     )
     # Not the gradients' limit of a similar name: --clip acts inside of local training.
     clip_norm: float = option(
@@ -37,12 +47,14 @@ class PrivacyOptions(
         "C, the largest norm of an update, which is a client's row less what it was "
         "sent; longer ones are scaled down (--clip limits gradients, not updates)",
         gt=0,
+        needs=_PRIVATE,
     )
     clip_per: Literal["update", "layer"] = option(
         "update",
         "what is clipped: whole updates to norm C, or by layer each layer's part to C "
         "by the root of the number of layers, so that the whole is C at most (McMahan "
         "et al. 2018)",
+        needs=_PRIVATE,
     )
     clip_quantile: float | None = option(
         None,
@@ -50,9 +62,16 @@ class PrivacyOptions(
         "on (Andrew et al. 2021) (default: C stays)",
         gt=0,
         lt=1,
+        needs=_CENTRAL,
     )
     clip_rate: float = option(
-        0.2, "how fast C follows its quantile: the rate of its geometric steps", gt=0
+        0.2,
+        "how fast C follows its quantile: the rate of its geometric steps",
+        gt=0,
+        needs=Need(
+            "--privacy central --clip-quantile 0.5",
+            lambda run: run.privacy == "central" and run.clip_quantile is not None,
+        ),
     )
     noise_multiplier: float | None = option(
         None,
@@ -60,6 +79,7 @@ class PrivacyOptions(
         "standard deviation z × C; 0: updates are clipped alone, and no ε holds",
         zero=True,
         ge=0,
+        needs=_PRIVATE,
     )
     target_epsilon: float | None = option(
         None,
@@ -67,6 +87,7 @@ class PrivacyOptions(
         "by local for a client that takes part in every round",
         gt=0,
         le=100,
+        needs=_PRIVATE,
     )
     delta: float | None = option(
         None,
@@ -74,23 +95,29 @@ class PrivacyOptions(
         "of clients to the power of −1.1)",
         gt=0,
         lt=1,
+        needs=(_ACCOUNTED, _NOISY),
     )
     accountant: Literal["pld", "rdp"] = option(
         "pld",
         "how ε is computed: by privacy loss distributions, which ask for less noise, or "
         "by Rényi divergences, which take no time",
+        needs=(_ACCOUNTED, _NOISY),
     )
     privacy_population: int | None = option(
         None,
         "account as if rounds sampled from so many clients, as in 1000000 (default: "
         "--clients)",
         ge=1,
+        needs=(_CENTRAL, _NOISY),
+        calibration=LEFT_OUT,
     )
     noise_cohort: int | None = option(
         None,
         "account for rounds of so many clients, as in 1000, and scale the noise down to "
         "what it would be in their mean (default: the cohort)",
         ge=1,
+        needs=(_CENTRAL, _NOISY),
+        calibration=LEFT_OUT,
     )
 
     sample_noise: float | None = option(
@@ -103,7 +130,10 @@ class PrivacyOptions(
         ge=0,
     )
     sample_clip: float = option(
-        1.0, "DP-SGD: the largest norm of a sample's gradient", gt=0
+        1.0,
+        "DP-SGD: the largest norm of a sample's gradient",
+        gt=0,
+        needs=Need("--sample-noise 1", lambda run: run.sample_noise is not None),
     )
 
     @property
@@ -138,33 +168,6 @@ LEAST_BY_PLD = 0.1
 """The least noise that privacy loss distributions take: 8 s, and four times as long for
 half of it.
 """
-_OF_ANY = (
-    "clip_norm",
-    "clip_per",
-    "noise_multiplier",
-    "target_epsilon",
-    "delta",
-    "accountant",
-)
-_OF_CENTRAL = ("clip_quantile", "privacy_population", "noise_cohort")
-_OF_NOISE = ("delta", "accountant", "privacy_population", "noise_cohort")
-
-
-def privacy_switches(config: PrivacyOptions) -> Iterable[Switch]:
-    """Name the options of this group that act only where something else is on."""
-    within = config.sample_noise is not None
-    yield Switch("sample_clip", "--sample-noise 1", within)
-    for name in _OF_ANY:
-        on = config.privacy != "none" or (within and name in ("delta", "accountant"))
-        yield Switch(name, "--privacy central", on)
-    for name in _OF_CENTRAL:
-        yield Switch(name, "--privacy central", config.privacy == "central")
-    for name in _OF_NOISE:
-        yield Switch(
-            name, "noise: a --noise-multiplier above 0", not config.clips_alone
-        )
-    adaptive = config.privacy == "central" and config.clip_quantile is not None
-    yield Switch("clip_rate", "--privacy central --clip-quantile 0.5", adaptive)
 
 
 def privacy_choices(config: PrivacyOptions) -> Iterable[Choice]:

@@ -1,13 +1,12 @@
 """Options of what a run writes, and when."""
 
-from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator
 
 from hpcfed.errors import UserError, count
-from hpcfed.options.declare import Switch, option
+from hpcfed.options.declare import LEFT_OUT, facts_of, option
 from hpcfed.options.metrics import METRICS
 from hpcfed.options.run import RunOptions
 
@@ -36,24 +35,33 @@ Metrics = Annotated[
 ]
 
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
-"""Options that are called like the packages which they need."""
-
-
 class RecordingOptions(RunOptions):
     title: ClassVar[str] = "evaluation, checkpoints and snapshots"
 
-    evaluate_every: int = option(1, "evaluate every N rounds, and after the last", ge=1)
+    evaluate_every: int = option(
+        1,
+        "evaluate every N rounds, and after the last",
+        ge=1,
+        calibration=LEFT_OUT,
+        also="eval_every eval_interval eval_gap test_every eval_freq "
+        "frequency_of_the_test evaluation_frequency rounds_per_eval "
+        "test_interval",
+    )
     evaluate_clients: int | None = option(
         None,
         "evaluate only a sample of so many clients, the same in every round "
         "(default: all)",
         ge=0,
+        counts="clients",
+        also="eval_clients num_eval_clients fraction_evaluate "
+        "min_evaluate_clients test_clients val_cohort_size",
     )
     metrics: Metrics = option(
         None,
         f"what models are judged by, as in accuracy,top5: any of {', '.join(METRICS)} "
         "(default: accuracy; for texts also perplexity; for regression loss,r2)",
+        changes="which figures",
+        also="metric measures eval_metrics",
     )
     # Each 0 below is a plain "never"; nothing else decides in its place.
     checkpoint_every: int = option(
@@ -61,46 +69,61 @@ class RecordingOptions(RunOptions):
         "write a checkpoint every N rounds, besides those of --checkpoint-minutes; "
         "0: never",
         ge=0,
+        changes="time",
+        calibration=LEFT_OUT,
+        also="checkpoint save_every checkpoint_interval save_freq",
     )
     checkpoint_minutes: float = option(
         10.0,
         "write a checkpoint when the last is this old, and a small one after the last "
         "round; 0: never",
         ge=0,
+        changes="time",
+        calibration=LEFT_OUT,
     )
     snapshot_every: int = option(
-        0, "write the clients' rows to params-RANK.h5 every N rounds; 0: never", ge=0
+        0,
+        "write the clients' rows to params-RANK.h5 every N rounds; 0: never",
+        ge=0,
+        calibration=LEFT_OUT,
+        also="snapshots snapshot_interval",
     )
     # Trackers write beside the record, from which no figure is missing without them.
     tensorboard: bool = option(
         False,
         "also write all figures for TensorBoard, to OUT/tensorboard; look at them with "
         "tensorboard --logdir OUT",
+        changes="nothing",
+        beside_resume=True,
+        calibration=LEFT_OUT,
+        package=True,
     )
     wandb: str | None = option(
         None,
         "also send all figures to this project of Weights & Biases, as its own package "
         "is set up (WANDB_MODE=offline sends nothing)",
+        changes="nothing",
+        beside_resume=True,
+        from_record=False,
+        calibration=LEFT_OUT,
+        package=True,
     )
     mlflow: str | None = option(
         None,
         "also send all figures to this experiment of MLflow, at MLFLOW_TRACKING_URI",
+        changes="nothing",
+        beside_resume=True,
+        from_record=False,
+        calibration=LEFT_OUT,
+        package=True,
     )
-
-
-def recording_switches(config: RecordingOptions) -> Iterable[Switch]:
-    """Name the options of when a run ends that act only where something else is on."""
-    if config.early_stop is not None:
-        # The first evaluation is always the best so far, and the last ends the run.
-        needed = (config.early_stop + 1) * config.evaluate_every + 1
-        yield Switch(
-            "early_stop", f"--rounds {needed} or more", config.rounds >= needed
-        )
 
 
 def check_trackers(config: RecordingOptions) -> None:
     """Refuse trackers whose packages are not there."""
-    for package in TRACKERS:
+    for package, field in RecordingOptions.model_fields.items():
+        if not facts_of(field).package:
+            continue
         if getattr(config, package) and find_spec(package) is None:
             raise UserError(
                 f"--{package} needs the package {package}, which is not installed: "

@@ -67,10 +67,10 @@ def resolve(
         if name not in known:
             guess = suggest_option(name, known)
             raise UserError(f"{sources[name]}: unknown option{guess}")
-    _check_one_of(values, sources, ("seed", "seeds"))
+    _check_one_of(values, sources, "seed", "seeds")
     own = {name: value for name, value in values.items() if name not in shared}
     # What is shared may be overruled, and a record holds both.
-    _check_one_of(own, sources, ("participation", "cohort"))
+    _check_one_of(own, sources, "participation", "cohort")
     common: dict[str, Any] = {}
     of_method: dict[str, Any] = {}
     for name, value in values.items():
@@ -89,10 +89,9 @@ def resolve(
 
 
 def _check_one_of(
-    values: Mapping[str, Any], sources: Mapping[str, str], names: tuple[str, str]
+    values: Mapping[str, Any], sources: Mapping[str, str], one: str, other: str
 ) -> None:
     """Refuse two options that say the same in different ways."""
-    one, other = names
     if one in values and other in values:
         raise UserError(
             f"{sources[one]} and {sources[other]} exclude each other; keep one of them"

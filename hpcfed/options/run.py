@@ -1,13 +1,23 @@
 """Options of the run itself: its method, its length, its clients, seeds and folder."""
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from hpcfed.errors import UserError, count
-from hpcfed.options.declare import OptionGroup, Switch, option
+from hpcfed.options.declare import LEFT_OUT, Need, OptionGroup, option
 from hpcfed.options.seeds import Seed, Seeds
 from hpcfed.options.traits import MethodTraits
+
+SAMPLED = Need(
+    "a --participation below 1", lambda run: bool(run.cohort_size < run.clients)
+)
+"""What options need that act on clients which a round leaves out."""
+
+
+def _rounds_to_stop(run: Any) -> int:
+    """Return the fewest rounds of a run that --early-stop can end."""
+    # The first evaluation is always the best so far, and the last ends the run.
+    return int((run.early_stop + 1) * run.evaluate_every + 1)
 
 
 class RunOptions(OptionGroup):
@@ -15,15 +25,57 @@ class RunOptions(OptionGroup):
 
     # Not a Literal: any file of the user's may be a method.
     method: str = option(
-        "fedavg", "the method; `hpcfed list` names all; or FILE.py with your own"
+        "fedavg",
+        "the method; `hpcfed list` names all; or FILE.py with your own",
+        names_code="method",
+        also="algorithm algo strategy aggregator m federated_optimizer "
+        "gradient_policy fl_algorithm",
     )
-    rounds: int = option(20, "communication rounds", ge=1)
-    clients: int = option(20, "simulated clients", ge=1)
+    rounds: int = option(
+        20,
+        "communication rounds",
+        ge=1,
+        told="beside the data set",
+        beside_resume=True,
+        calibration=LEFT_OUT,
+        in_every_record=True,
+        also="num_rounds n_rounds number_of_rounds global_rounds comm_rounds "
+        "communication_rounds global_epochs iterations T num_server_rounds "
+        "server_rounds comm_round central_num_iterations num_iterations "
+        "max_rounds total_rounds federated_rounds",
+    )
+    clients: int = option(
+        20,
+        "simulated clients",
+        ge=1,
+        problem=True,
+        calibration=LEFT_OUT,
+        in_every_record=True,
+        also="num_clients n_clients number_of_clients num_users users nodes n N K "
+        "client_num_in_total num_supernodes num_parties total_clients "
+        "min_available_clients",
+    )
     participation: float = option(
-        1.0, "share of the clients sampled in a round; at least one is", gt=0, le=1
+        1.0,
+        "share of the clients sampled in a round; at least one is",
+        gt=0,
+        le=1,
+        stackable=True,
+        calibration=LEFT_OUT,
+        also="fraction fraction_fit frac sample_rate sampling_rate join_ratio "
+        "client_fraction client_frac participation_rate C fraction_train "
+        "train_fraction participation_ratio selection_ratio",
+        needs=Need("leaving --cohort out", lambda run: run.cohort is None),
     )
     cohort: int | None = option(
-        None, "clients sampled in a round, in place of --participation", ge=0
+        None,
+        "clients sampled in a round, in place of --participation",
+        ge=0,
+        stackable=True,
+        calibration=LEFT_OUT,
+        also="cohort_size clients_per_round num_sampled sampled_clients "
+        "min_fit_clients client_num_per_round num_participants participants "
+        "num_selected_clients",
     )
     sampling: Literal["fixed", "poisson"] = option(
         "fixed",
@@ -31,20 +83,50 @@ class RunOptions(OptionGroup):
         "poisson, each client by itself, so that their number varies",
     )
     # Each excludes the other; a record of one seed of several holds `seed` alone.
-    seed: Seed = option(0, "seed of every random stream")
+    seed: Seed = option(
+        0,
+        "seed of every random stream",
+        changes="draws",
+        stackable=True,
+        calibration=LEFT_OUT,
+        also="random_seed rng_seed manual_seed s seed_value",
+    )
     seeds: Seeds = option(
         None,
         "several seeds at once, as in 0..4 or 0,3,7; results go to OUT/seed-N",
+        changes="draws",
+        stackable=True,
+        calibration=LEFT_OUT,
+        also="repeats num_seeds trials times",
     )
     # Without --out the folder is named when the run starts: by the root, for all ranks.
     out: Path | None = option(
-        None, "folder for the results (default: runs/METHOD-DATASET-TIME)"
+        None,
+        "folder for the results (default: runs/METHOD-DATASET-TIME)",
+        changes="nothing",
+        study_sets=True,
+        calibration=LEFT_OUT,
+        also="output output_dir out_dir outdir outputs save save_dir save_path "
+        "log_dir logdir folder o results_dir result_dir output_path log_path "
+        "checkpoint_dir",
     )
-    overwrite: bool = option(False, "replace what earlier runs have written to --out")
+    overwrite: bool = option(
+        False,
+        "replace what earlier runs have written to --out",
+        changes="nothing",
+        beside_resume=True,
+        from_record=False,
+        study_sets=True,
+        calibration=LEFT_OUT,
+        also="force exist_ok",
+        needs=Need("--out", lambda run: run.out is not None),
+    )
     init: Path | None = option(
         None,
         "weights to start from: the folder of a run with a global model, or a file "
         "with a tensor for each name (.npz, .safetensors)",
+        also="init_from pretrained load_model initial_weights init_model "
+        "load_from model_path",
     )
     # `cli.resume` turns the next three into the settings of the run that is there.
     resume: Path | None = option(
@@ -53,16 +135,29 @@ class RunOptions(OptionGroup):
         "one with more --rounds; takes no other option than that, --device, --backend, "
         "--requeue, --accept-changes, --tensorboard, --wandb, --mlflow and --overwrite, "
         "which starts again where there is no checkpoint",
+        changes="nothing",
+        study_sets=True,
+        calibration=LEFT_OUT,
+        also="continue restart from_checkpoint load_checkpoint resume_from",
     )
     accept_changes: bool = option(
         False,
         "with --resume: go on although a file of yours, such as that of the method, "
         "has changed since the run began",
+        changes="nothing",
+        beside_resume=True,
+        from_record=False,
+        needs=Need("--resume", lambda run: run.resume is not None),
     )
     requeue: bool = option(
         False,
         "for a job that Slurm may requeue: start, or continue what this same job has "
         "written to --out (default: runs/slurm-JOB)",
+        changes="nothing",
+        beside_resume=True,
+        from_record=False,
+        study_sets=True,
+        calibration=LEFT_OUT,
     )
     # Above 1, because 0.8 can only be a slip for 80.
     target_accuracy: float | None = option(
@@ -71,9 +166,15 @@ class RunOptions(OptionGroup):
         "model, or by the clients' mean where there is none",
         gt=1,
         le=100,
+        calibration=LEFT_OUT,
+        also="target target_acc",
     )
     stop_at_target: bool = option(
-        False, "end the run in the round that reaches --target-accuracy"
+        False,
+        "end the run in the round that reaches --target-accuracy",
+        calibration=LEFT_OUT,
+        also="target_stop",
+        needs=Need("--target-accuracy 80", lambda run: run.target_accuracy is not None),
     )
     early_stop: int | None = option(
         None,
@@ -81,6 +182,12 @@ class RunOptions(OptionGroup):
         "the clients' mean, or of the global model where there is none; by the global "
         "model's loss where answers are not right or wrong",
         ge=0,
+        calibration=LEFT_OUT,
+        also="early_stopping patience es_patience early_stop_patience",
+        needs=Need(
+            lambda run: f"--rounds {_rounds_to_stop(run)} or more",
+            lambda run: run.early_stop is None or run.rounds >= _rounds_to_stop(run),
+        ),
     )
 
     @property
@@ -99,15 +206,6 @@ class RunOptions(OptionGroup):
     def num_seeds(self) -> int:
         """The number of seeds that this run advances together."""
         return 1 if self.seeds is None else len(self.seeds)
-
-
-def run_switches(config: RunOptions) -> Iterable[Switch]:
-    """Name the options of this group that act only where something else is on."""
-    has_target = config.target_accuracy is not None
-    yield Switch("stop_at_target", "--target-accuracy 80", has_target)
-    yield Switch("participation", "leaving --cohort out", config.cohort is None)
-    yield Switch("overwrite", "--out", config.out is not None)
-    yield Switch("accept_changes", "--resume", config.resume is not None)
 
 
 def check_run(config: RunOptions, method: MethodTraits) -> None:

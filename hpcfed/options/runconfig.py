@@ -1,14 +1,16 @@
 """All options of every run, in one flat class made of the groups."""
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from pydantic import field_validator
+from pydantic import ValidationInfo, field_validator
 
 from hpcfed import plugins
 from hpcfed.options.aggregation import AggregationOptions
 from hpcfed.options.compression import CompressionOptions
 from hpcfed.options.data import DataOptions
-from hpcfed.options.declare import OptionGroup
+from hpcfed.options.declare import OptionGroup, facts_of
 from hpcfed.options.devices import DeviceOptions
 from hpcfed.options.machine import MachineOptions
 from hpcfed.options.malicious import MaliciousOptions
@@ -38,31 +40,45 @@ GROUPS: tuple[type[OptionGroup], ...] = (
 """The groups in the order of `hpcfed run --help`."""
 
 
-# Pydantic lists the fields of the last base first, and records follow its order: data,
-# partition, training and optimiser, then aggregation, attacks, compression, devices,
-# privacy and the machine. The groups of the run and of newcomers come before all of
-# them, because others inherit them.
-class RunConfig(
-    MachineOptions,
-    PrivacyOptions,
-    DeviceOptions,
-    CompressionOptions,
-    MaliciousOptions,
-    AggregationOptions,
+RECORDED: tuple[type[OptionGroup], ...] = (
+    RunOptions,
+    NewcomerOptions,
+    DataOptions,
+    PartitionOptions,
+    TrainingOptions,
     OptimiserOptions,
-):
+    AggregationOptions,
+    MaliciousOptions,
+    CompressionOptions,
+    DeviceOptions,
+    PrivacyOptions,
+    RecordingOptions,
+    MachineOptions,
+)
+"""The groups in the order in which records list their options."""
+
+
+class RunConfig(MachineOptions, PrivacyOptions, OptimiserOptions):
     """The options that every run has, whatever its method."""
 
-    @field_validator("method", "model", "dataset")
+    @field_validator("*")
     @classmethod
-    def whole_path(cls, value: str) -> str:
-        """Make the path of a user's file absolute: the record must be understood from
-        any folder.
+    def whole_path(cls, value: Any, info: ValidationInfo) -> Any:
+        """Make the path of a user's file of Python absolute: the record must be
+        understood from any folder.
         """
-        return plugins.absolute(value)
+        assert info.field_name is not None
+        names_code = facts_of(cls.model_fields[info.field_name]).names_code
+        return plugins.absolute(value) if names_code else value
 
     @field_validator("init")
     @classmethod
     def whole_folder(cls, value: Path | None) -> Path | None:
         """Make the path of given weights absolute, for the same reason."""
         return None if value is None else value.expanduser().resolve()
+
+
+@cache
+def recorded_order() -> tuple[str, ...]:
+    """Return all options of every run in the order of a record."""
+    return tuple(name for group in RECORDED for name in group.declared())

@@ -5,35 +5,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from hpcfed.errors import UserError
-from hpcfed.options.declare import Choice
+from hpcfed.options.declare import Choice, Facts
+from hpcfed.options.facts import facts, known
 from hpcfed.options.method import Options
-from hpcfed.options.recording import TRACKERS
-from hpcfed.options.runconfig import RunConfig
+from hpcfed.options.runconfig import RunConfig, recorded_order
 from hpcfed.options.seeds import seed_folder
-
-_FOLDERS = {"out", "overwrite", "resume", "requeue", "data_root", "download"}
-_GOING_ON = {"accept_changes"}
-_MACHINE = {"device", "backend"}
-_CHECKPOINTS = {"checkpoint_every", "checkpoint_minutes"}
-_TRACKERS = set(TRACKERS)
-ANYWHERE = _FOLDERS | _GOING_ON | _MACHINE | _CHECKPOINTS | _TRACKERS
-"""Options that no figure depends on; they may differ between calls on one folder of
-results.
-"""
-
-CHOSEN_LATER = {
-    "server": "auto",
-    "generated_layers": None,
-    "autoencoder_samples": None,
-    "denoiser_samples": None,
-    "denoiser_batch": None,
-}
-"""Values that a run replaces by its own choice when it knows the device; its record
-holds the choice.
-"""
-CHOSEN_BY_AUTO = {"server_precision": "fp32"}
-"""One that only --server auto replaces."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +29,15 @@ class Settings:
     choices: tuple[Choice, ...] = field(default=(), compare=False)
     """What was chosen in place of defaults; the run prints it when it starts."""
 
+    def fields(self) -> dict[str, FieldInfo]:
+        """Return how each option is declared, by name."""
+        return {**RunConfig.model_fields, **type(self.options).model_fields}
+
     def flat(self) -> dict[str, Any]:
-        """Return all options by name, as JSON values."""
+        """Return all options by name, as JSON values, in the order of a record."""
         config = self.config.model_dump(mode="json")
-        return config | self.options.model_dump(mode="json")
+        ordered = {name: config[name] for name in recorded_order()}
+        return ordered | self.options.model_dump(mode="json")
 
     def of_seed(self, seed: int) -> "Settings":
         """Return the settings of this run with one seed, in that seed's folder."""
@@ -84,18 +68,21 @@ def check_unchanged(
     folder: Path, had: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> None:
     """Refuse to mix figures of different options in one folder of results."""
-    left_open: dict[str, Any] = dict(CHOSEN_LATER)
-    if wanted.get("server") == "auto":
-        left_open |= CHOSEN_BY_AUTO
+    fields, stated = known(wanted.get("method")), facts(wanted.get("method"))
     defaults = RunConfig().model_dump(mode="json")
     for name, value in wanted.items():
+        about = stated.get(name, Facts())
         # An older version, which did not have the option, did what its default does. One
         # of a method is taken for unchanged.
         before = had.get(name, defaults.get(name, value))
-        if before == value or name in ANYWHERE:
+        if before == value or about.changes in ("time", "nothing"):
             continue
         # A record holds what was chosen later; this call leaves the choice open.
-        if name not in left_open or value != left_open[name]:
+        left_open = about.chosen_later and value == fields[name].default
+        if about.chosen_with:
+            other = about.chosen_with
+            left_open = left_open and wanted.get(other) == fields[other].default
+        if not left_open:
             raise UserError(
                 f"{folder} was run with {name} {before}, not {value}; name another --out"
             )

@@ -1,6 +1,5 @@
 """Options of the network and of local training."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -8,11 +7,22 @@ from hpcfed import plugins
 from hpcfed.data import DatasetInfo
 from hpcfed.errors import UserError, unknown
 from hpcfed.models import MODELS, ModelInfo, hugging_face
-from hpcfed.options.declare import Switch, flag_of, option
-from hpcfed.options.newcomers import TURN_ON
+from hpcfed.options.declare import Need, option
 from hpcfed.options.partition import PartitionOptions
 from hpcfed.options.tables import Table, parse_table
-from hpcfed.options.traits import MethodTraits
+
+SGD = Need("--optimiser sgd", lambda run: run.optimiser == "sgd")
+_LORA = Need("--lora 8", lambda run: run.lora is not None)
+
+
+def _own_network(run: Any) -> bool:
+    return run.model != "auto" and run.model not in MODELS
+
+
+def has_later_rounds(run: Any) -> bool:
+    """Tell whether anything is trained after the first round."""
+    # Newcomers train after the last round, at the rate to which it has decayed.
+    return bool(run.rounds > 1 or run.new_clients > 0)
 
 
 class TrainingOptions(PartitionOptions):
@@ -23,13 +33,22 @@ class TrainingOptions(PartitionOptions):
         "auto",
         "the network: one that `hpcfed list` names, or yours as FILE.py:NAME or "
         "package.module:NAME; auto: the usual one of the data set",
+        told="beside the data set",
+        names_code="model",
+        also="network arch architecture net backbone model_name",
     )
     model_options: Table = option(
-        None, "keywords for your own network, as JSON: '{\"depth\": 4}'"
+        None,
+        "keywords for your own network, as JSON: '{\"depth\": 4}'",
+        needs=Need("--model FILE.py:NAME", _own_network),
     )
     send_frozen: bool = option(
         False,
         "own networks: also send parameters that are frozen (requires_grad=False)",
+        needs=Need(
+            "--model FILE.py:NAME",
+            lambda run: _own_network(run) or run.lora is not None,
+        ),
     )
     # LoRA freezes the network; rows then hold the adapters alone.
     lora: int | None = option(
@@ -40,33 +59,83 @@ class TrainingOptions(PartitionOptions):
         ge=0,
     )
     lora_alpha: float | None = option(
-        None, "LoRA: adapters count by alpha / rank (default: alpha = rank)", ge=0
+        None,
+        "LoRA: adapters count by alpha / rank (default: alpha = rank)",
+        ge=0,
+        needs=_LORA,
     )
     lora_layers: str = option(
-        "*", "LoRA: names of the layers with adapters, as in '*.attention.*,head'"
+        "*",
+        "LoRA: names of the layers with adapters, as in '*.attention.*,head'",
+        needs=_LORA,
     )
     lora_train: str | None = option(
-        None, "LoRA: names of layers that are trained as a whole, as in head"
+        None,
+        "LoRA: names of layers that are trained as a whole, as in head",
+        needs=_LORA,
     )
     augment: Literal["none", "crop-flip"] = option(
         "none",
         "augmentation of training images; crop-flip: shift by up to 4 pixels each way "
         "and mirror, drawn again every time",
+        also="augmentation data_augmentation transforms",
     )
     # Larger numbers overflow the engine's counters of steps and of slots in a batch.
-    epochs: int = option(2, "local epochs per round", ge=1, le=100_000)
-    batch_size: int = option(16, "samples per local step", ge=1, lt=2**31)
+    epochs: int = option(
+        2,
+        "local epochs per round",
+        ge=1,
+        le=100_000,
+        also="local_epochs local_ep num_epochs E local_num_epochs "
+        "epochs_per_round max_epochs client_epochs",
+    )
+    batch_size: int = option(
+        16,
+        "samples per local step",
+        ge=1,
+        lt=2**31,
+        also="batch bs batchsize local_bs local_batch_size minibatch b B "
+        "train_batch_size",
+    )
     # A learning rate of 0 would train nothing and say nothing.
-    lr: float = option(0.05, "learning rate", gt=0)
+    lr: float = option(
+        0.05,
+        "learning rate",
+        gt=0,
+        stackable=True,
+        also="learning_rate eta local_lr client_lr step_size learningrate "
+        "local_learning_rate client_learning_rate init_lr",
+    )
     lr_decay: float = option(
-        1.0, "factor on the learning rate after every round", gt=0, le=1
+        1.0,
+        "factor on the learning rate after every round",
+        gt=0,
+        le=1,
+        stackable=True,
+        also="decay gamma learning_rate_decay",
+        needs=Need("--rounds 2 or more", has_later_rounds),
     )
     momentum: float = option(
-        0.9, "momentum of local SGD; starts from zero each round", ge=0, lt=1
+        0.9,
+        "momentum of local SGD; starts from zero each round",
+        ge=0,
+        lt=1,
+        needs=SGD,
     )
-    weight_decay: float = option(0.0, "L2 decay of local training", ge=0)
+    weight_decay: float = option(
+        0.0,
+        "L2 decay of local training",
+        ge=0,
+        also="wd l2 l2_reg regularization",
+    )
     # 0 is a plain "off": nobody wants gradients of norm 0.
-    clip: float = option(0.0, "largest norm of a client's gradient; 0: no limit", ge=0)
+    clip: float = option(
+        0.0,
+        "largest norm of a client's gradient; 0: no limit",
+        ge=0,
+        also="grad_clip max_grad_norm gradient_clipping clip_value clipping_norm "
+        "clipping_bound",
+    )
 
     def network(self) -> str:
         """Return the name of the network that clients train."""
@@ -82,29 +151,6 @@ class TrainingOptions(PartitionOptions):
         or one with adapters.
         """
         return None if self.lora else MODELS.get(self.network())
-
-
-def training_switches(
-    config: TrainingOptions, method: MethodTraits
-) -> Iterable[Switch]:
-    """Name the options of this group that act only where something else is on."""
-    # Newcomers train after the last round, at the rate to which it has decayed.
-    own = config.model != "auto" and config.model not in MODELS
-    yield Switch("model_options", "--model FILE.py:NAME", own)
-    frozen = own or config.lora is not None
-    yield Switch("send_frozen", "--model FILE.py:NAME", frozen)
-    for name in ("lora_alpha", "lora_layers", "lora_train"):
-        yield Switch(name, "--lora 8", config.lora is not None)
-    decays = config.rounds > 1 or config.new_clients > 0
-    yield Switch("lr_decay", "--rounds 2 or more", decays)
-    # Newcomers train by the options of every run, also where the method has its own.
-    for name, replacement in method.replaced().items():
-        acts = config.new_clients > 0
-        if name == "batch_size" and config.supplement:
-            # The batch size then says who has little data.
-            acts = acts or config.supplement_below is None
-        reason = f"method {config.method} trains by {flag_of(replacement)}"
-        yield Switch(name, f"{TURN_ON}: {reason}", acts)
 
 
 def check_training(config: TrainingOptions) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from hpcfed.options.declare import OptionGroup
+from hpcfed.options.declare import OptionGroup, facts_of
 
 
 class MethodTraits(OptionGroup):
@@ -47,12 +47,12 @@ class MethodTraits(OptionGroup):
     """Whether the method computes with clients' steps, so that they must be those of SGD
     at one rate throughout a round.
     """
-    trains_by: ClassVar[Mapping[str, str]] = {}
-    """Options of local training, each with the method's own option that replaces it.
-
-    They then act on new clients only.
-    """
 
     def replaced(self) -> Mapping[str, str]:
-        """Return `trains_by`, or less where the method's options ask for less."""
-        return self.trains_by
+        """Return options of local training, each with the method's own option that
+        replaces it; fewer if the method's options ask for fewer.
+        """
+        found: dict[str, str] = {}
+        for own, field in type(self).model_fields.items():
+            found |= dict.fromkeys(facts_of(field).replaces, own)
+        return found

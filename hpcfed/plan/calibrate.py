@@ -21,7 +21,15 @@ import torch
 from hpcfed.clients.network import client_layout, client_network, sample_of
 from hpcfed.errors import UserError, count, remark
 from hpcfed.models.cost import cost
-from hpcfed.options import RunConfig, Settings, idle, resolve
+from hpcfed.options import (
+    AS_GIVEN,
+    LEFT_OUT,
+    RunConfig,
+    Settings,
+    facts_of,
+    idle,
+    resolve,
+)
 from hpcfed.options.command_line import flags
 from hpcfed.plan.ceilings import Ceilings
 from hpcfed.plan.constants import (
@@ -62,29 +70,6 @@ OWN = "hpcfed: "
 """How lines begin in which a run tells why it ends."""
 LIMIT = 300
 """Seconds that a short run may take in all."""
-DROPPED = frozenset(
-    {
-        *("out", "overwrite", "requeue", "seed", "seeds", "server_ranks"),
-        *("clients", "cohort", "participation", "rounds", "evaluate_every"),
-        *("oversample", "new_clients", "new_updates", "new_rounds", "join_rounds"),
-        *("new_starts", "new_classes"),
-        *("checkpoint_every", "checkpoint_minutes", "snapshot_every"),
-        *("target_accuracy", "stop_at_target", "early_stop"),
-        *("tensorboard", "wandb", "mlflow"),
-        *("server", "server_width", "server_latent", "server_depth", "server_load"),
-        *("server_every", "bank_rounds", "zero_stage"),
-        *("autoencoder_samples", "denoiser_samples"),
-    }
-)
-"""Options that a calibration sets itself, or that cost time which no plan predicts."""
-
-LITTLE_SERVER = {
-    "server": "tiny",
-    "bank_rounds": 1,
-    "autoencoder_samples": 200,
-    "denoiser_samples": 200,
-}
-"""The model that learns after the last of these rounds, which nobody asks for."""
 
 
 def calibrate(
@@ -238,11 +223,15 @@ def small_run(
     that make them: those of the run itself, without what has no use there.
     """
     options = type(settings.options)
-    given = {name: value for name, value in values.items() if name not in DROPPED}
-    given |= {"rounds": ROUNDS, "evaluate_every": EVERY}
-    if options.has_server:
-        given |= LITTLE_SERVER
-    given |= {"clients": hosted or clients}
+    given: dict[str, Any] = {}
+    for name, field in settings.fields().items():
+        short = facts_of(field).calibration
+        if short is AS_GIVEN and name in values:
+            given[name] = values[name]
+        elif short is not AS_GIVEN and short is not LEFT_OUT:
+            given[name] = short
+    given["rounds"], given["evaluate_every"] = ROUNDS, EVERY
+    given["clients"] = hosted or clients
     if hosted:
         given |= {"cohort": clients}
     given |= fewer(settings, clients=clients, hosted=hosted or clients)
@@ -256,8 +245,8 @@ def small_run(
 
 
 def fewer(settings: Settings, *, clients: int, hosted: int) -> dict[str, Any]:
-    """Return options that count clients, for a run with fewer of them: the shares stay,
-    as far as whole numbers let them. `clients` train in a round.
+    """Return options that count clients or rounds, for a run with fewer of them: shares
+    of clients stay, as far as whole numbers let them. `clients` train in a round.
     """
     config, flat = settings.config, settings.flat()
     of_all, of_round = hosted / config.clients, clients / config.cohort_size
@@ -266,15 +255,22 @@ def fewer(settings: Settings, *, clients: int, hosted: int) -> dict[str, Any]:
         # Some attacks need a benign client.
         attackers = round(of_all * config.num_attackers)
         found["attackers"] = max(1, min(attackers, hosted - 1))
-    if config.evaluate_clients:
-        found["evaluate_clients"] = max(1, round(of_all * config.evaluate_clients))
     if config.aggregation in ("krum", "multi-krum"):
         found |= _robust(config, clients)
-    for name in ("concurrency", "buffer", "rho_max"):
-        if flat.get(name) is not None:
-            found[name] = max(1, min(round(of_round * flat[name]), hosted))
-    if flat.get("clusters") is not None:
-        found["clusters"] = min(flat["clusters"], hosted)
+    for name, field in settings.fields().items():
+        value = flat[name]
+        if value is None:
+            continue
+        match facts_of(field).counts:
+            case "clients":
+                found[name] = max(1, round(of_all * value))
+            case "uploads":
+                found[name] = max(1, min(round(of_round * value), hosted))
+            case "clusters":
+                found[name] = min(value, hosted)
+            case "rounds":
+                # No time depends on when a rate changes.
+                found[name] = min(value, ROUNDS - 1)
     return found
 
 
@@ -284,12 +280,7 @@ def _robust(config: RunConfig, uploads: int) -> dict[str, Any]:
     """
     if uploads < 3:
         return {"aggregation": "mean"}
-    tolerance = min(config.tolerance, (uploads - 3) // 2 / uploads)
-    found: dict[str, Any] = {"tolerance": tolerance}
-    if config.krum_keep is not None:
-        share = config.krum_keep / config.cohort_size
-        found["krum_keep"] = max(1, round(share * uploads))
-    return found
+    return {"tolerance": min(config.tolerance, (uploads - 3) // 2 / uploads)}
 
 
 def _point(settings: Settings, record: RunRecord, ranks: int) -> RoundPoint:

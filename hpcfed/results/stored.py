@@ -11,16 +11,13 @@ from pydantic import ValidationError
 
 from hpcfed import plugins
 from hpcfed.errors import UserError
-from hpcfed.options import RunConfig, Settings, check
+from hpcfed.options import RunConfig, Settings, check, named
 from hpcfed.options.older import with_old_meaning
 from hpcfed.results import reading
 from hpcfed.results.folder import check_out, runs
 from hpcfed.results.run import RunRecord
 from hpcfed.results.safe import Reader
 from hpcfed.runtime.launcher import Launch
-
-REQUIRED = ("rounds", "clients", "partition")
-"""Options that every record has."""
 
 
 def check_start(settings: Settings, launch: Launch) -> None:
@@ -109,7 +106,7 @@ def check_options(stored: dict[str, Any]) -> dict[str, Any]:
     for name, field in fields.items():
         if name in stored and stored[name] is None and field.default is not None:
             raise ValueError(f"its option {name} is null")
-    for name in REQUIRED:
+    for name in named(in_every_record=True):
         if name not in known:
             raise ValueError(f"its config has no {name}")
     return stored | checked.model_dump(mode="json", include=set(known))

@@ -52,7 +52,7 @@ def _for_a_gpu(options: ServerOptions, ranks: int, given: Set[str]) -> Iterator[
         because = "a GPU is quick with it; --server-precision fp32 asks for more"
         yield Choice("server_precision", "bf16", because)
     # --server-batch and --server-micro-batch are meant for both networks.
-    if given.isdisjoint({"denoiser_batch", "server_batch", "server_micro_batch"}):
+    if not any(name.endswith("_batch") for name in given):
         because = "a GPU is quick with it; --denoiser-batch asks for another"
         # Ranks share a batch evenly.
         yield Choice("denoiser_batch", -(-GPU_BATCH // ranks) * ranks, because)

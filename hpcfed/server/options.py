@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed import options
 from hpcfed.errors import UserError, count
-from hpcfed.options import Choice, Switch, option
+from hpcfed.options import LEFT_OUT, Choice, Need, option
 from hpcfed.server.sizes import SIZES, Size
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ class ServerOptions(options.Options):
         "size of the server's networks; auto: paper on a GPU; on a CPU tiny, with as "
         "many samples as it learns from in half a minute",
         group="server",
+        calibration="tiny",
+        chosen_later=True,
+        shapes_server=True,
+        also="server_size",
     )
     server_width: int | None = option(
         None,
@@ -40,6 +44,9 @@ class ServerOptions(options.Options):
         group="server",
         ge=0,
         le=2**16,
+        calibration=LEFT_OUT,
+        shapes_server=True,
+        zero_was_unset=True,
     )
     server_latent: int | None = option(
         None,
@@ -47,6 +54,9 @@ class ServerOptions(options.Options):
         group="server",
         ge=0,
         le=2**20,
+        calibration=LEFT_OUT,
+        shapes_server=True,
+        zero_was_unset=True,
     )
     server_depth: int | None = option(
         None,
@@ -54,6 +64,9 @@ class ServerOptions(options.Options):
         group="server",
         ge=0,
         le=12,
+        calibration=LEFT_OUT,
+        shapes_server=True,
+        zero_was_unset=True,
     )
     generated_layers: int | None = option(
         None,
@@ -62,6 +75,8 @@ class ServerOptions(options.Options):
         "a CPU)",
         group="server",
         ge=0,
+        chosen_later=True,
+        zero_was_unset=True,
     )
     # When the model learns, and from what.
 
@@ -70,12 +85,14 @@ class ServerOptions(options.Options):
         "the server learns from the uploads of the last N rounds",
         group="server",
         ge=1,
+        calibration=1,
     )
     bank_of: Literal["updates", "uploads"] = option(
         "updates",
         "what the server learns: uploads less the row that their round started from, or "
         "uploads as they are",
         group="server",
+        before="uploads",
     )
     server_every: int = option(
         0,
@@ -83,6 +100,7 @@ class ServerOptions(options.Options):
         "generated rows; 0: once, at the end",
         group="server",
         ge=0,
+        calibration=LEFT_OUT,
     )
     autoencoder_samples: int | None = option(
         None,
@@ -90,6 +108,9 @@ class ServerOptions(options.Options):
         "with --server auto on a CPU)",
         group="server",
         ge=0,
+        calibration=200,
+        chosen_later=True,
+        zero_was_unset=True,
     )
     denoiser_samples: int | None = option(
         None,
@@ -97,6 +118,9 @@ class ServerOptions(options.Options):
         "--server auto on a CPU)",
         group="server",
         ge=0,
+        calibration=200,
+        chosen_later=True,
+        zero_was_unset=True,
     )
     # The steps of AdamW.
 
@@ -109,6 +133,8 @@ class ServerOptions(options.Options):
         "GPU: 400)",
         group="server",
         ge=0,
+        chosen_later=True,
+        zero_was_unset=True,
     )
     server_micro_batch: int | None = option(
         None,
@@ -116,12 +142,14 @@ class ServerOptions(options.Options):
         "(default: those of a step, over all ranks)",
         group="server",
         ge=0,
+        zero_was_unset=True,
     )
     server_lr: float | None = option(
         None,
         "AdamW's learning rate, which follows a cosine (default: by --server)",
         group="server",
         ge=0,
+        zero_was_unset=True,
     )
     server_decay: float = option(2e-6, "AdamW's weight decay", group="server", ge=0)
     input_noise: float = option(
@@ -133,7 +161,12 @@ class ServerOptions(options.Options):
     # Diffusion, and generation from it.
 
     diffusion_steps: int = option(
-        1000, "T: steps from data to noise", group="server", ge=2, le=10**6
+        1000,
+        "T: steps from data to noise",
+        group="server",
+        ge=2,
+        le=10**6,
+        shapes_server=True,
     )
     inversion_depth: int = option(
         100,
@@ -146,6 +179,7 @@ class ServerOptions(options.Options):
         "noise of generation: the upload's own, taken off (the paper's), fresh, or "
         "none (DDIM)",
         group="server",
+        needs=Need("an --inversion-depth above 0", lambda run: run.inversion_depth > 0),
     )
     # Who trains, in which precision, and what lies where.
 
@@ -160,12 +194,15 @@ class ServerOptions(options.Options):
         group="server",
         ge=0,
         le=3,
+        calibration=LEFT_OUT,
     )
     server_precision: Literal["fp32", "bf16"] = option(
         "fp32",
         "arithmetic of the server's networks; bf16 with ZeRO 1 to 3 keeps parameters "
         "in it too (--server auto on a GPU without ZeRO: bf16)",
         group="server",
+        chosen_later=True,
+        chosen_with="server",
     )
     server_checkpointing: bool = option(
         False,
@@ -181,7 +218,10 @@ class ServerOptions(options.Options):
     # The trained model in a file.
 
     server_load: str = option(
-        "", "start from this server.h5, saved by an earlier run", group="server"
+        "",
+        "start from this server.h5, saved by an earlier run",
+        group="server",
+        calibration=LEFT_OUT,
     )
     server_save: bool = option(
         True, "keep the trained server as server.h5 in the run's folder", group="server"
@@ -211,12 +251,6 @@ class ServerOptions(options.Options):
                 f"multiples of {trainers}"
             )
             yield Choice("server_batch", share * trainers, reason)
-
-    def switches(self, config: options.RunConfig) -> Iterable[Switch]:
-        """Yield options that change nothing without another one."""
-        yield Switch(
-            "inversion_noise", "an --inversion-depth above 0", self.inversion_depth > 0
-        )
 
     def check_layout(self, layout: "Layout", network: str) -> None:
         """Refuse to generate more layers than the network has."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.errors import UserError, one_line
+from hpcfed.options import facts_of
 from hpcfed.results.safe import Reader, reading
 from hpcfed.results.writing import check_limit, writing
 from hpcfed.server.options import NETWORKS, ServerOptions
@@ -24,14 +25,6 @@ from hpcfed.server.scaling import LatentScaling, RowScaling
 FORMAT, SCHEMA = "hpcfed server", 2
 MOST_BYTES = 2**40
 """Bytes of a saved server that is read."""
-_SHAPING = (
-    "server",
-    "server_width",
-    "server_latent",
-    "server_depth",
-    "diffusion_steps",
-)
-"""Options without which saved networks mean something else."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +159,10 @@ def _check_kind(written: dict[str, Any], path: Path, options: ServerOptions) -> 
 def _check_size(written: dict[str, Any], path: Path, options: ServerOptions) -> None:
     """Refuse networks of another size, and say which options would fit."""
     # Other options may differ: they are this run's own, such as the learning rate.
-    shaping = {name: written[name] for name in _SHAPING}
+    shaping = {}
+    for name, field in ServerOptions.model_fields.items():
+        if facts_of(field).shapes_server:
+            shaping[name] = written[name]
     sizes = _shaping_flags(ServerOptions(**shaping))
     if sizes != _shaping_flags(options):
         words = [f"{flag} {value}" for flag, value in sizes.items()]

@@ -25,8 +25,10 @@ from hpcfed.options import (
     Settings,
     by_option,
     check,
+    facts,
     idle,
     load_toml,
+    named,
     resolve,
     suggest_option,
 )
@@ -35,8 +37,6 @@ from hpcfed.results.folder import POINTS, seed_folder
 from hpcfed.runtime.launcher import Launch
 from hpcfed.runtime.starting import Start
 
-RESERVED = ("out", "overwrite", "resume", "requeue")
-"""Options that the study gives to every run itself."""
 MOST_RANKS = 1_000_000
 """Beyond that a number of ranks is a slip."""
 MOST_NAME = 255
@@ -305,8 +305,9 @@ def _point(
         del values[option]
     settings = resolve(values, sources, kind, ranks=processes)
     # Jobs may start in another folder: paths of the user's files are absolute.
-    for option in {"method", "model", "dataset"}.intersection(values):
-        values[option] = getattr(settings.config, option)
+    for option, stated in facts().items():
+        if stated.names_code and option in values:
+            values[option] = getattr(settings.config, option)
     point = Point(number, name, values, settings, ranks)
     try:
         check(point.settings, Launch("study", 0, point.processes))
@@ -325,7 +326,7 @@ def _merge(
         for option, value in by_option(given, f"{path}: {table}").items():
             values[option] = value
             sources[option] = f"{path}: {table}.{option}"
-    for option in RESERVED:
+    for option in named(study_sets=True):
         if option in values:
             raise UserError(
                 f"{sources[option]}: the study gives it to every run itself"

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from hpcfed.errors import UserError, count
-from hpcfed.options import check_unchanged
+from hpcfed.options import check_unchanged, named
 from hpcfed.results import checkpoints
 from hpcfed.results.publish import publish
 from hpcfed.results.safe import check_file
@@ -22,20 +22,6 @@ from hpcfed.results.stored import changed_files, read_run
 from hpcfed.results.trials import writing
 from hpcfed.studies.plan import Trial
 
-STACKABLE = (
-    "lr",
-    "lr_decay",
-    "seed",
-    "seeds",
-    "data_seed",
-    "alpha",
-    "participation",
-    "cohort",
-)
-"""Options in which trials of one stack may differ: the engine then trains all their
-clients in one call. With any other option it would be called for each trial, or would
-be another engine.
-"""
 UNFINISHED = ("stopped", "interrupted", "running")
 """States of runs that go on; one that still runs elsewhere has claimed its folder."""
 SERVER = "the server's model"
@@ -81,7 +67,7 @@ def singles(trials: Iterable[Trial]) -> list[Stack]:
 
 
 def stacked(trials: Sequence[Trial], most: int) -> list[Stack]:
-    """Put trials that differ in `STACKABLE` options alone together, at most so many, in
+    """Put trials that differ in stackable options alone together, at most so many, in
     the order of the first of each.
     """
     shared = [_shared(trial) for trial in trials]
@@ -115,8 +101,9 @@ def _shared(trial: Trial) -> dict[str, Any]:
     """Return what must be the same in all trials of a stack."""
     settings = trial.point.settings
     options: dict[str, Any] = {}
+    stackable = named(stackable=True)
     for name, value in settings.flat().items():
-        if name not in STACKABLE:
+        if name not in stackable:
             options[name] = value
     # Of one stack, all trials begin anew or go on after the same round.
     options |= {"ranks": trial.point.ranks, "rounds done": rounds_done(trial)}

@@ -10,13 +10,11 @@ from typing import Any
 from hpcfed import plugins
 from hpcfed.analysis.choices import SIZES, defaults_of
 from hpcfed.analysis.groups import Group
-from hpcfed.options import RunConfig
+from hpcfed.options import RunConfig, named
 from hpcfed.results.run import RunRecord
 
 ABSENT = "–"
 """In place of what a side does not have."""
-UNGROUPED = ("backend", "device", "checkpoint_every", "checkpoint_minutes", "metrics")
-"""Options that do not set runs apart, but may change how long they take."""
 VARIABLES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NCCL_", "GLOO_")
 """How names of variables begin that may change how long a run takes; others, such as a
 job's number, always differ.
@@ -75,11 +73,12 @@ def _values(groups: Sequence[Group]) -> Values:
     found: Values = defaultdict(dict)
     defaults = RunConfig().model_dump(mode="json")
     for group in groups:
-        named = dict(group.options)
+        values = dict(group.options)
         stored = defaults | group.first.config
-        for name in UNGROUPED:
-            named[name] = stored.get(name)
-        for name, value in named.items():
+        # They do not set runs apart, but may change how long these take.
+        for name in (*named(changes="time"), *named(changes="which figures")):
+            values[name] = stored.get(name)
+        for name, value in values.items():
             found[name][json.dumps(value)] = value
     return found
 
