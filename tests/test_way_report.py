@@ -258,7 +258,10 @@ def test_options_of_a_part_that_is_off_are_in_no_name() -> None:
 
 
 def test_rounds_that_wait_for_all_have_nothing_in_their_name() -> None:
-    every = grouped(clocked(1), clocked(1, deadline=1.5), clocked(1, oversample=1.3))
+    # --oversample acts only on a cohort of fewer than all clients.
+    half = {"participation": 0.5}
+    late, more = clocked(1, deadline=1.5, **half), clocked(1, oversample=1.3, **half)
+    every = grouped(clocked(1, **half), late, more)
     assert [label(group.key) for group in every] == [
         "fedavg",
         "fedavg, deadline 1.5",
