@@ -25,9 +25,9 @@ from hpcfed.analysis.render.charts import (
     stripes,
     timeline,
 )
-from hpcfed.analysis.render.charts.figures import image
+from hpcfed.analysis.render.charts.images import image
 from hpcfed.analysis.render.charts.lines import MOST_MARKERS
-from hpcfed.analysis.render.charts.packing import packed
+from hpcfed.analysis.render.page import packed
 from hpcfed.analysis.render.sections.section import Section
 from tests.runs import mistake
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from re import sub
 
 from hpcfed.analysis.render.charts import Drawing
-from hpcfed.analysis.render.charts.figures import COLUMN, FORMATS, image
+from hpcfed.analysis.render.charts.images import COLUMN, FORMATS, image
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.errors import UserError
 from hpcfed.results.folder import check_export

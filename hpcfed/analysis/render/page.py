@@ -4,13 +4,15 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from hpcfed.analysis.render.charts.library import library
-from hpcfed.analysis.render.charts.packing import packed
+from hpcfed.analysis.render.charts.drawing import Drawing, Record
 from hpcfed.analysis.render.charts.themes import DARK, LIGHT
 from hpcfed.analysis.render.sections.section import Section
+from hpcfed.runtime import cache
 from hpcfed.version import __version__
 
 
@@ -42,3 +44,65 @@ def page(content: Content) -> str:
         library=library() if drawings else "",
         footer=f"hpcfed {__version__}, {now}",
     )
+
+
+# Charts in the page: their descriptions, and what draws them.
+
+SNIPPET = "Object.assign(window, { vega, vegaLite, vegaEmbed });"
+"""Gives the page's own script the names by which it calls them."""
+
+
+def library() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script.
+
+    Putting it together takes seconds, so it is kept in the user's cache.
+    """
+    name = f"vega-{version('vl-convert-python')}.js"
+    kept = cache.read(name)
+    if kept is not None:
+        return kept.decode()
+    import vl_convert
+
+    script: str = vl_convert.javascript_bundle(SNIPPET)
+    cache.write(name, script.encode())
+    return script
+
+
+def packed(drawings: Sequence[Drawing]) -> str:
+    """Return all drawings as JSON that may stand inside a script of a page."""
+    every = []
+    for drawing in drawings:
+        spec = _pack(drawing.spec)
+        every.append({"title": drawing.title, "dense": drawing.dense, "spec": spec})
+    text = json.dumps(every, allow_nan=False, separators=(",", ":"))
+    # A name such as `</script>` must not end the script that it stands in.
+    return text.replace("<", "\\u003c")
+
+
+def _pack(part: Any) -> Any:
+    """Replace every list of records in a description by its columns."""
+    if isinstance(part, dict):
+        packed = {key: _pack(value) for key, value in part.items()}
+        if isinstance(part.get("data"), dict) and "values" in part["data"]:
+            packed["data"] = _columns(part["data"]["values"])
+        return packed
+    if isinstance(part, list):
+        return [_pack(value) for value in part]
+    return part
+
+
+def _columns(records: Sequence[Record]) -> dict[str, Any]:
+    """Return columns by field. Words are numbers in a column, and stand in `words`."""
+    fields: dict[str, None] = {}
+    for record in records:
+        fields |= dict.fromkeys(record)
+    columns: dict[str, list[Any]] = {}
+    words: dict[str, list[str]] = {}
+    for field in fields:
+        values = [record.get(field) for record in records]
+        if any(isinstance(value, str) for value in values):
+            words[field] = list(dict.fromkeys(map(str, values)))
+            number = {word: place for place, word in enumerate(words[field])}
+            values = [number[str(value)] for value in values]
+        columns[field] = values
+    return {"columns": columns, "words": words}

@@ -256,7 +256,7 @@ def _members(times: Times) -> Iterator[Table]:
     if not came.any():
         return
     spent["in all"] = parts.sum(0)
-    rows = []
+    rows: list[Row] = []
     for name, seconds in spent.items():
         ends = np.quantile(seconds[came], list(SHARES.values())).tolist()
         rows.append([name, *map(TIME, ends)])

@@ -81,7 +81,7 @@ def _accuracy(record: RunRecord) -> Table:
 
 
 def _metrics(record: RunRecord) -> Table:
-    rows = []
+    rows: list[Row] = []
     for name in record.metrics:
         kind = metric_kind(name)
         label = label_of(name, record.task)
@@ -101,7 +101,7 @@ def _class_accuracy(record: RunRecord) -> Iterator[Table]:
         return
     # By the global model, if there is one; NaN comes last.
     hardest = np.sort(np.argsort(values[-1])[:MOST_CLASSES])
-    rows = []
+    rows: list[Row] = []
     for number in hardest:
         cells = [PERCENT(float(of_classes[number])) for of_classes in values]
         rows.append([str(number), *cells])
@@ -115,7 +115,7 @@ def _class_accuracy(record: RunRecord) -> Iterator[Table]:
 
 def _measured(record: RunRecord) -> Table:
     """Return what the method has measured of clients at the end."""
-    rows = []
+    rows: list[Row] = []
     for name, values in record.figures.items():
         known = values[~np.isnan(values)]
         figures = [float(of(known)) for of in (np.mean, np.min, np.max)]
@@ -140,7 +140,7 @@ def _new_rounds(rounds: NewRounds) -> Table:
     """Return a row for every round of new clients that was evaluated."""
     series = ("accuracy", "trained_accuracy")
     curves = [rounds.curve(name).tolist() for name in series]
-    rows = []
+    rows: list[Row] = []
     for number, means in enumerate(zip(*curves, strict=True), 1):
         if not all(map(isnan, means)):
             rows.append([f"after round {number}", *map(PERCENT, means)])
@@ -208,7 +208,7 @@ def _mean(values: Sequence[float], metric: str = "accuracy") -> Cell:
 
 def _finals(runs: Runs) -> Table:
     """Return what the method had judged at the end."""
-    rows = []
+    rows: list[Row] = []
     for name in runs[0].finals:
         # A seed that has not come to its end yet has none.
         having = [run.finals[name] for run in runs if name in run.finals]
@@ -219,7 +219,7 @@ def _finals(runs: Runs) -> Table:
 
 def _measured_of_seeds(runs: Runs) -> Table:
     """Return what the method has measured of clients at the end, as means of seeds."""
-    rows = []
+    rows: list[Row] = []
     for name in runs[0].figures:
         # A seed that has not come to its end yet has none.
         having = [run.figures[name] for run in runs if name in run.figures]
@@ -299,7 +299,9 @@ def of_clients(runs: Runs) -> Iterator[Table]:
             "worst client": known.min(),
             "standard deviation over clients": known.std(),
         }
-        rows = [[name, PERCENT(float(value))] for name, value in figures.items()]
+        rows: list[Row] = [
+            [name, PERCENT(float(value))] for name, value in figures.items()
+        ]
         yield Table(("clients' last accuracy", ""), rows)
 
 
@@ -310,7 +312,7 @@ def of_classes(counts: np.ndarray) -> Iterator[Table]:
     samples = counts.sum(1)
     # A client's largest class as a share of its samples: 1 if it has a single class.
     largest = counts.max(1)[samples > 0] / samples[samples > 0]
-    rows = []
+    rows: list[Row] = []
     for name, kind, values in (
         ("classes of a client", PLAIN, (counts > 0).sum(1)),
         ("samples of a client", PLAIN, samples),

@@ -1,4 +1,4 @@
-"""Charts of the report, described once: the page draws them to look at, `figures` writes
+"""Charts of the report, described once: the page draws them to look at, `images` writes
 them for a paper.
 
 Every function returns a `Drawing`. Its description is Vega-Lite's own JSON, because
@@ -6,16 +6,19 @@ building it through Altair's classes took 0.2 s a chart and 1.6 s to load. Names
 runs are values of its data, never names of fields or part of an expression.
 """
 
-from hpcfed.analysis.render.charts.areas import areas
-from hpcfed.analysis.render.charts.bars import Segments, bars, stripes
-from hpcfed.analysis.render.charts.dots import Dot, dots
+from hpcfed.analysis.render.charts.bars import (
+    Segments,
+    Stretch,
+    bars,
+    heatmap,
+    histogram,
+    stripes,
+    timeline,
+)
 from hpcfed.analysis.render.charts.drawing import Axis, Drawing, spread
-from hpcfed.analysis.render.charts.heatmap import heatmap
-from hpcfed.analysis.render.charts.histogram import histogram
-from hpcfed.analysis.render.charts.lines import Line, lines
-from hpcfed.analysis.render.charts.rows import Mark, rows
+from hpcfed.analysis.render.charts.intervals import Dot, Mark, dots, rows
+from hpcfed.analysis.render.charts.lines import Line, areas, lines
 from hpcfed.analysis.render.charts.scatter import ScatterPoint, scatter
-from hpcfed.analysis.render.charts.timeline import Stretch, timeline
 
 __all__ = [
     "Axis",

@@ -1,6 +1,9 @@
-"""Charts of stacked bars, upright or lying."""
+"""Charts of filled shapes: stacked bars, timelines, histograms and heat maps."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from hpcfed.analysis.render.charts.drawing import (
     NUMBERS,
@@ -120,3 +123,240 @@ def _layer(
             "tooltip": tips,
         },
     }
+
+
+# Timelines: what each of several rows did when.
+
+LANE = 26
+"""Height of a row."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    row: str
+    """Such as a rank."""
+    start: float
+    end: float
+    series: str
+    """What it did, which gives the colour."""
+
+
+def timeline(
+    title: str, stretches: Sequence[Stretch], x: Axis, *, names: Sequence[str] = ()
+) -> Drawing:
+    """Draw stretches of time in their rows. `names` fixes the order of the colours."""
+    rows = list(dict.fromkeys(stretch.row for stretch in stretches))
+    shown = list(dict.fromkeys(stretch.series for stretch in stretches))
+    data: list[Record] = []
+    for stretch in stretches:
+        took = short(stretch.end - stretch.start)
+        record = {
+            "row": stretch.row,
+            "x": short(stretch.start),
+            "x2": short(stretch.end),
+        }
+        data.append(record | {"series": stretch.series, "took": took})
+    across = x.encoding("x")
+    across["scale"]["nice"] = False  # the axis ends with the last stretch
+    layer = {
+        "transform": chosen(shown),
+        "params": clicks(shown, zoom=["x"]),
+        "mark": {"type": "bar", "clip": True},
+        "encoding": {
+            "x": across,
+            "x2": {"field": "x2"},
+            "y": {"field": "row", "type": "nominal", "sort": None, "title": None},
+            "color": series_colour(names or shown, shown=shown),
+            "tooltip": [
+                tip_name("row"),
+                tip_name("series", "phase"),
+                tip("took", x.label),
+            ],
+        },
+    }
+    spec = chart(f"{x.label} by row", data, [layer])
+    spec["height"] = LANE * len(rows)
+    return Drawing(title, spec, dense=len(data) > 1000)
+
+
+# Histograms, with figures of the distribution marked in them.
+
+MOST_BINS = 20
+DASHES = [[1, 0], [7, 3], [1, 0], [3, 3]]
+"""Patterns of columns and of the first marks; the third of Vega's own is hardly seen."""
+
+
+def histogram(
+    title: str,
+    values: Sequence[float],
+    x: Axis,
+    *,
+    counted: str,
+    marks: Mapping[str, float] | None = None,
+) -> Drawing:
+    """Draw how many values lie where; `counted` says of what. `marks` are figures by
+    name, drawn as upright lines.
+    """
+    known = np.asarray([value for value in values if x.shows(value)])
+    counts, edges = np.histogram(known, bins=_bins(known))
+    data: list[Record] = []
+    for number, count in enumerate(counts.tolist()):
+        left, right = edges[number], edges[number + 1]
+        data.append({"x": short(left), "x2": short(right), "y": count})
+    y = Axis(counted, zero=True, whole=True)
+    layers = [_bars_of_bins(x, y), *_marks(marks or {}, x)]
+    return Drawing(title, chart(f"{counted} by {x.label}", data, layers))
+
+
+def _bins(values: np.ndarray) -> int:
+    """Return about as many bins as the root of the number of values."""
+    return int(min(MOST_BINS, max(4, np.ceil(np.sqrt(len(values))))))
+
+
+def _bars_of_bins(x: Axis, y: Axis) -> Spec:
+    return {
+        "mark": {"type": "rect", "style": "bin"},
+        "encoding": {
+            "x": x.encoding("x"),
+            "x2": {"field": "x2"},
+            "y": y.encoding("y"),
+            "y2": {"datum": 0},
+            "tooltip": [
+                tip("x", f"{x.label}: from"),
+                tip("x2", "to"),
+                tip("y", y.label),
+            ],
+        },
+    }
+
+
+def _marks(marks: Mapping[str, float], x: Axis) -> list[Spec]:
+    """Draw an upright line for each figure; their names stand in the legend."""
+    data = [{"series": name, "x": short(value)} for name, value in marks.items()]
+    if not data:
+        return []
+    # The columns have the first colour.
+    colour = series_colour(["columns", *marks], shown=list(marks))
+    # Both differ, for those who cannot tell the colours; one legend tells both.
+    colour["legend"] = {"columns": 1, "values": list(marks), "symbolType": "stroke"}
+    return [
+        {
+            "data": {"values": data},
+            "mark": {"type": "rule", "size": 2.5},
+            "encoding": {
+                "x": x.encoding("x"),
+                "color": colour,
+                "strokeDash": {**colour, "scale": {**colour["scale"], "range": DASHES}},
+                "tooltip": [tip_name(), tip("x", x.label)],
+            },
+        }
+    ]
+
+
+# Heat maps: a table of numbers as colours.
+
+MOST_ACROSS = 75
+"""Cells beside each other; more are put together as means."""
+MOST_DOWN = 100
+
+
+def heatmap(
+    title: str,
+    values: np.ndarray,
+    x: Axis,
+    y: Axis,
+    colour: Axis,
+    *,
+    first: tuple[float, float] = (0, 0),
+    span: Sequence[float] = (),
+) -> Drawing:
+    """Draw a table [down, across] of numbers; cells without one stay empty.
+
+    `first` is the number of the first column and of the first row. `span` holds the
+    ends of the colours, where they must not be those of the values.
+    """
+    down, across = (_numbers_per_cell(size, most) for size, most in _sizes(values))
+    cells = _means(values, down, across)
+    data: list[Record] = []
+    for row, column in np.argwhere(np.isfinite(cells)).tolist():
+        # A cell's middle is at its number, so it begins half a number before.
+        left = first[0] + column * across - 0.5
+        top = first[1] + row * down - 0.5
+        data.append({"x": left, "y": top, "value": short(cells[row, column])})
+    ends = (first[0] + values.shape[1] - 0.5, first[1] + values.shape[0] - 0.5)
+    spec = chart(
+        f"{colour.label} by {x.label} and {y.label}",
+        data,
+        [_cells(x, y, colour, (across, down), ends, span)],
+    )
+    return Drawing(title, spec, dense=True)
+
+
+def _sizes(values: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (values.shape[0], MOST_DOWN), (values.shape[1], MOST_ACROSS)
+
+
+def _numbers_per_cell(size: int, most: int) -> int:
+    """Return how many numbers one cell stands for."""
+    return max(1, -(-size // most))
+
+
+def _means(values: np.ndarray, down: int, across: int) -> np.ndarray:
+    """Return the mean of the known values of every cell."""
+    known = np.isfinite(values)
+    sums = _sums(np.where(known, values, 0.0), down, across)
+    counts = _sums(known.astype(float), down, across)
+    return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+
+
+def _sums(values: np.ndarray, down: int, across: int) -> np.ndarray:
+    rows = np.add.reduceat(values, np.arange(0, values.shape[0], down), 0)
+    return np.add.reduceat(rows, np.arange(0, values.shape[1], across), 1)
+
+
+def _cells(
+    x: Axis,
+    y: Axis,
+    colour: Axis,
+    steps: tuple[int, int],
+    ends: tuple[float, float],
+    span: Sequence[float],
+) -> Spec:
+    scale: Spec = {"domain": list(span)} if span else {}
+    across, down = x.encoding("x"), y.encoding("y")
+    for encoding, end in ((across, ends[0]), (down, ends[1])):
+        encoding["scale"] |= {"nice": False, "domainMax": end}
+    # Rows are read from the top, as in a table.
+    down["scale"]["reverse"] = True
+    tips = [tip("to_x" if steps[0] > 1 else "at_x", _to(x.label, steps[0]))]
+    tips.append(tip("to_y" if steps[1] > 1 else "at_y", _to(y.label, steps[1])))
+    return {
+        "transform": [
+            {"calculate": f"min(datum.x + {steps[0]}, {ends[0]})", "as": "x2"},
+            {"calculate": f"min(datum.y + {steps[1]}, {ends[1]})", "as": "y2"},
+            {"calculate": "datum.x + 0.5", "as": "at_x"},
+            {"calculate": "datum.y + 0.5", "as": "at_y"},
+            {"calculate": "datum.x2 - 0.5", "as": "to_x"},
+            {"calculate": "datum.y2 - 0.5", "as": "to_y"},
+        ],
+        "params": clicks([]),
+        "mark": {"type": "rect", "clip": True},
+        "encoding": {
+            "x": across,
+            "x2": {"field": "x2"},
+            "y": down,
+            "y2": {"field": "y2"},
+            "color": {
+                "field": "value",
+                "type": "quantitative",
+                "title": colour.label,
+                "scale": scale,
+                "legend": {"format": NUMBERS},
+            },
+            "tooltip": [*tips, tip("value", colour.label)],
+        },
+    }
+
+
+def _to(label: str, step: int) -> str:
+    return f"{label}, {step} up to" if step > 1 else label

@@ -1,7 +1,8 @@
-"""Charts of lines, with intervals as bands or bars, and dashed lines to compare with."""
+"""Charts of lines, with intervals as bands or bars, and of areas upon each other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 
 from hpcfed.analysis.render.charts.drawing import (
@@ -17,7 +18,7 @@ from hpcfed.analysis.render.charts.drawing import (
     tip,
     tip_name,
 )
-from hpcfed.analysis.render.charts.whiskers import whiskers
+from hpcfed.analysis.render.charts.intervals import whiskers
 
 MOST_MARKERS = 24
 """On one line: more would hide it. They still have their tooltips."""
@@ -185,3 +186,53 @@ def _ideal(
             "encoding": where | name,
         },
     ]
+
+
+# Areas: how shares of a whole change.
+
+
+def areas(
+    title: str,
+    across: Sequence[float],
+    segments: Mapping[str, Sequence[float]],
+    x: Axis,
+    y: Axis,
+) -> Drawing:
+    """Draw every segment's values over x, upon each other."""
+    names = list(segments)
+    shown = [name for name in names if max(segments[name], default=0.0) > 0]
+    edges = _edges(across)
+    data: list[Record] = []
+    for order, name in enumerate(shown):
+        values = list(segments[name])
+        # A step ends where the next one begins; the last one at the last edge.
+        for at, value in zip(edges, [*values, values[-1]], strict=True):
+            record = {"x": short(at), "y": short(value), "series": name}
+            data.append(record | {"order": order})
+    across_axis = x.over(across).encoding("x")
+    across_axis["scale"] |= {"nice": False, "domain": [edges[0], edges[-1]]}
+    layer = {
+        "transform": chosen(shown),
+        "params": clicks(shown),
+        "mark": {"type": "area", "clip": True, "interpolate": "step-after"},
+        "encoding": {
+            "x": across_axis,
+            "y": y.encoding("y") | {"stack": "zero"},
+            "color": series_colour(names, shown=shown),
+            "order": {"field": "order", "type": "ordinal"},
+            "tooltip": [tip_name(), tip("x", x.label), tip("y", y.label)],
+        },
+    }
+    return Drawing(title, chart(f"{y.label} over {x.label}", data, [layer]))
+
+
+def _edges(across: Sequence[float]) -> list[float]:
+    """Return where columns begin and end: in the middle between two places, and as far
+    beyond the first and the last.
+    """
+    if len(across) < 2:
+        return [at + half for at in across for half in (-0.5, 0.5)]
+    middles = [(one + other) / 2 for one, other in pairwise(across)]
+    first = 2 * across[0] - middles[0]
+    last = 2 * across[-1] - middles[-1]
+    return [first, *middles, last]

@@ -17,7 +17,7 @@ from hpcfed.analysis.render.charts.drawing import (
     tip,
     tip_name,
 )
-from hpcfed.analysis.render.charts.whiskers import Along, whiskers
+from hpcfed.analysis.render.charts.intervals import Along, whiskers
 
 
 @dataclass(frozen=True)
