@@ -23,17 +23,17 @@ MPIRUN_FILES = "PRTE_MCA_prte_tmpdir_base"
 Finished = subprocess.CompletedProcess[str]
 
 LONGEST = (
-    "nccl", "gpu_server", "pfedgpa", "slurm", "resume", "genefl", "mpi", "folder", "hostile", "deepspeed", "paper",
-    "engine", "faults", "seeds", "cli", "placement", "record", "ranks", "baselines", "requeue", "study_page", "readme",
-    "genfed", "rivals", "kernels", "stalls", "own_methods", "python", "examples", "config", "extending", "profile",
-    "learning", "server",
+    "nccl", "gpu_server", "resume", "slurm", "pfedgpa_ranks", "folder", "genefl", "engine", "mpi", "hostile", "deepspeed",
+    "paper", "faults", "readme", "ranks", "seeds", "cli", "placement", "record", "baselines", "requeue", "study_page",
+    "pfedgpa_server", "genfed", "rivals", "kernels", "stalls", "own_methods", "python", "new_clients", "pfedgpa_files",
+    "examples", "config", "extending", "profile", "learning", "server", "pfedgpa", "fisher",
 )  # fmt: skip
 """Files of tests that take longer than others, roughly in order."""
 
 
 SLOW = (
-    "baselines", "deepspeed", "faults", "hostile", "learning", "mpi", "paper", "pfedgpa", "placement", "profile",
-    "ranks", "requeue", "resume", "seeds", "slurm", "stalls", "study_page",
+    "baselines", "deepspeed", "faults", "hostile", "learning", "mpi", "paper", "pfedgpa", "pfedgpa_files", "pfedgpa_ranks",
+    "pfedgpa_server", "placement", "profile", "ranks", "requeue", "resume", "seeds", "slurm", "stalls", "study_page",
 )  # fmt: skip
 """Files whose tests make whole runs, or start jobs of several ranks: `launch/test
 --quick` leaves them out.
@@ -109,6 +109,16 @@ def launcher_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("launcher")
     os.environ[MPIRUN_FILES] = str(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Run with one thread, as ranks do: sums are in the same order then, and nothing
+    waits for cores that others use.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture(autouse=True)
