@@ -56,9 +56,11 @@ def ratio(value: float) -> str:
     return f"{value:.3f}" if value < 10 else number(value)
 
 
-def interval(estimate: Interval, scale: float = 1.0, write: Write = number) -> str:
-    """Return `12.3 [11.8, 12.9]`, or `12.3` if the interval is not known."""
-    text = write(scale * estimate.centre)
+def interval(
+    estimate: Interval, scale: float = 1.0, write: Write = number, unit: str = ""
+) -> str:
+    """Return `12.3 % [11.8, 12.9]`, or `12.3 %` if the interval is not known."""
+    text = f"{write(scale * estimate.centre)}{unit}"
     if isnan(estimate.low) or isnan(estimate.high):
         return text
     low, high = write(scale * estimate.low), write(scale * estimate.high)

@@ -12,26 +12,25 @@ import pytest
 
 from hpcfed.analysis.collect import Found
 from hpcfed.analysis.contests import contests, frontiers
+from hpcfed.analysis.effects import effects, score_effect, time_effect
 from hpcfed.analysis.groups import Process, groups
-from hpcfed.analysis.limits import limits
+from hpcfed.analysis.labels import times_text
 from hpcfed.analysis.noise import noisy
 from hpcfed.analysis.outcomes import measure
 from hpcfed.analysis.render.exports import csv_text, points_csv_text
 from hpcfed.analysis.render.run_page import clients as clients_section
 from hpcfed.analysis.render.run_page.verdict import verdict
 from hpcfed.analysis.render.sections import sections
-from hpcfed.analysis.scaling import growths
+from hpcfed.analysis.scaling import growths, limits
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.swept import (
     Swept,
     families,
     held,
     reference,
-    score_effect,
     swept,
-    time_effect,
 )
-from hpcfed.analysis.verdicts import effects, times_text, verdicts
+from hpcfed.analysis.verdicts import verdicts
 from hpcfed.results.run import LearningRecord
 from hpcfed.runtime.timer import PHASES
 from tests.points import process_of, run_of
@@ -348,7 +347,7 @@ def test_an_effect_within_the_noise_is_named_and_no_more() -> None:
                 process_of(method=method, lr=lr, seed=seed, accuracy=score)
             )
     told = answers(processes)["Which options matter?"]
-    assert told == "No effect could be told from noise: lr."
+    assert told == "Not told apart from noise: lr."
 
 
 def test_a_method_has_its_price() -> None:

@@ -190,7 +190,7 @@ def test_the_page_of_a_study_with_a_clock() -> None:
         "3 min 0 s",
     ]
     told = " ".join(sentence for one in verdicts(every) for sentence in one.answers)
-    assert "deadline 60 first in virtual time, after 3 min 0 s" in told
+    assert "deadline 60 is first in virtual time, after 3 min 0 s" in told
 
 
 def test_the_page_of_a_study_of_privacy() -> None:

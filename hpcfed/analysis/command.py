@@ -16,6 +16,7 @@ from hpcfed.analysis.comparison import (
     read_conditions,
 )
 from hpcfed.analysis.groups import Group, groups
+from hpcfed.analysis.labels import condition_text
 from hpcfed.analysis.render.chart_files import chart_files, check_chart_files
 from hpcfed.analysis.render.console import Output
 from hpcfed.analysis.render.exports import (
@@ -29,7 +30,6 @@ from hpcfed.analysis.render.page import Content, page
 from hpcfed.analysis.render.run_page import is_one_run, run_content
 from hpcfed.analysis.render.sections import sections
 from hpcfed.analysis.render.sections.origin import noise_warnings
-from hpcfed.analysis.verdicts import condition_text
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.results.folder import check_export
 from hpcfed.results.publish import publish

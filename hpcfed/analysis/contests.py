@@ -1,16 +1,24 @@
-"""Who is best: methods under equal conditions, and points that no other point beats in
-both score and cost (a Pareto frontier).
+"""Who is best: methods under equal conditions, points that no other point beats in both
+score and cost (a Pareto frontier), the price of a method, and who reaches a target first.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 
 from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.groups import Group, fewest_ranks
-from hpcfed.analysis.outcomes import COSTS, Measure, RunCost, measure
-from hpcfed.analysis.statistics import Estimate
+from hpcfed.analysis.labels import label
+from hpcfed.analysis.outcomes import (
+    COSTS,
+    Measure,
+    RunCost,
+    mean_to_target,
+    measure,
+    run_bytes,
+)
+from hpcfed.analysis.statistics import Estimate, of_runs, ratio
 from hpcfed.analysis.swept import Swept, problem
 from hpcfed.options import RunConfig
 
@@ -31,6 +39,10 @@ class Contest:
     @property
     def winner(self) -> Group:
         return self.ranking[0]
+
+    def entrant(self, group: Group) -> str:
+        """Return the method, with those of its own options that were swept."""
+        return label(group.options.only(("method", *self.own)))
 
     @property
     def rivals(self) -> list[Group]:
@@ -160,3 +172,94 @@ def _frontier(points: Sequence[Weighed], judged: Measure) -> list[Weighed]:
             best.pop()
         best.append(point)
     return best
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a round of a method costs beside one of the fastest, over the conditions that
+    both were run under.
+    """
+
+    method: str
+    fastest: str
+    times: Estimate
+    """How many times as long it takes."""
+    sent: float
+    """How many times the bytes it sends; NaN where the fastest sends nothing."""
+
+
+def prices(found: Sequence[Contest]) -> list[Price]:
+    """Compare the rounds of all methods with those of the fastest."""
+    by_method: dict[str, dict[Combination, Group]] = defaultdict(dict)
+    for contest in found:
+        for group in contest.ranking:
+            by_method[contest.entrant(group)][contest.condition] = group
+    means = {}
+    for name, points in by_method.items():
+        means[name] = of_runs([group.seconds.centre for group in points.values()])
+    fastest, *others = sorted(means, key=lambda name: means[name].centre) or [""]
+    made = []
+    for name in others:
+        base = by_method[fastest]
+        mine = by_method[name]
+        pairs = [(mine[where], base[where]) for where in mine if where in base]
+        if pairs:
+            times = _over_pairs([ratio(one.seconds, two.seconds) for one, two in pairs])
+            made.append(Price(name, fastest, times, _bytes_ratio(pairs)))
+    return made
+
+
+def _over_pairs(ratios: Sequence[Estimate]) -> Estimate:
+    """Return a ratio over several pairs of points; of one pair, as its repeats tell it.
+
+    Pairs that agree by chance say nothing where the repeats of one are far apart.
+    """
+    if len(ratios) == 1:
+        return ratios[0]
+    together = of_runs([one.centre for one in ratios])
+    loose = [one for one in ratios if one.vague]
+    if not loose:
+        return together
+    return Estimate(together.centre, loose[0].low, loose[0].high)
+
+
+def _bytes_ratio(pairs: Sequence[tuple[Group, Group]]) -> float:
+    sent = []
+    for one, other in pairs:
+        if run_bytes(other).centre:
+            sent.append(run_bytes(one).centre / run_bytes(other).centre)
+    return of_runs(sent).centre if sent else nan
+
+
+@dataclass(frozen=True)
+class Race:
+    """Points of one problem on their way to the same target."""
+
+    problem: Combination
+    target: float
+    points: int
+    arrived: list[Group]
+    """Those whose seeds have all reached it."""
+
+    def first(self, spent: str) -> Group | None:
+        """Return the point that needed the least `seconds`, `virtual_seconds` or `bytes`;
+        None where these are unknown.
+        """
+        known = [m for m in self.arrived if isfinite(mean_to_target(m, spent))]
+        if not known:
+            return None
+        return min(known, key=lambda group: mean_to_target(group, spent))
+
+
+def races(every: Sequence[Group], options: Sequence[Swept]) -> list[Race]:
+    """Find all points that had a target, by problem."""
+    problems: dict[tuple[Combination, float], list[Group]] = defaultdict(list)
+    for group in every:
+        target = group.first.target
+        if target is not None:
+            problems[problem(group, options), target].append(group)
+    made = []
+    for (posed, target), members in problems.items():
+        arrived = [m for m in members if isfinite(mean_to_target(m, "seconds"))]
+        made.append(Race(posed, target, len(members), arrived))
+    return made

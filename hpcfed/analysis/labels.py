@@ -1,14 +1,22 @@
-"""Labels of choices of options. They are for people alone: nothing is looked up or put
-together by a label.
+"""Labels of points, and figures with their intervals, as they stand in sentences.
+
+They are for people alone: nothing is looked up or put together by a label.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from hpcfed import plugins
 from hpcfed.analysis.choices import Combination
+from hpcfed.analysis.statistics import Estimate
 from hpcfed.errors import count
 from hpcfed.options.metrics import global_name
+from hpcfed.words import formatted, interval, number
 
+MOST_SENTENCES = 4
+"""For one question; the section's table has all."""
+IN_PERCENT = (" %", " points")
+"""Units of which people read one digit after the point."""
 ACCURACIES = {
     "accuracy": "clients, own test data",
     "global_accuracy": "global model, all test data",
@@ -83,3 +91,41 @@ def size_text(clients: float, ranks: int) -> str:
     number = f"{clients:,.0f}"
     clients_text = "1 client" if number == "1" else f"{number} clients"
     return f"{clients_text} on {count(ranks, 'rank')}"
+
+
+def condition_text(condition: Combination) -> str:
+    """Return `digits, 20 clients, alpha 0.1`, as far as it has them."""
+    words = []
+    for name, value in condition.items():
+        if name == "dataset":
+            words.append(plugins.label(str(value)))
+        elif name == "clients":
+            words.append(count(int(value), "client"))
+        elif value is not None:  # which methods have that lack the option
+            words.append(option_text(name, value))
+    return ", ".join(words)
+
+
+def times_text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:
+    """Return a figure that follows from times as `text` does, but without an interval
+    that says nothing.
+    """
+    if not estimate.vague:
+        return text(estimate, unit, scale)
+    alone = text(Estimate(estimate.centre), unit, scale)
+    return f"{alone} (by the mean; too few repeats for an interval)"
+
+
+def text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:
+    """Return `12.3 % [11.8, 12.9]`, as it stands in a sentence."""
+    write = formatted(",.1f") if unit in IN_PERCENT else number
+    return interval(estimate, scale, write, unit)
+
+
+def few(sentences: Sequence[str], of: str) -> list[str]:
+    """Return the first sentences, and say how many more the table has."""
+    shown = list(sentences[:MOST_SENTENCES])
+    left = len(sentences) - len(shown)
+    if left:
+        shown.append(f"The table has {count(left, f'more {of}')}.")
+    return shown

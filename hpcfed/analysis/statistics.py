@@ -14,6 +14,10 @@ from hpcfed.results.pace import per_round
 # which reading every run needs, takes 11 ms of CPU instead of 3.
 
 CONFIDENCE = 0.95
+MOST_SPREAD = 4.0
+"""How many times its lower end the upper end of an interval of times may be, so that it
+is worth printing.
+"""
 MOST_POWER = 600.0
 """Largest exponent of e, so that a product of such numbers with seconds is still
 finite.
@@ -33,6 +37,13 @@ class Estimate:
     @property
     def bounded(self) -> bool:
         return not (isnan(self.low) or isnan(self.high))
+
+    @property
+    def vague(self) -> bool:
+        """Whether an interval of times is too wide to say anything, as that of two
+        repeats on a busy machine.
+        """
+        return self.bounded and (self.low <= 0 or self.high > MOST_SPREAD * self.low)
 
 
 def of_runs(values: Sequence[float]) -> Estimate:

@@ -13,7 +13,7 @@ from rich.console import Console
 from hpcfed.analysis.groups import Group, Process, groups
 from hpcfed.analysis.outcomes import run_epsilon, run_virtual_seconds
 from hpcfed.analysis.render.console import bare_table, plain_text, say
-from hpcfed.analysis.scaling import Kind, Scaling, scalings
+from hpcfed.analysis.scaling import Scaling, ScalingKind, scalings
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.results.json_values import plain
 from hpcfed.results.pace import PER_ROUND
@@ -38,7 +38,7 @@ class StudyPoint:
     """Samples that clients train on, fine-tuning before they are judged included, by
     the seconds of whole rounds; NaN where an older version has not counted them.
     """
-    scaling: Kind | None
+    scaling: ScalingKind | None
     """What the next two are of: as much work on more ranks, or as much on each."""
     speedup: Estimate
     """Over the fewest ranks; NaN where the study has no other number of ranks."""

@@ -1,18 +1,17 @@
-"""Swept options: which were given several values, and what each of them does."""
+"""Swept options: which were given several values, and points that differ in one alone."""
 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, combinations, pairwise
-from math import exp, inf, isfinite, log, nan
-from statistics import fmean
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from math import log
 from typing import Any
 
 from hpcfed.analysis.choices import SIZES, Combination, values_of
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.outcomes import Measure
-from hpcfed.analysis.statistics import Estimate, of_runs, of_seeds
+from hpcfed.analysis.labels import label
+from hpcfed.errors import count
 from hpcfed.options import RunConfig, named
 
 GEOMETRIC = 1.6
@@ -116,10 +115,11 @@ def families(
 
 def _ordered(members: Sequence[Group], name: str) -> list[Group]:
     order = [json.dumps(value) for value in _values(members, name)]
-    return sorted(members, key=lambda group: order.index(_text(group, name)))
+    return sorted(members, key=lambda group: order.index(value_json(group, name)))
 
 
-def _text(group: Group, name: str) -> str:
+def value_json(group: Group, name: str) -> str:
+    """Return an option's value as a key."""
     return json.dumps(group.options.get(name))
 
 
@@ -127,7 +127,9 @@ def reference(every: Sequence[Group], name: str) -> Any:
     """Return the value that most points have; among equals the default, or else the one
     in the middle.
     """
-    counts = Counter(_text(group, name) for group in every if name in group.options)
+    counts = Counter(
+        value_json(group, name) for group in every if name in group.options
+    )
     most = max(counts.values())
     values = [json.dumps(value) for value in _values(every, name)]
     commonest = [value for value in values if counts[value] == most]
@@ -181,74 +183,20 @@ def _agrees(group: Group, name: str, value: Any) -> bool:
     return own is None or own == value
 
 
-@dataclass(frozen=True)
-class Effect:
-    """What an option does to a figure, between two of its values."""
-
-    option: Swept
-    best: Any
-    """The value that does best on the mean over all else."""
-    worst: Any
-    pairs: int
-    """Pairs of points that differ in these two values alone."""
-    change: Estimate
-    """The mean difference of a score; of times, how many times as long the worst takes.
-    """
+def point_text(group: Group, options: Sequence[Swept]) -> str:
+    """Return the label of a point, with its size as far as sizes differ."""
+    differ = {option.name for option in options}
+    words = [label(group.key)]
+    if "clients" in differ:
+        words.append(count(group.clients, "client"))
+    if "ranks" in differ:
+        words.append(count(group.ranks, "rank"))
+    return ", ".join(words)
 
 
-def score_effect(
-    found: dict[Combination, list[Group]], option: Swept, judged: Measure
-) -> Effect | None:
-    """Return what an option does to the score; None where no two values have pairs."""
-    centres = {}
-    sign = -1.0 if judged.lower_is_better else 1.0
-    for choice, members in found.items():
-        centres[choice] = {
-            _text(group, option.name): sign * judged.estimate(group).centre
-            for group in members
-        }
-    found_effect = _effect(centres, option, logarithmic=False)
-    seeds = [len(judged.by_seed(group)) for group in chain(*found.values())]
-    if found_effect is None or min(seeds) > 1:
-        return found_effect
-    # Pairs that agree say nothing about the noise of a single seed.
-    return replace(found_effect, change=Estimate(found_effect.change.centre))
-
-
-def time_effect(found: dict[Combination, list[Group]], option: Swept) -> Effect | None:
-    """Return what an option does to the time of a round."""
-    centres = {}
-    for choice, members in found.items():
-        centres[choice] = {
-            _text(group, option.name): -log(group.seconds.centre) for group in members
-        }
-    return _effect(centres, option, logarithmic=True)
-
-
-def _effect(
-    centres: dict[Combination, dict[str, float]], option: Swept, *, logarithmic: bool
-) -> Effect | None:
-    """Compare the two values that are furthest apart, in families that have both."""
-    furthest: tuple[float, str, str, list[float]] | None = None
-    texts = [json.dumps(value) for value in option.values]
-    for one, other in combinations(texts, 2):
-        changes = []
-        for family in centres.values():
-            change = family.get(one, nan) - family.get(other, nan)
-            if isfinite(change):
-                changes.append(change)
-        if not changes:
-            continue
-        mean = fmean(changes)
-        best, worst = (one, other) if mean >= 0 else (other, one)
-        if furthest is None or abs(mean) > furthest[0]:
-            signed = [change if mean >= 0 else -change for change in changes]
-            furthest = (abs(mean), best, worst, signed)
-    if furthest is None:
-        return None
-    _, best, worst, signed = furthest
-    if logarithmic:
-        mean_change = of_runs([exp(value) for value in signed])
-    else:
-        mean_change = of_seeds(signed, least=-inf)
-    return Effect(option, json.loads(best), json.loads(worst), len(signed), mean_change)
+def choice_text(group: Group, options: Sequence[Swept]) -> str:
+    """Return the label of a point without the problem, which the sentence has already."""
+    name = label(group.key.without(*PROBLEM))
+    if any(option.name == "ranks" for option in options):
+        name += f", {count(group.ranks, 'rank')}"
+    return name

@@ -5,6 +5,7 @@ from itertools import islice
 
 from hpcfed import plugins
 from hpcfed.analysis.choices import SIZES
+from hpcfed.analysis.effects import Effect, Matters, effects
 from hpcfed.analysis.findings import COUNT, PLAIN, Row, Table
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import label, option_text, value_text
@@ -17,8 +18,7 @@ from hpcfed.analysis.render.sections.section import (
     estimates_line,
 )
 from hpcfed.analysis.statistics import Estimate
-from hpcfed.analysis.swept import Effect, Held, Swept, families, held
-from hpcfed.analysis.verdicts import Matters, effects
+from hpcfed.analysis.swept import Held, Swept, families, held
 from hpcfed.results.pace import MS_PER_ROUND
 from hpcfed.words import DASH
 

@@ -20,12 +20,11 @@ from hpcfed.analysis.findings import (
     Table,
 )
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.labels import both_series
+from hpcfed.analysis.labels import both_series, condition_text
 from hpcfed.analysis.outcomes import known_metric, last_accuracy
 from hpcfed.analysis.render.sections.section import Section, points_table
 from hpcfed.analysis.statistics import of_seeds
 from hpcfed.analysis.swept import Swept
-from hpcfed.analysis.verdicts import condition_text, entrant_text
 from hpcfed.analysis.verdicts import verdicts as answered
 from hpcfed.options.metrics import HEADLINES, label_of
 from hpcfed.results.pace import MS_PER_ROUND
@@ -126,9 +125,9 @@ def _contest_row(one: Contest) -> Row:
         verdict = "one seed cannot tell"
     return [
         condition_text(one.condition),
-        entrant_text(one, best),
+        one.entrant(best),
         score(one.judged.estimate(best)),
-        entrant_text(one, second),
+        one.entrant(second),
         score(one.judged.estimate(second)),
         score(one.leads[0]),
         verdict,

@@ -21,7 +21,7 @@ from hpcfed.analysis.findings import (
     Table,
 )
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.labels import label
+from hpcfed.analysis.labels import condition_text, label, text
 from hpcfed.analysis.outcomes import COSTS, Measure, measure, measures, run_epsilon
 from hpcfed.analysis.render.charts import (
     Axis,
@@ -42,8 +42,7 @@ from hpcfed.analysis.render.sections.section import (
     points_table,
 )
 from hpcfed.analysis.statistics import Estimate, of_seeds
-from hpcfed.analysis.swept import Swept
-from hpcfed.analysis.verdicts import choice_text, condition_text, text
+from hpcfed.analysis.swept import Swept, choice_text
 from hpcfed.errors import count
 from hpcfed.options.privacy import PrivacyOptions
 from hpcfed.results.run import Reached

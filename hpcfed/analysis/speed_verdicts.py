@@ -1,0 +1,230 @@
+"""Verdicts about time, in sentences: how a round scales over ranks and clients, what
+limits it, and whether it can be predicted.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from math import isfinite
+
+from hpcfed.analysis.choices import Combination
+from hpcfed.analysis.costmodel import Fitted
+from hpcfed.analysis.groups import Group
+from hpcfed.analysis.labels import (
+    MOST_SENTENCES,
+    few,
+    label,
+    size_text,
+    text,
+    times_text,
+)
+from hpcfed.analysis.scaling import Growth, Limit, Scaling, limits, profiled
+from hpcfed.analysis.swept import Swept, point_text
+from hpcfed.errors import count
+from hpcfed.words import number
+
+LEAST_ERROR = 0.001
+"""Relative error of a time below which its digits mean nothing."""
+
+
+def _largest(found: Sequence[Scaling]) -> list[Scaling]:
+    """Return every choice's scaling with most clients."""
+    best: dict[Combination, Scaling] = {}
+    for one in found:
+        known = best.get(one.key)
+        if known is None or one.clients > known.clients:
+            best[one.key] = one
+    return list(best.values())
+
+
+def strong_answers(found: Sequence[Scaling]) -> list[str]:
+    """Tell how much faster more ranks are with the same clients."""
+    largest = _largest(found)
+    if len(largest) <= MOST_SENTENCES:
+        return [_speedup(one) for one in largest]
+    ordered = sorted(largest, key=lambda one: one.efficiency[-1].centre)
+    efficiencies = [one.efficiency[-1].centre for one in ordered]
+    return [
+        f"The efficiency on the most ranks is {_range(efficiencies, 100)} % over "
+        f"{count(len(ordered), 'choice')} of options.",
+        f"Best: {_speedup(ordered[-1])}",
+        f"Worst: {_speedup(ordered[0])}",
+    ]
+
+
+def _range(values: Sequence[float], scale: float = 1.0) -> str:
+    """Return `60 to 72`, or a single number where they are alike."""
+    least, most = number(scale * min(values)), number(scale * max(values))
+    return least if least == most else f"{least} to {most}"
+
+
+def _speedup(one: Scaling) -> str:
+    where = f"{label(one.key)}, {one.clients:,.0f} clients"
+    speedup, efficiency = one.speedup[-1], one.efficiency[-1]
+    ranks = count(one.ranks[-1], "rank")
+    if speedup.vague:
+        return (
+            f"{where}: too few repeats to tell whether {ranks} are faster than "
+            f"{one.ranks[0]} ({number(speedup.centre)} times as fast by the mean)."
+        )
+    return (
+        f"{where}: {ranks} are {text(speedup, ' times')} as fast as {one.ranks[0]}, an "
+        f"efficiency of {times_text(efficiency, ' %', 100)}{_no_gain(one)}."
+    )
+
+
+def _no_gain(one: Scaling) -> str:
+    """Add a word where more ranks do not help."""
+    last = one.speedup[-1]
+    if last.bounded and last.low <= 1 <= last.high:
+        return "; this gain is not told apart from noise"
+    if last.centre < 1:
+        return "; more ranks are slower"
+    return ""
+
+
+def weak_answers(found: Sequence[Scaling]) -> list[str]:
+    """Tell how well more ranks carry as many clients each."""
+    largest = _largest(found)
+    if len(largest) > MOST_SENTENCES:
+        efficiencies = [one.efficiency[-1].centre for one in largest]
+        return [
+            f"The efficiency on the most ranks is {_range(efficiencies, 100)} % over "
+            f"{count(len(largest), 'choice')} of options."
+        ]
+    sentences = []
+    for one in largest:
+        # Weak scaling's efficiency is how much longer a round takes, turned round.
+        sentences.append(
+            f"{label(one.key)}, {one.clients:g} clients per rank: from {one.ranks[0]} "
+            f"to {count(one.ranks[-1], 'rank')} the efficiency is "
+            f"{times_text(one.efficiency[-1], ' %', 100)}."
+        )
+    return few(sentences, "choice")
+
+
+def client_answers(found: Sequence[Growth]) -> list[str]:
+    """Tell how a round's time grows with clients."""
+    if len(found) <= MOST_SENTENCES:
+        return [_growth(one) for one in found]
+    ordered = sorted(found, key=lambda one: one.power.centre)
+    powers = [one.power.centre for one in ordered]
+    return [
+        f"A round's time grows as clients to the power of {_range(powers)} over "
+        f"{count(len(ordered), 'choice')} of options and ranks; 1 would be in "
+        "proportion.",
+        f"Least: {_growth(ordered[0])}",
+        f"Most: {_growth(ordered[-1])}",
+    ]
+
+
+def _growth(one: Growth) -> str:
+    where = f"{label(one.key)}, {count(one.ranks, 'rank')}"
+    sizes = f"from {one.clients[0]:,} to {one.clients[-1]:,} clients"
+    if one.longer.vague:
+        return (
+            f"{where}: too few repeats to tell how the time of a round grows {sizes} "
+            f"({number(one.longer.centre)} times as long by the mean)."
+        )
+    first, last = one.per_client[0], one.per_client[-1]
+    return (
+        f"{where}: {sizes} a round takes {text(one.longer, ' times')} as long, clients "
+        f"to the power of {text(one.power)}; a client costs {number(1e3 * first)} ms, "
+        f"then {number(1e3 * last)} ms."
+    )
+
+
+def limit_answers(every: Sequence[Group], options: Sequence[Swept]) -> list[str]:
+    """Tell which phase takes most of a round, and what profiles found."""
+    profiles = []
+    for group, part in profiled(every):
+        profiles.append(f"Profile of {point_text(group, options)}: {part.words}.")
+    return [*_limits(limits(every), options), *few(profiles, "profile")]
+
+
+def _limits(found: Sequence[Limit], options: Sequence[Swept]) -> list[str]:
+    phases = {limit.phase for limit in found}
+    alike = len(phases) == 1 and all(limit.loss is None for limit in found)
+    if len(found) > 1 and alike and phases != {"server"}:
+        shares = [limit.share for limit in found]
+        return [
+            f"{phases.pop()} takes most of a round everywhere, {_range(shares, 100)} %; "
+            "hpcfed profile tells what limits it."
+        ]
+    if len(found) <= MOST_SENTENCES:
+        return [_limit(limit, options) for limit in found]
+    # Many choices are often limited by the same.
+    by_phase: dict[str, list[Limit]] = defaultdict(list)
+    for limit in found:
+        by_phase[limit.phase].append(limit)
+    sentences = []
+    for phase, members in sorted(by_phase.items(), key=lambda item: -len(item[1])):
+        shares = [limit.share for limit in members]
+        sentences.append(
+            f"{phase} takes most of a round in {len(members)} of "
+            f"{count(len(found), 'choice')} of options: {_range(shares, 100)} %."
+        )
+    lossy = [limit for limit in found if limit.loss is not None]
+    if lossy:
+        worst = max(lossy, key=lambda limit: limit.loss.after if limit.loss else 0.0)
+        sentences.append(f"Most is lost to more ranks here: {_limit(worst, options)}")
+    return sentences
+
+
+def _limit(limit: Limit, options: Sequence[Swept]) -> str:
+    where = point_text(limit.group, options)
+    words = f"{where}: {limit.phase} takes {100 * limit.share:.0f} % of a round"
+    if limit.phase == "server" and limit.group.first.learns_seldom:
+        # A training of the server's model is no part of a usual round.
+        share = f"{100 * limit.share:.0f} % of the run"
+        words = f"{where}: server {limit.group.first.server_text()}, {share}"
+    if limit.loss is not None:
+        loss = limit.loss
+        words += (
+            f"; against {count(loss.ranks, 'rank')} most is lost in {loss.phase}, "
+            f"{number(1e3 * loss.before)} ms there and {number(1e3 * loss.after)} ms "
+            "here"
+        )
+    return f"{words}."
+
+
+def prediction_answers(found: Sequence[Fitted]) -> list[str]:
+    """Tell how far off the cost models are."""
+    if len(found) <= MOST_SENTENCES:
+        return [_model(one) for one in found]
+    errors = [max(one.model.error, LEAST_ERROR) for one in found]
+    sentences = [
+        f"{len(found)} cost models are wrong by {_range(errors, 100)} % on the points "
+        "that they were fitted to."
+    ]
+    checked = [one for one in found if one.held_out is not None]
+    if checked:
+        worst = max(
+            checked, key=lambda one: abs(one.held_out.error if one.held_out else 0)
+        )
+        sentences.append(f"Worst on its largest point: {_model(worst)}")
+    return sentences
+
+
+def _error(error: float) -> str:
+    """Return a relative error in per cent; times are not known to a thousandth."""
+    if error < LEAST_ERROR:
+        return f"less than {100 * LEAST_ERROR:g} %"
+    return f"{number(100 * error)} %"
+
+
+def _model(one: Fitted) -> str:
+    sentence = (
+        f"{label(one.key)}: the cost model is wrong by "
+        f"{_error(one.model.error)} on the points it was fitted to"
+    )
+    if isfinite(one.model.left_out_error):
+        left_out = _error(one.model.left_out_error)
+        sentence += f", by {left_out} on points that it has not seen"
+    if one.held_out is not None:
+        point = one.held_out.point
+        error = 100 * one.held_out.error
+        sentence += (
+            f"; for the largest ({size_text(point.clients, point.ranks)}) it would have "
+            f"been {error:+.3g} % off"
+        )
+    return f"{sentence}."
