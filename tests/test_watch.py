@@ -17,10 +17,10 @@ import torch
 from rich.console import Console
 
 from hpcfed import cli
-from hpcfed.analysis.render.watch import command
-from hpcfed.analysis.render.watch.curves import curves
+from hpcfed.analysis.render.watch import watching
+from hpcfed.analysis.render.watch.frame import curves
 from hpcfed.analysis.render.watch.looking import SILENT, Looker
-from hpcfed.analysis.render.watch.trials import StudyLooker
+from hpcfed.analysis.render.watch.study import StudyLooker
 from hpcfed.experiment.failures import Reporting
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.signs import showing_life
@@ -150,14 +150,14 @@ def test_lines_come_now_and_then_and_at_the_end(
     results, looks = begun(tmp_path, rounds=3), iter(range(3))
 
     def pause(seconds: float) -> None:
-        assert seconds >= command.LOOK_EVERY
+        assert seconds >= watching.LOOK_EVERY
         round = next(looks)
         add_round(results, round)
         if round == 2:
             results.finish("complete")
 
     monkeypatch.setattr(
-        command, "time", SimpleNamespace(**vars(time) | {"sleep": pause})
+        watching, "time", SimpleNamespace(**vars(time) | {"sleep": pause})
     )
     lines = words(tmp_path, "--every", 100).splitlines()
     assert len(lines) == 3 and "running  round 0/3" in lines[0]
@@ -173,7 +173,7 @@ def test_the_end_of_a_watcher_is_not_the_runs(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(
-        command, "time", SimpleNamespace(**vars(time) | {"sleep": interrupt})
+        watching, "time", SimpleNamespace(**vars(time) | {"sleep": interrupt})
     )
     assert "which goes on undisturbed" in words(tmp_path)
 
@@ -196,7 +196,7 @@ def test_a_folder_is_waited_for_and_a_strange_one_refused(
 
     steps = iter([asked.mkdir, lambda: begun(asked, rounds=1).finish("complete")])
     clock = vars(time) | {"sleep": lambda seconds: next(steps)()}
-    monkeypatch.setattr(command, "time", SimpleNamespace(**clock))
+    monkeypatch.setattr(watching, "time", SimpleNamespace(**clock))
     said = words(asked)
     assert said.count("waiting for a run") == 1 and "complete  round 0/1" in said
 

@@ -49,7 +49,7 @@ def command(arguments: list[str]) -> None:
     # Late: most command lines read no HDF5.
     from rich.console import Console
 
-    from hpcfed.analysis.render.watch.command import watch
+    from hpcfed.analysis.render.watch.watching import watch
 
     code = watch(
         options.folder,

@@ -1,5 +1,5 @@
 """`hpcfed watch`: a run, its seeds or a study while it goes on, from its files alone.
 
-`looking` reads runs and `trials` studies; `frame` draws them on a terminal and `lines`
-puts them into a log; `command` goes on looking until the end.
+`looking` reads a run and `frame` draws it; `study` reads and draws a study; `watching`
+goes on looking until the end.
 """

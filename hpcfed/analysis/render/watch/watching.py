@@ -1,22 +1,38 @@
-"""`hpcfed watch` after its command line has been understood."""
+"""`hpcfed watch`: look at a run or a study again and again, and draw it, or print a line
+for logs and pipes.
+"""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from math import isnan
 from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from hpcfed.analysis.labels import all_series
 from hpcfed.analysis.render.console import say
-from hpcfed.analysis.render.watch.frame import run_frame
-from hpcfed.analysis.render.watch.lines import run_line, study_line
+from hpcfed.analysis.render.watch.frame import (
+    channel_facts,
+    life_line,
+    run_frame,
+    speed,
+)
 from hpcfed.analysis.render.watch.looking import Looker, RunView, holds_any_run
-from hpcfed.analysis.render.watch.study_frame import study_frame
-from hpcfed.analysis.render.watch.trials import StudyLooker, StudyView, holds_study
+from hpcfed.analysis.render.watch.study import (
+    StudyLooker,
+    StudyView,
+    holds_study,
+    study_frame,
+)
 from hpcfed.errors import UserError, did_you_mean, printable, remark
+from hpcfed.options.metrics import text_of
+from hpcfed.words import duration
 
 View = RunView | StudyView
+Look = Callable[[], View]
 LOOK_EVERY = 1.0
 """Seconds between two looks."""
 PAUSE = 20
@@ -24,6 +40,9 @@ PAUSE = 20
 file system has other work.
 """
 SEED_FOLDERS = "seed-*"
+SHORT = ("clients", "participants", "global")
+"""What the series of a metric are called in a line."""
+MOST_PHASES = 3
 
 
 def watch(
@@ -31,7 +50,7 @@ def watch(
 ) -> int:
     """Show a run or a study until its end; return the exit code.
 
-    `every` are the seconds between lines where the output is no terminal.
+    `every` are the seconds between two lines, if the output is not a terminal.
     """
     found = folder or _newest(Path("runs"))
     try:
@@ -52,18 +71,13 @@ def watch(
     return 1 if view.over and view.status != "complete" else 0
 
 
-class _looking_at:
-    """Looks at a folder, as a run's or as a study's."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._look = StudyLooker().look if holds_study(folder) else Looker().look
-
-    def __call__(self) -> View:
-        return self._look(self._folder)
+def _looking_at(folder: Path) -> Look:
+    """Return what looks at a folder, as a run's or as a study's."""
+    look = StudyLooker().look if holds_study(folder) else Looker().look
+    return partial(look, folder)
 
 
-def _views(look: "_looking_at") -> Iterator[View]:
+def _views(look: Look) -> Iterator[View]:
     """Look again and again, up to the end."""
     while True:
         begin = time.monotonic()
@@ -75,7 +89,7 @@ def _views(look: "_looking_at") -> Iterator[View]:
         time.sleep(max(LOOK_EVERY, PAUSE * took))
 
 
-def _draw(look: "_looking_at", console: Console) -> View:
+def _draw(look: Look, console: Console) -> View:
     """Draw over and over in the same place of a terminal."""
     with Live(console=console, auto_refresh=False) as live:
         for view in _views(look):
@@ -83,8 +97,8 @@ def _draw(look: "_looking_at", console: Console) -> View:
     return view
 
 
-def _tell(look: "_looking_at", console: Console, every: float) -> View:
-    """Print a line every so many seconds, and one at the end."""
+def _tell(look: Look, console: Console, every: float) -> View:
+    """Print a line now and then, and one at the end."""
     due = 0.0
     for view in _views(look):
         now = time.monotonic()
@@ -98,7 +112,7 @@ def _tell(look: "_looking_at", console: Console, every: float) -> View:
 
 def _frame(view: View, console: Console) -> RenderableType:
     if isinstance(view, StudyView):
-        return study_frame(view, console)
+        return study_frame(view)
     return run_frame(view, console)
 
 
@@ -133,7 +147,7 @@ def _await(folder: Path, *, once: bool, wait: bool) -> None:
 
 
 def _guess(folder: Path) -> str:
-    """Return a folder beside it that is spelt nearly so."""
+    """Return the folder beside it with the most similar name, if there is one."""
     beside: list[str] = []
     with suppress(OSError):
         beside = [path.name for path in folder.parent.iterdir()]
@@ -166,3 +180,51 @@ def _changed(folder: Path) -> float:
             with suppress(OSError):
                 times.append(path.lstat().st_mtime)
     return max(times)
+
+
+# A line for logs and pipes.
+
+
+def run_line(view: RunView) -> str:
+    """Return how far a run is, its figures, and where its time goes."""
+    words = [view.status]
+    if view.records:
+        words.append(f"round {view.done}/{view.planned}")
+    words += last_figures(view)
+    words += channel_facts(view)
+    words.append(speed(view))
+    phases = view.phases()
+    total = sum(phases.values())
+    shares = []
+    for name, seconds in list(phases.items())[:MOST_PHASES]:
+        shares.append(f"{name} {seconds / total:.0%}")
+    if not view.over:
+        words.append(", ".join(shares))
+    words.append(life_line(view).plain.strip())
+    return printable("  ".join(filter(None, words)))
+
+
+def last_figures(view: RunView) -> list[str]:
+    """Return the last loss, and the last values of the main metric."""
+    if not view.done:
+        return []
+    found = [f"loss {view.last('train_loss'):.4f}"]
+    metric = view.metric
+    # Participants are not judged by perplexity and the like.
+    names = SHORT if len(all_series(metric)) == len(SHORT) else SHORT[::2]
+    for short, name in zip(names, all_series(metric), strict=True):
+        value = view.last(name)
+        if not isnan(value):
+            found.append(f"{short} {text_of(metric, value)}")
+    return found
+
+
+def study_line(view: StudyView) -> str:
+    """Return how many trials are done, and how far those are that run."""
+    words = [view.counts()]
+    for trial in view.trials:
+        if trial.status == "running" and trial.run is not None:
+            words.append(f"{trial.name}: {run_line(trial.run)}")
+    if not view.over and not isnan(view.left):
+        words.append(f"ETA of all about {duration(view.left)}")
+    return printable("; ".join(words))

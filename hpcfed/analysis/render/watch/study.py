@@ -1,5 +1,5 @@
-"""Looking at a study while it goes on: which of its trials wait, run, are done or have
-failed.
+"""A study while it goes on: which of its trials wait, run, are done or have failed, and
+when all of them will be done.
 """
 
 from dataclasses import dataclass, replace
@@ -7,14 +7,25 @@ from math import isnan
 from pathlib import Path
 from statistics import mean
 
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hpcfed.analysis.labels import all_series
+from hpcfed.analysis.render.watch.frame import STATUS_STYLES
 from hpcfed.analysis.render.watch.looking import Looker, RunView, holds_any_run
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, printable
+from hpcfed.options.metrics import text_of
 from hpcfed.results.folder import PLAN, POINTS, STUDY
 from hpcfed.results.trials import Outcome, read_listing, read_outcome
+from hpcfed.words import duration, short_seconds
 
 STATUSES = ("complete", "running", "waiting", "failed")
 SHOWN = 5
 """Complete trials whose figures are read: those that ended last."""
+MOST_ROWS = {"failed": 8, "complete": SHOWN, "running": 12, "waiting": 4}
+"""Rows of each status at most, in the order of the table."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class StudyView:
     @property
     def left(self) -> float:
         """Seconds until all are done, if those that wait take as long as those that are
-        done took; NaN while nobody can tell.
+        done took; NaN while it is unknown.
         """
         running = self.of_status("running")
         rests = [_rest(trial) for trial in running]
@@ -86,7 +97,7 @@ class StudyView:
 
 
 def _rest(trial: TrialView) -> float:
-    """Return the seconds that a running trial still takes; 0 while nobody knows."""
+    """Return the seconds that a running trial still takes; 0 while it is unknown."""
     left = float("nan") if trial.run is None else trial.run.left
     return 0.0 if isnan(left) else left
 
@@ -147,3 +158,81 @@ def _ended_at(trial: TrialView) -> float:
 def holds_study(folder: Path) -> bool:
     """Tell whether a study has begun in a folder."""
     return any((folder / name).exists() for name in (PLAN, POINTS, STUDY))
+
+
+# On a terminal.
+
+
+def study_frame(view: StudyView) -> RenderableType:
+    """Return everything worth knowing about a study at this moment."""
+    head = printable(view.title or "a study")
+    line = Table.grid(padding=(0, 2, 0, 0))
+    done = len(view.of_status("complete"))
+    bar = ProgressBar(total=max(len(view.trials), 1), completed=done, width=30)
+    eta = ""
+    if not view.over and not isnan(view.left):
+        eta = f"ETA about {duration(view.left)}"
+    style = STATUS_STYLES.get(view.status, "bold")
+    line.add_row(Text(view.status, style=style), bar, eta)
+    folder = printable(str(view.folder))
+    return Group(
+        Text(head),
+        Text(folder, style="dim"),
+        line,
+        Text(view.counts()),
+        Text(),
+        _table(view),
+    )
+
+
+def _table(view: StudyView) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    # In a narrow terminal names give way, and no number is cut.
+    table.add_column("trial", overflow="fold", max_width=60)
+    for head in ("status", "round", "accuracy", "pace", "left"):
+        justify = "left" if head == "status" else "right"
+        table.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("")
+    for status, most in MOST_ROWS.items():
+        trials = view.of_status(status)
+        # Of those that are done the last ones, of all others the next ones.
+        shown = trials[:most]
+        if status == "complete":
+            shown = [trial for trial in trials if trial.run is not None][-most:]
+        for trial in shown:
+            table.add_row(*_row(trial))
+        more = len(trials) - len(shown)
+        if more:
+            table.add_row(Text(f"… {more} more {status}", "dim"))
+    return table
+
+
+def _row(trial: TrialView) -> list[RenderableType]:
+    status = trial.status
+    style = STATUS_STYLES.get(status, "bold" if status == "running" else "dim")
+    cells: list[RenderableType] = [Text(printable(trial.name)), Text(status, style)]
+    if status == "failed":
+        return [*cells, "", "", "", "", Text(printable(trial.outcome.error), "red")]
+    run = trial.run
+    if run is None or not run.records:
+        return [*cells, "starting" if status == "running" else ""]
+    cells += [f"{run.done}/{run.planned}", _headline(run)]
+    cells.append("" if isnan(run.pace) else short_seconds(run.pace))
+    if status == "complete":
+        return [*cells, "", Text(str(trial.outcome), "dim")]
+    cells.append("" if isnan(run.left) else duration(run.left))
+    if run.learning is not None:
+        step = f"{run.learning.network} {run.learning.step}/{run.learning.steps}"
+        cells.append(Text(printable(f"the server learns: {step}")))
+    elif run.silent:
+        cells.append(Text(f"no sign of life for {duration(run.age)}", "bold red"))
+    return cells
+
+
+def _headline(run: RunView) -> str:
+    """Return the clients' last figure, or the global model's where they have none."""
+    for name in all_series(run.metric):
+        value = run.last(name)
+        if not isnan(value):
+            return text_of(run.metric, value)
+    return ""
