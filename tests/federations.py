@@ -77,7 +77,7 @@ def trained(
     key = randomness.client_keys(
         s.settings.config.seed, purpose, round, torch.tensor([client])
     )[0]
-    network = naive(network, s.federation.train_data, client, sgd, key)
+    network = naive(network, s.federation.training.train_data, client, sgd, key)
     return {name: tensor.detach() for name, tensor in network.named_parameters()}
 
 

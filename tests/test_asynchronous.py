@@ -426,7 +426,7 @@ def test_a_buffer_averages_running_statistics() -> None:
     fed, state = s.federation, s.method.init(s.federation)
     seen: list[tuple[np.ndarray, Tensor]] = []
     cohort = fed.sample(0)
-    cohort.log.on_trained = lambda here, rows: seen.append((here, rows))
+    cohort.in_flight.on_trained = lambda here, rows: seen.append((here, rows))
     after = s.method.round(fed, state, cohort)
     ids = np.concatenate([here for here, _ in seen])
     rows = torch.cat([rows for _, rows in seen])

@@ -20,7 +20,7 @@ from hpcfed.data.loading import load
 from hpcfed.data.synthetic import SyntheticDataset, SyntheticSize
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import run
-from hpcfed.federation.aggregation import least_krum, trimmed_mean
+from hpcfed.federation.aggregation import Aggregation, least_krum, trimmed_mean
 from hpcfed.federation.cohort import Cohort, Sent
 from hpcfed.models.networks import build
 from hpcfed.options.attacks import ATTACKS
@@ -318,7 +318,10 @@ def test_label_flip_changes_the_training_labels_of_attackers_alone() -> None:
         assembled(**options),
         assembled(attack="label-flip", attackers=2, **options),
     )
-    data, flip = plain.federation.train_data, poisoned.federation.train_data
+    data, flip = (
+        plain.federation.training.train_data,
+        poisoned.federation.training.train_data,
+    )
     assert data.sizes == flip.sizes
     for client, size in enumerate(data.sizes):
         own, other = data.index[client, :size], flip.index[client, :size]
@@ -327,7 +330,10 @@ def test_label_flip_changes_the_training_labels_of_attackers_alone() -> None:
         assert torch.equal(
             data.targets[own], 9 - flip.targets[other] if bad else flip.targets[other]
         )
-    one, two = plain.federation.test_data, poisoned.federation.test_data
+    one, two = (
+        plain.federation.training.test_data,
+        poisoned.federation.training.test_data,
+    )
     assert torch.equal(one.targets, two.targets) and torch.equal(one.inputs, two.inputs)
     assert np.array_equal(
         plain.dealt.partition.validation, poisoned.dealt.partition.validation
@@ -440,8 +446,9 @@ def test_outliers_cannot_bend_a_robust_rule_far(name: str, outlier: float) -> No
     counts them.
     """
     rows, _ = with_outliers(outlier)
-    fed = assembled(clients=10, aggregation=name).federation
-    assert (fed._aggregation(rows, cohort_of([1] * 10)) - 3).abs().max() < 0.4
+    s = assembled(clients=10, aggregation=name)
+    fed, rule = s.federation, Aggregation(s.settings.config, s.collectives)
+    assert (rule(rows, cohort_of([1] * 10)) - 3).abs().max() < 0.4
     cohort = cohort_of([1] * 10)
     assert (fed.mean(rows, cohort) - 3).abs().max() < 0.4
     assert len(cohort.log.excluded) == (0 if np.isfinite(outlier) else 2)

@@ -495,7 +495,7 @@ def test_one_plain_step_of_rate_eta_gives_eta_times_the_gradient_of_the_loss() -
     net, target, shard = (
         hypernetwork(s, before),
         build("mlp", shape=(1, 8, 8), classes=10, seed=0),
-        s.federation.train_data,
+        s.federation.training.train_data,
     )
     loss = torch.zeros((), dtype=torch.float64)
     for client, size in enumerate(shard.sizes):

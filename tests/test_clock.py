@@ -446,8 +446,7 @@ def test_a_round_takes_as_long_as_its_slowest_client(tmp_path: Path) -> None:
     state, log = one_round(s)
     bytes_each = 8 * s.federation.layout.num_columns
     steps = -(-s.federation.sizes // 60)
-    assert log.clock is not None
-    table = log.clock.table()
+    table = log.times
     np.testing.assert_array_equal(table["client"], [0, 1, 2, 3])
     np.testing.assert_array_equal(table["steps"], steps)
     # 0.5 s a step at speed 1; each link by its own bytes per second.
@@ -472,8 +471,7 @@ def test_a_clock_alone_changes_no_number() -> None:
 def test_who_misses_the_deadline_does_not_count(tmp_path: Path) -> None:
     waiting = timed(tmp_path)
     _, log = one_round(waiting)
-    assert log.clock is not None
-    table = log.clock.table()
+    table = log.times
     total = table["train"] + table["download"] + table["upload"]
     slowest = int(total.argmax())
     deadline = float(np.sort(total)[-2:].mean())
@@ -489,8 +487,8 @@ def test_the_first_uploads_count_of_more_that_were_invited(tmp_path: Path) -> No
     s = timed(tmp_path, cohort=2, oversample=2)
     state, log = one_round(s)
     assert log.cohort_size == 4
-    assert log.clock is not None and log.arrived is not None
-    table = log.clock.table()
+    assert log.arrived is not None
+    table = log.times
     total = table["train"] + table["download"] + table["upload"]
     first = np.sort(np.argsort(total)[:2])
     assert log.arrived.tolist() == first.tolist()
@@ -505,8 +503,8 @@ def test_vanished_clients_do_not_count_and_take_no_time(tmp_path: Path) -> None:
     for _ in rounds(s, 30, logs):
         pass
     for log in logs:
-        assert log.clock is not None and log.arrived is not None
-        table = log.clock.table()
+        assert log.arrived is not None
+        table = log.times
         vanished = np.isnan(table["arrival"])
         assert table["client"][~vanished].tolist() == log.arrived.tolist()
         gone += int(vanished.sum())
@@ -526,16 +524,16 @@ def test_partial_work_is_that_of_fewer_steps(tmp_path: Path) -> None:
     planned = -(-s.federation.sizes // 20)
     steps = np.minimum(planned, fit).astype(int)
     assert (steps < planned).any(), "somebody is cut short"
-    assert log.clock is not None and log.arrived is not None
-    np.testing.assert_array_equal(log.clock.table()["steps"], steps)
+    assert log.arrived is not None
+    np.testing.assert_array_equal(log.times["steps"], steps)
     in_time = log.arrived.tolist()
     expected = mean_of(s, in_time, steps[in_time].tolist())
     torch.testing.assert_close(state.w, expected, rtol=1e-10, atol=1e-14)
     assert log.virtual_seconds <= 3
     cohort = s.federation.sample(1)
     s.method.round(s.federation, state, cohort)
-    assert cohort.log.clock is not None
-    np.testing.assert_array_equal(cohort.log.clock.table()["steps"], steps)
+    assert cohort.in_flight.clock is not None
+    np.testing.assert_array_equal(cohort.in_flight.clock.table()["steps"], steps)
 
 
 def test_fednova_divides_by_the_steps_that_were_taken(tmp_path: Path) -> None:
@@ -551,10 +549,7 @@ def test_fednova_divides_by_the_steps_that_were_taken(tmp_path: Path) -> None:
     )
     fed, w = s.federation, s.federation.initial_row()
     state, log = one_round(s)
-    assert log.clock is not None
-    assert log.clock.table()["steps"].tolist() == [5, 2], (
-        "3 / 0.5 and 3 / 1.25, less links"
-    )
+    assert log.times["steps"].tolist() == [5, 2], "3 / 0.5 and 3 / 1.25, less links"
     weights = fed.sizes / fed.sizes.sum()
     tau = weights @ [5, 2]
     expected = w.clone()
@@ -663,8 +658,9 @@ def test_private_clients_reserve_the_same_time_in_every_round(tmp_path: Path) ->
         state = s.method.init(fed)
         for round, clients in enumerate((drawn, [0, 1, 2, 3])):
             cohort = fed.invite(round, np.array(clients, np.int64))
-            if clients:
-                cohort.log.clock = fed._clock.begin(round, cohort.clients, 0.0)
+            clock = fed.channel.clock
+            if clients and clock is not None:
+                cohort.in_flight.clock = clock.begin(round, cohort.clients, 0.0)
             state = s.method.round(fed, state, cohort)
             fed.close_round(cohort)
         steps.append(cohort.log.times["steps"].tolist())
@@ -748,7 +744,7 @@ def test_what_each_client_sends_counts_for_its_time() -> None:
     )
     [_] = rounds(s, 1, logs := [])
     sent = int(logs[0].bytes_up_here)
-    uploads = logs[0].clock.table()["upload"] * s.settings.config.uplink
+    uploads = logs[0].times["upload"] * s.settings.config.uplink
     assert len(set(uploads.round().tolist())) > 1
     assert uploads.sum() == pytest.approx(sent)
 

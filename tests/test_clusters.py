@@ -66,7 +66,7 @@ def test_clusters_do_not_depend_on_the_signs_of_singular_vectors(
 
 def test_a_basis_is_the_left_singular_vectors_of_features_by_samples() -> None:
     s = small("clustered-fedavg", clients=3)
-    fed, data = s.federation, s.federation.train_data
+    fed, data = s.federation, s.federation.training.train_data
     bases = fed.bases(5)
     assert bases.shape == (3, 64, 5)
     for client in range(3):

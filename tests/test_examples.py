@@ -142,7 +142,7 @@ def test_examples_equal_plain_torch(name: str, tmp_path: Path) -> None:
 def trained(setup: Setup, network: nn.Module, client: int, round: int, c: Any) -> int:
     """Train a client's network in place; return its steps."""
     fed = setup.federation
-    shard, recipe = fed.train_data, fed.recipe(round)
+    shard, recipe = fed.training.train_data, fed.recipe(round)
     key = randomness.client_keys(0, "training", round, torch.tensor([client]))[0]
     parameters = [p for p in network.parameters() if p.requires_grad]
     steps = 0

@@ -137,7 +137,7 @@ def naive_pull(
     s: Setup, fed: Federation, before: Tensor, cluster: Tensor, client: int
 ) -> Pull:
     opts, layout = s.settings.options, s.federation.layout
-    fisher = s.engine.fisher(before[None], fed.train_data, np.array([client]))[
+    fisher = s.engine.fisher(before[None], fed.training.train_data, np.array([client]))[
         0, : layout.num_parameters
     ]
     normal = (fisher - fisher.min()) / (fisher.max() - fisher.min())

@@ -127,7 +127,7 @@ def accuracy(s: Setup, weights: Weights) -> float:
     """On the validation set, in plain torch."""
     network = build("mlp", shape=(1, 8, 8), classes=10, seed=0).double()
     network.load_state_dict(weights)
-    data = s.federation.validation
+    data = s.federation.server_side.validation
     assert data is not None
     own = data.index[0, : data.sizes[0]]
     return float(
@@ -296,7 +296,7 @@ def test_a_poisoned_upload_with_the_worst_score_is_never_kept() -> None:
         sent = fed.upload(
             fed.train(fed.download(fed.initial_row(), cohort), cohort), cohort
         )
-        assert fed._validated(sent, cohort).argmin() == bad, (
+        assert fed.server_side.validated(sent, cohort).argmin() == bad, (
             "the case needs an upload that is the worst"
         )
         rows, fewer = fed.select(sent, cohort, rho)
@@ -372,7 +372,7 @@ def test_uploads_are_scored_by_one_call_on_the_whole_validation_set(
 
 def test_the_usual_validation_set_is_balanced_and_nobody_elses() -> None:
     s = assembled(method="genfed", clients=5)
-    held, data = s.dealt.partition.validation, s.federation.validation
+    held, data = s.dealt.partition.validation, s.federation.server_side.validation
     assert data is not None and data.sizes == (len(held),) == (140,)
     assert np.bincount(data.targets.numpy()).tolist() == [14] * 10
     assert not np.isin(np.concatenate(s.dealt.partition.train), held).any()
@@ -446,8 +446,8 @@ def test_the_four_cells_differ_in_what_they_say_alone() -> None:
             cells["fedavg", False].dealt.partition.validation,
         )
     data, server = (
-        cells["genfed", True].federation.train_data,
-        cells["genfed", True].federation.validation,
+        cells["genfed", True].federation.training.train_data,
+        cells["genfed", True].federation.server_side.validation,
     )
     assert server is not None
     public = {image.numpy().tobytes() for image in server.inputs}
@@ -513,7 +513,7 @@ def test_the_balance_of_ranks_counts_everybody_that_trains(
     method: str, trained: int
 ) -> None:
     s = assembled(method=method, participation=0.5)
-    s.shards, noted = (lambda split, ids: s.federation.train_data), []
+    s.shards, noted = (lambda split, ids: s.federation.training.train_data), []
     moving = Rebalancer(s, None, RunProgress(1, visible=False))
     moving._balance.note = lambda clients, seconds: bool(noted.append(len(clients)))  # type: ignore[method-assign]
     moving.after_round(None, s.federation.sample(0), np.ones(1))

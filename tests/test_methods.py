@@ -41,7 +41,7 @@ def test_fedavg_on_a_quadratic_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     s = assembled(clients=3)
     fed = s.federation
     targets = torch.tensor([0.0, 10.0, 4.0], dtype=torch.float64)
-    fed.sizes = fed.weights = np.array([1, 3, 0])
+    fed.members.sizes = fed.members.weights = np.array([1, 3, 0])
 
     def to_target(job: TrainingJob) -> tuple[Tensor, Losses]:
         goals = targets[torch.from_numpy(job.clients)].unsqueeze(1)
@@ -179,7 +179,7 @@ def test_clients_without_data_are_told_of(
 
 def test_a_cohort_without_any_data_keeps_the_model() -> None:
     s = assembled()
-    s.federation.sizes = np.zeros(4, np.int64)
+    s.federation.members.sizes = np.zeros(4, np.int64)
     cohort = s.federation.sample(0)
     w = s.federation.initial_row()
     rows = w.repeat(len(cohort.here), 1)
@@ -242,9 +242,9 @@ def test_augmented_training_is_another_training(method: str) -> None:
         fed = s.federation
         state = s.method.round(fed, s.method.init(fed), fed.sample(0))
         rows.append(s.method.personal(fed, state, np.arange(3)))
-        blank = fed.train_data.blank
+        blank = fed.training.train_data.blank
         assert blank is not None and float(blank) == pytest.approx(
-            float(fed.train_data.inputs.min()), abs=1e-6
+            float(fed.training.train_data.inputs.min()), abs=1e-6
         )
     assert not torch.allclose(rows[0], rows[1])
 

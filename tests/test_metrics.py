@@ -171,7 +171,7 @@ def test_a_sample_of_clients_is_judged_as_all_of_them_are(
 
 def right_answers(s: Setup, row: Tensor, client: int) -> float:
     """The share of right answers of one network on one client's test data."""
-    shard = s.federation.test_data
+    shard = s.federation.training.test_data
     network = build("mlp", shape=(1, 8, 8), classes=10, seed=0).double()
     vector_to_parameters(row, network.parameters())
     samples = shard.index[client, : shard.sizes[client]]
@@ -225,7 +225,7 @@ def test_participants_are_judged_as_training_leaves_them(
 
 def test_a_cohort_without_data_has_trained_nothing() -> None:
     s = assembled()
-    s.federation.sizes = np.zeros(4, np.int64)
+    s.federation.members.sizes = np.zeros(4, np.int64)
     trained = AfterTraining(s, s.federation)
     trained(np.arange(4), s.federation.initial_row().repeat(4, 1))
     assert np.isnan(trained.accuracy()).all()

@@ -631,7 +631,9 @@ def test_buffers_are_averaged_as_plain_fedavg_does_over_a_state_dict(name: str) 
         sums: dict[str, Any] = {}
         for client, weight in zip(cohort.clients, cohort.weights, strict=True):
             key = randomness.client_keys(0, "training", round, torch.tensor([client]))
-            alone = naive(network, fed.train_data, client, fed.recipe(round), key[0])
+            alone = naive(
+                network, fed.training.train_data, client, fed.recipe(round), key[0]
+            )
             for key_name, tensor in alone.state_dict().items():
                 sums[key_name] = sums.get(key_name, 0) + weight * tensor.double()
         for key_name, tensor in network.state_dict().items():

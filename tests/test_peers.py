@@ -85,7 +85,7 @@ def test_rivals_end_a_round_with_the_row_of_hpcfed() -> None:
     setup = hpcfed_setup()
     fed, method = setup.federation, setup.method
     row = method.global_row(method.round(fed, method.init(fed), fed.sample(0)))
-    shard = fed.train_data
+    shard = fed.training.train_data
     data = shard.inputs[shard.index], shard.targets[shard.index]
     sgd = Recipe(epochs=2, batch_size=6, lr=0.02, momentum=0.5, weight_decay=5e-4)
     model = network()

@@ -237,7 +237,7 @@ def test_agreement_is_the_share_of_equal_answers() -> None:
     # The same row twice agrees with itself.
     rows[1, 0] = rows[0, 0]
     network = build("mlp", shape=(1, 8, 8), classes=10, seed=0).double()
-    data, expected = fed.test_data, []
+    data, expected = fed.training.test_data, []
     for client, size in enumerate(data.sizes):
         inputs = data.inputs[data.index[client, :size]]
         answers = []

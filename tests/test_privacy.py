@@ -790,7 +790,7 @@ def test_privacy_never_waits_for_the_gpu_and_draws_the_same_noise() -> None:
     def made(device: str) -> Tensor:
         memory, rows = Memory(4), torch.ones(4, 5000, device=device)
         cohort = cohort_of(4)
-        cohort.log.sent_row = torch.zeros(5000, device=device)
+        cohort.in_flight.sent_row = torch.zeros(5000, device=device)
         clipping = Clipping(ClipNorm(0.5, memory))
         alone = SimpleNamespace(allreduce=lambda tensor: tensor)
         step = QuantileStep(0.5, 0.2, 0.05, 4, 0, alone)
@@ -817,7 +817,7 @@ def within_clients(**values: Any) -> Setup:
 
 def dp_sgd_alone(s: Setup, client: int, round: int) -> Tensor:
     """One client's row after DP-SGD, sample by sample, as the paper's Algorithm 1."""
-    config, data = s.settings.config, s.federation.train_data
+    config, data = s.settings.config, s.federation.training.train_data
     network = build("mlp", shape=(1, 8, 8), classes=10, seed=config.seed).double()
     key = client_keys(config.seed, "training", round, torch.tensor([client]))
     noise_keys = child_keys(key, 3)
@@ -859,7 +859,7 @@ def test_a_sample_changes_a_step_by_two_norms_at_most() -> None:
         s = within_clients(
             sample_noise=0.0, epochs=1, batch_size=10_000, momentum=0.0, lr=1.0
         )
-        data = s.federation.train_data
+        data = s.federation.training.train_data
         data.inputs[data.index[0, 0]] = value
         cohort = s.federation.invite(0, np.array([0]))
         start = s.federation.download(s.federation.initial_row(), cohort)

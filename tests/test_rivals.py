@@ -100,12 +100,12 @@ class Loop:
         network = _network(row)
         key = self.key(client, round, purpose)
         recipe = recipe or self.recipe(round)
-        data = self.fed.train_data
+        data = self.fed.training.train_data
         return _row(naive(network, data, client, recipe, key, **terms))
 
     def gradient(self, row: Tensor, client: int, round: int, phase: int) -> Tensor:
         """Return the gradient that a step of SGD follows: clipped, with decay."""
-        data, recipe = self.fed.train_data, self.recipe(round, steps=1)
+        data, recipe = self.fed.training.train_data, self.recipe(round, steps=1)
         purpose = f"training, phase {phase}" if phase else "training"
         (batch,) = batches(data, client, recipe, self.key(client, round, purpose))
         network = _network(row)
@@ -117,7 +117,7 @@ class Loop:
 
     def whole_gradient(self, row: Tensor, client: int) -> Tensor:
         """Return ∇f(row) of all data of a client at once; decay is a part of f."""
-        data, network = self.fed.train_data, _network(row)
+        data, network = self.fed.training.train_data, _network(row)
         own = data.index[client, : self.sizes[client]]
         F.cross_entropy(network(data.inputs[own]), data.targets[own]).backward()
         gradient = torch.cat([p.grad.flatten() for p in network.parameters()])
@@ -127,7 +127,7 @@ class Loop:
         self, row: Tensor, v: Tensor, client: int, round: int, phase: int
     ) -> Tensor:
         """Return ∇²f(row) v by autograd, exactly; decay is a part of f."""
-        data, recipe = self.fed.train_data, self.recipe(round, steps=1)
+        data, recipe = self.fed.training.train_data, self.recipe(round, steps=1)
         key = self.key(client, round, f"training, phase {phase}")
         (batch,) = batches(data, client, recipe, key)
         network = _network(row)
@@ -140,7 +140,7 @@ class Loop:
         return product + recipe.weight_decay * v
 
     def steps(self, client: int, recipe: Recipe) -> int:
-        data = self.fed.train_data
+        data = self.fed.training.train_data
         key = torch.tensor(0)
         return len(list(batches(data, client, recipe, key)))
 
@@ -456,11 +456,11 @@ def test_scaffolds_variates_are_mean_gradients_along_the_steps() -> None:
         state = s.method.round(fed, s.method.init(fed), fed.sample(0))
         for client in range(3):
             recipe = loop.recipe(0, epochs=0, steps=4)
-            order = list(batches(fed.train_data, client, recipe, loop.key(client, 0, "training")))  # fmt: skip
+            order = list(batches(fed.training.train_data, client, recipe, loop.key(client, 0, "training")))  # fmt: skip
             row, velocity, total, weight = loop.w, torch.zeros_like(loop.w), 0, 0.0
             for k, batch in enumerate(order):
                 network = _network(row)
-                data = fed.train_data
+                data = fed.training.train_data
                 F.cross_entropy(network(data.inputs[batch]), data.targets[batch]).backward()  # fmt: skip
                 gradient = torch.cat([p.grad.flatten() for p in network.parameters()])
                 comes_back = sum(momentum**j for j in range(4 - k))

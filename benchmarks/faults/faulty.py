@@ -23,7 +23,7 @@ from hpcfed import __main__
 from hpcfed.clients.job import Losses, TrainingJob
 from hpcfed.clients.training import StackTraining
 from hpcfed.experiment import progress
-from hpcfed.federation.federation import Federation
+from hpcfed.federation.training import LocalTraining
 from hpcfed.results import results
 
 SLOW_ROUNDS, SLOW_SECONDS = 3, 0.2
@@ -55,7 +55,7 @@ class Planted:
         return f"{kind} {self._rank} {round}" in self._ledger.read_text().splitlines()
 
     def train(
-        self, fed: Federation, rows: Tensor, round: int, work: Any
+        self, training: LocalTraining, rows: Tensor, round: int, work: Any
     ) -> tuple[Tensor, Tensor]:
         """Train a round, with the faults that belong to it."""
         self._obey(round)
@@ -64,7 +64,7 @@ class Planted:
         if self._slow:
             self._slow -= 1
             time.sleep(SLOW_SECONDS)
-        engine: Any = fed._engine
+        engine: Any = training.engine
         if self.due("memory", round):
             half = max(1, len(rows) // 2)
             if self._reference:
@@ -103,10 +103,10 @@ class Planted:
 
 def main() -> None:
     planted = Planted(Path(sys.argv[1]))
-    descend, run = Federation._descend, StackTraining.run
+    descend, run = LocalTraining._descend, StackTraining.run
 
     def training(
-        self: Federation,
+        self: LocalTraining,
         purpose: str,
         rows: Tensor,
         *words: Any,
@@ -125,7 +125,7 @@ def main() -> None:
             raise torch.OutOfMemoryError("planted")
         return run(self, job, trained)
 
-    Federation._descend = training  # type: ignore[method-assign, assignment]
+    LocalTraining._descend = training  # type: ignore[method-assign, assignment]
     StackTraining.run = advancing  # type: ignore[method-assign]
     # As in a terminal, also where the campaign was started by nohup.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

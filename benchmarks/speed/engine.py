@@ -149,7 +149,7 @@ def _plain_loop(
     """Return a round as a careful user would write it: channels-last, fused optimiser,
     data on the device, no waiting.
     """
-    device, shard = setup.world.device, setup.federation.train_data
+    device, shard = setup.world.device, setup.federation.training.train_data
     # What a careful user would do, so that the comparison is fair.
     images = shard.inputs.contiguous(memory_format=torch.channels_last)
     network = build("resnet18", shape=(3, 32, 32), classes=10, seed=0).to(

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,19 +27,22 @@ from hpcfed.experiment.arithmetic import (
 from hpcfed.experiment.data import Dealt, fingerprint, load_dataset
 from hpcfed.experiment.materials import (
     Material,
+    RankData,
     holding_of,
     load_shard,
     load_stacked_shards,
     make_material,
-    validates,
 )
 from hpcfed.experiment.serving import open_transport
 from hpcfed.federation.channel.build import build_channel
 from hpcfed.federation.channel.channel import Channel
+from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.federation import Federation
-from hpcfed.federation.training import Shards
+from hpcfed.federation.participants import Participants
+from hpcfed.federation.server_side import ServerSide
+from hpcfed.federation.training import LocalTraining, Shards
 from hpcfed.methods import Method
-from hpcfed.options import RunConfig, Settings
+from hpcfed.options import RunConfig, Settings, weighs_by
 from hpcfed.options.metrics import chosen
 from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
@@ -117,26 +121,25 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     dtype = dtype_of(config)
     material = make_material(settings, load_dataset(config, world), world)
 
+    load = partial(load_shard, material.dataset, device=device, dtype=dtype)
+
     def load_clients(split: Split, ids: np.ndarray) -> Shard:
-        held = holding_of(split, material.dealt.partition, ids)
-        return load_shard(material.dataset, held, device=device, dtype=dtype)
+        return load(holding_of(split, material.dealt.partition, ids))
 
     # Timed, because relocating clients costs about as much.
     begin = time.perf_counter()
-    shards = []
-    for held in material.holdings:
-        shards.append(load_shard(material.dataset, held, device=device, dtype=dtype))
+    data = material.holdings.each(load)
     gather_seconds = time.perf_counter() - begin
-    setup = _setup(
-        settings,
-        world,
-        timer,
+    setup = _Assembly(
+        settings=settings,
+        world=world,
+        timer=timer,
         material=material,
-        shards=shards,
+        data=data,
         engine=material.engine,
         collectives=Collectives(world),
         transport=open_transport([settings], material.engine.layout, world),
-    )
+    ).setup()
     if config.movable and world.num_workers > 1:
         setup.shards, setup.gather_seconds = load_clients, gather_seconds
     return setup
@@ -167,132 +170,184 @@ def assemble_stacked(
         material = make_material(one, datasets[drawn_by], world, engine)
         materials.append(material)
         engine = material.engine
-    shards = load_stacked_shards(
+    data = load_stacked_shards(
         materials, names, device=world.device, dtype=dtype_of(config)
     )
     engine = materials[0].engine
     lockstep = Lockstep(engine, names, timers)
     transport = open_transport(settings, engine.layout, world)
     # In turn: ranks must call the runs' collectives in the same order, and a server's
-    # model is trained in the main thread. Otherwise nobody need wait.
+    # model is trained in the main thread. Otherwise no run has to wait.
     turns = world.role_size > 1 or transport is not None
     setups = []
     for number, program in enumerate(lockstep.programs):
         collectives = Collectives(world)
         if turns:
             collectives = Collectives(world, turn=program.turn)
-        setup = _setup(
-            settings[number],
-            world,
-            program.timer,
+        setup = _Assembly(
+            settings=settings[number],
+            world=world,
+            timer=program.timer,
             material=materials[number],
-            shards=shards[number],
+            data=data[number],
             engine=program,
             collectives=collectives,
             transport=transport,
-        )
+        ).setup()
         setup.stacked = len(settings)
         setups.append(setup)
     return lockstep, setups
 
 
-def _setup(
-    settings: Settings,
-    world: World,
-    timer: Timer,
-    *,
-    material: Material,
-    shards: Sequence[Shard],
-    engine: RowEngine,
-    collectives: Collectives,
-    transport: Transport | None,
-) -> Setup:
-    config = settings.config
-    threads = threads_for_work(world, material.engine.cost)
-    torch.set_num_threads(threads)
-    # In the order of `Material.holdings`: after the three that every run has come
-    # the validation set, if the method has one, and the newcomers' data.
-    train_data, test_data, global_test, *more = shards
-    validation = more.pop(0) if validates(settings) else None
-    # Only some methods have a model on the server; it knows some of the columns.
-    server = columns = None
-    options = server_options(settings)
-    if transport is not None and options is not None:
-        server = ServerClient(transport, config.seed, collectives)
-        columns = generated(engine.layout, options).at.to(world.device)
-    # All clients start from these weights, on every rank.
-    weights = engine.layout.row(material.network, dtype=dtype_of(config))
-    first_row = weights.to(world.device)
+@dataclass(frozen=True)
+class _Assembly:
+    """What a rank has of one run before it is put together."""
 
-    def federation(
-        clients: Clients,
-        train_data: Shard,
-        test_data: Shard,
-        engine: RowEngine,
-        *,
-        channel: Channel | None = None,
-    ) -> Federation:
-        return Federation(
-            config,
-            settings.options,
-            clients=clients,
-            train_data=train_data,
-            test_data=test_data,
+    settings: Settings
+    world: World
+    timer: Timer
+    material: Material
+    data: RankData[Shard]
+    engine: RowEngine
+    collectives: Collectives
+    transport: Transport | None
+
+    def setup(self) -> Setup:
+        """Put it together; the same call on every worker."""
+        settings, material, world = self.settings, self.material, self.world
+        config, dataset = settings.config, material.dataset
+        threads = threads_for_work(world, material.engine.cost)
+        torch.set_num_threads(threads)
+        channel = build_channel(
+            settings,
+            clients=material.clients,
+            layout=self.engine.layout,
+            collectives=self.collectives,
+            attack=tampering(config, material.dealt.attackers, self.collectives),
+        )
+        engine = self._training_engine(channel)
+        model = self._server_model()
+        federation = self._federation(
+            material.clients,
+            self.data.train,
+            self.data.test,
             engine=engine,
-            first_row=first_row,
-            collectives=collectives,
-            timer=timer,
-            server=server,
-            generated=columns,
-            validation=validation,
             channel=channel,
+            model=model,
+        )
+        return Setup(
+            settings=settings,
+            world=world,
+            method=methods.load(config.method),
+            federation=federation,
+            engine=engine,
+            collectives=self.collectives,
+            timer=self.timer,
+            clients=material.clients,
+            global_test=self.data.global_test,
+            global_test_size=dataset.size("test"),
+            num_outputs=dataset.classes,
+            metrics=chosen(config.metrics, dataset.task),
+            evaluated=_evaluated(config, material.clients),
+            dealt=material.dealt,
+            data=fingerprint(dataset) if world.is_root else "",
+            class_counts=_class_counts(material, config) if world.is_root else None,
+            threads=threads,
+            newcomers=self._newcomers(model),
+            frozen=frozen_tensors(material.network, self.engine.layout),
         )
 
-    forgery = tampering(config, material.dealt.attackers, collectives)
-    channel = build_channel(
-        settings,
-        clients=material.clients,
-        layout=engine.layout,
-        collectives=collectives,
-        attack=forgery,
-    )
-    trains: RowEngine = engine
-    if channel.spending is not None and config.sample_noise is not None:
-        trains = PrivateSteps(
-            engine,
-            material.network,
+    def _training_engine(self, channel: Channel) -> RowEngine:
+        """Return the engine that trains clients: by DP-SGD if the run asks for it."""
+        config = self.settings.config
+        if channel.spending is None or config.sample_noise is None:
+            return self.engine
+        return PrivateSteps(
+            self.engine,
+            self.material.network,
             clip=config.sample_clip,
             multiplier=config.sample_noise,
             count=channel.spending.add,
         )
-    fed = federation(material.clients, train_data, test_data, trains, channel=channel)
-    newcomers = None
-    if material.newcomers is not None:
-        train_data, test_data = more
-        # They send nothing.
-        joining = federation(material.newcomers, train_data, test_data, engine)
-        newcomers = Newcomers(joining, material.newcomers)
-    return Setup(
-        settings=settings,
-        world=world,
-        method=methods.load(config.method),
-        federation=fed,
-        engine=trains,
-        collectives=collectives,
-        timer=timer,
-        clients=material.clients,
-        global_test=global_test,
-        global_test_size=material.dataset.size("test"),
-        num_outputs=material.dataset.classes,
-        metrics=chosen(config.metrics, material.dataset.task),
-        evaluated=_evaluated(config, material.clients),
-        dealt=material.dealt,
-        data=fingerprint(material.dataset) if world.is_root else "",
-        class_counts=_class_counts(material, config) if world.is_root else None,
-        threads=threads,
-        newcomers=newcomers,
-        frozen=frozen_tensors(material.network, engine.layout),
-    )
+
+    def _server_model(self) -> ServerClient | None:
+        """Return the client side of the server's model, which only some methods have."""
+        if self.transport is None or server_options(self.settings) is None:
+            return None
+        return ServerClient(self.transport, self.settings.config.seed, self.collectives)
+
+    def _newcomers(self, model: ServerClient | None) -> Newcomers | None:
+        """Return the federation of clients that join later. It has no channel, because
+        they send nothing, and they do not train by DP-SGD.
+        """
+        clients, data = self.material.newcomers, self.data
+        if clients is None or data.new_train is None or data.new_test is None:
+            return None
+        federation = self._federation(
+            clients,
+            data.new_train,
+            data.new_test,
+            engine=self.engine,
+            channel=Channel(),
+            model=model,
+        )
+        return Newcomers(federation, clients)
+
+    def _federation(
+        self,
+        clients: Clients,
+        train_data: Shard,
+        test_data: Shard,
+        *,
+        engine: RowEngine,
+        channel: Channel,
+        model: ServerClient | None,
+    ) -> Federation:
+        config, options = self.settings.config, self.settings.options
+        collectives, timer, device = self.collectives, self.timer, self.world.device
+        layout = self.engine.layout
+        of_server = server_options(self.settings)
+        columns = None
+        if model is not None and of_server is not None:
+            columns = generated(layout, of_server).at.to(device)
+        # All clients start from these weights, on every rank.
+        weights = layout.row(self.material.network, dtype=dtype_of(config))
+        members = Participants(
+            config,
+            clients,
+            weighing=weighs_by(config, options),
+            collectives=collectives,
+            timer=timer,
+            clock=channel.clock,
+        )
+        training = LocalTraining(
+            members,
+            train_data=train_data,
+            test_data=test_data,
+            engine=engine,
+            first_row=weights.to(device),
+            timer=timer,
+        )
+        exchange = Exchange(members, channel, collectives=collectives, timer=timer)
+        server_side = ServerSide(
+            members,
+            training,
+            exchange,
+            collectives=collectives,
+            timer=timer,
+            model=model,
+            validation=self.data.validation,
+        )
+        return Federation(
+            options,
+            members=members,
+            training=training,
+            exchange=exchange,
+            server_side=server_side,
+            collectives=collectives,
+            timer=timer,
+            generated=columns,
+        )
 
 
 def _class_counts(material: Material, config: RunConfig) -> np.ndarray | None:

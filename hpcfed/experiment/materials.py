@@ -3,9 +3,10 @@ weights.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import groupby
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +36,32 @@ class Holding:
     ids: np.ndarray
 
 
+T = TypeVar("T")
+Other = TypeVar("Other")
+
+
+@dataclass(frozen=True)
+class RankData(Generic[T]):
+    """The data that one rank loads for a run: which samples, and then these samples."""
+
+    train: T
+    test: T
+    global_test: T
+    """This rank's share of the whole test set, as the data of one client."""
+    validation: T | None = None
+    """What the server judges uploads by, if its method selects."""
+    new_train: T | None = None
+    """Training data of clients that join later, if any do."""
+    new_test: T | None = None
+
+    def each(self, make: Callable[[T], Other]) -> "RankData[Other]":
+        """Return what a function makes of each of them."""
+        made: dict[str, Any] = {}
+        for name, one in vars(self).items():
+            made[name] = None if one is None else make(one)
+        return RankData(**made)
+
+
 @dataclass(frozen=True)
 class Material:
     """What depends on the seed."""
@@ -42,10 +69,7 @@ class Material:
     dataset: Dataset
     clients: Clients
     dealt: Dealt
-    holdings: tuple[Holding, ...]
-    """Training data, test data, and this rank's share of the global test set; the
-    validation set, where the server selects; newcomers' training and test data.
-    """
+    holdings: RankData[Holding]
     newcomers: Clients | None
     network: nn.Module
     engine: Engine
@@ -88,22 +112,48 @@ def make_material(
     partition = dealt.partition
     known = slice(0, config.clients)
     clients = _placed(config, partition, known, world, engine.mode)
-    holdings = _holdings(partition, clients.on(world.role_rank))
-    # Every rank judges the global model on its share; the shares are interleaved.
-    test_size = dataset.size("test")
-    own_share = np.arange(world.role_rank, test_size, world.role_size)
-    holdings.append(_of_one_client("test", own_share))
-    if validates(settings):
-        # The whole of it on every rank: the server judges uploads where they are.
-        holdings.append(_of_one_client("train", partition.validation))
     newcomers = None
     if config.new_clients:
         later = slice(config.clients, None)
         newcomers = _placed(config, partition, later, world, engine.mode)
-        ids = config.clients + newcomers.on(world.role_rank)
-        holdings += _holdings(partition, ids)
     return Material(
-        dataset, clients, dealt, tuple(holdings), newcomers, network, engine
+        dataset=dataset,
+        clients=clients,
+        dealt=dealt,
+        holdings=_holdings(settings, dataset, partition, clients, newcomers, world),
+        newcomers=newcomers,
+        network=network,
+        engine=engine,
+    )
+
+
+def _holdings(
+    settings: Settings,
+    dataset: Dataset,
+    partition: Partition,
+    clients: Clients,
+    newcomers: Clients | None,
+    world: World,
+) -> RankData[Holding]:
+    """Return which samples this rank loads."""
+    here = clients.on(world.role_rank)
+    # Every rank judges the global model on its share; the shares are interleaved.
+    own_share = np.arange(world.role_rank, dataset.size("test"), world.role_size)
+    validation = new_train = new_test = None
+    if validates(settings):
+        # The whole of it on every rank: the server judges uploads where they are.
+        validation = _of_one_client("train", partition.validation)
+    if newcomers is not None:
+        ids = settings.config.clients + newcomers.on(world.role_rank)
+        new_train = holding_of("train", partition, ids)
+        new_test = holding_of("test", partition, ids)
+    return RankData(
+        train=holding_of("train", partition, here),
+        test=holding_of("test", partition, here),
+        global_test=_of_one_client("test", own_share),
+        validation=validation,
+        new_train=new_train,
+        new_test=new_test,
     )
 
 
@@ -165,10 +215,6 @@ def _lengths(lists: Sequence[np.ndarray]) -> np.ndarray:
     return np.array([len(samples) for samples in lists])
 
 
-def _holdings(partition: Partition, ids: np.ndarray) -> list[Holding]:
-    return [holding_of("train", partition, ids), holding_of("test", partition, ids)]
-
-
 def holding_of(split: Split, partition: Partition, ids: np.ndarray) -> Holding:
     """Return the samples that these clients have of a split."""
     lists = partition.train if split == "train" else partition.test
@@ -194,21 +240,24 @@ def load_stacked_shards(
     *,
     device: torch.device,
     dtype: torch.dtype,
-) -> list[list[Shard]]:
-    """Bring the samples of all runs to the device: for each run a shard for each of its
-    holdings.
+) -> list[RankData[Shard]]:
+    """Bring the samples of all runs to the device.
 
     The shards of one kind are views of a single one that holds the clients of all runs,
     so that the engine can advance them together.
     """
-    shards: list[list[Shard]] = [[] for _ in materials]
-    for same_kind in zip(*(material.holdings for material in materials), strict=True):
+    shards: list[dict[str, Shard]] = [{} for _ in materials]
+    for kind in fields(RankData):
+        same_kind = [getattr(material.holdings, kind.name) for material in materials]
+        # The runs have the same method and newcomers: all have a kind, or none has.
+        if same_kind[0] is None:
+            continue
         whole = _joined(materials, names, same_kind, device=device, dtype=dtype)
         first = 0
         for held, of_run in zip(same_kind, shards, strict=True):
-            of_run.append(sub_shard(whole, first, held.ids))
+            of_run[kind.name] = sub_shard(whole, first, held.ids)
             first += len(held.ids)
-    return shards
+    return [RankData(**of_run) for of_run in shards]
 
 
 def _joined(

@@ -114,6 +114,6 @@ def relocate(setup: Setup, state: Any, rank: np.ndarray) -> Any:
         memory.rows[name] = setup.collectives.relocate(tensor, before.rank, rank)
     memory.num_clients = int(np.count_nonzero(rank == setup.world.role_rank))
     # Samples are not sent: every rank loads those of its new clients.
-    setup.federation.settle(after, setup.shards)
+    setup.federation.relocate(after, setup.shards)
     setup.clients = after
     return replace(state, **rows)

@@ -167,14 +167,17 @@ class Recorder:
 def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
     """Return this rank's figures out of the round's log.
 
-    A number in the log that the table of series names is recorded as it is: a new one
-    needs nothing here. Reading it waits for the device.
+    A number in the log that the table of series names is recorded as it is, and so is
+    whatever a method or a part of the channel has `measured`: a new one needs nothing
+    here. Reading it waits for the device.
     """
     figures = {}
     for name, value in vars(log).items():
         is_number = isinstance(value, int | float | Tensor)
         if is_number and name in series.RANK_FIGURES:
             figures[name] = float(value)
+    for name, value in log.measured.items():
+        figures[name] = float(value)
     # What all clients send is known on every rank: the root alone counts it.
     of_all_ranks = log.bytes_up if setup.world.is_root else 0
     figures["bytes_up"] = int(log.bytes_up_here) + of_all_ranks

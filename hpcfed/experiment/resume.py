@@ -110,7 +110,7 @@ def go_on(
         others = [r for r in range(found.rounds) if not is_due(r, config)]
         results.forget_evaluations(others)
     # The last round's number counts even if no round is left: newcomers continue it.
-    setup.federation.resume_after(found.rounds - 1)
+    setup.federation.members.round = found.rounds - 1
     loaded = load(setup, found, state)
     if results is not None:
         # Only now: had something been refused, the later checkpoints would be wanted.

@@ -69,7 +69,7 @@ class Aggregation:
         return self.mean(rows, cohort)
 
     def _majority(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        start = cohort.log.sent_row
+        start = cohort.in_flight.sent_row
         assert start is not None, "all members have started from one row"
         updates = rows - start
         # Ones, not shares: sums of signs have no roundings, and ties are ties.

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.federation.log import RoundLog
+from hpcfed.federation.log import RoundInFlight, RoundLog
 from hpcfed.kernels import distances
 from hpcfed.options.weights import Weighing
 from hpcfed.runtime.device import on_device
@@ -28,7 +28,9 @@ class Cohort:
     per_rank: list[np.ndarray]
     """`chosen` of every worker rank."""
     log: RoundLog = field(default_factory=RoundLog, compare=False)
-    """What the round does; cohorts that are made of this one share it."""
+    """What the round has done so far; cohorts that are made of this one share it."""
+    in_flight: RoundInFlight = field(default_factory=RoundInFlight, compare=False)
+    """What is between clients and the server; shared likewise."""
 
     def only(self, members: np.ndarray) -> tuple[np.ndarray, "Cohort"]:
         """Return the cohort of the members at these ascending positions, with weights
@@ -54,6 +56,7 @@ class Cohort:
             chosen=np.searchsorted(members, self.chosen[rows]),
             per_rank=per_rank,
             log=self.log,
+            in_flight=self.in_flight,
         )
         return rows, fewer
 

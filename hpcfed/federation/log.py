@@ -1,4 +1,6 @@
-"""What one round did on this rank: the round makes the log, and the recorder reads it."""
+"""One round on this rank: its figures, which the recorder reads, and what is in flight
+between clients and the server until it ends.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,9 +24,7 @@ class Downloaded:
     received: Tensor
     """[members, columns], as members have it."""
     servers: Tensor | None = None
-    """The server's own row, or rows, for which it stands where it was packed; None where
-    members have just that.
-    """
+    """The server's own row, or rows, before they were packed; None: not packed."""
 
     def only(self, columns: Tensor | slice | None) -> "Downloaded":
         """Return some columns of it; None: all of them."""
@@ -36,7 +36,7 @@ class Downloaded:
 
 @dataclass
 class RoundLog:
-    """Figures of one round, which the federation adds up while the method runs.
+    """Figures of one round: what is recorded, added up while the method runs.
 
     Sums stay on the device until the recorder reads them: reading one earlier would
     make the host wait for the GPU in the middle of a round.
@@ -49,13 +49,13 @@ class RoundLog:
     summed.
     """
     samples_seen: Tensor | int = 0
-    """How many samples or tokens these are."""
+    """The number of these samples or tokens."""
     trained_samples: int = 0
     """Samples in all steps of this rank's clients, counted as often as a step takes them;
     without what `finetuned_samples` counts.
     """
     trained_steps: int = 0
-    """How many steps these are."""
+    """The number of these steps."""
     train_flops: float = 0.0
     """Floating-point operations of them, and of Fisher information."""
     finetuned_samples: int = 0
@@ -65,11 +65,11 @@ class RoundLog:
     finetune_flops: float = 0.0
     """Floating-point operations of these."""
     client_steps: np.ndarray | None = None
-    """Steps of each client of this rank, by position; None: nobody has trained."""
+    """Steps of each client of this rank, by position; None before any has trained."""
     bytes_up: int = 0
-    """Bytes that clients of all ranks send to the server, where each sends as much."""
+    """Bytes that clients of all ranks send to the server, if all send equally many."""
     bytes_up_here: Tensor | int = 0
-    """Bytes that this rank's clients send, where each chooses what it sends."""
+    """Bytes that this rank's clients send, if each chooses what it sends."""
     bytes_down: int = 0
     """Bytes that the server sends to clients of all ranks."""
     update_norms: Tensor | None = None
@@ -83,45 +83,19 @@ class RoundLog:
     arrived: np.ndarray | None = None
     """Ids of the members of all ranks whose uploads the server has; None: all of them."""
     virtual_seconds: float = math.nan
-    """Virtual time since the run's start at which this round ended; NaN in runs without
-    a clock, as below in runs without what they tell.
-    """
+    """Virtual time since the run's start at which this round ended; NaN without a clock."""
     staleness: float = math.nan
     """Mean number of versions that the round's uploads were behind."""
     clip_norm: Tensor | float = math.nan
     """Norm to which this round's updates were clipped."""
     epsilon: float = math.nan
     """Privacy spent after this round."""
-    downloaded: dict[str, Downloaded] = field(default_factory=dict)
-    """What the server has sent to this rank's members, until they upload: "" for models,
-    and what goes beside them by its name.
-    """
-    sent_row: Tensor | None = None
-    """The row that the server has sent to all members, by the last download; None where
-    each got its own.
-    """
-    received: Tensor | None = None
-    """What the server has of the last upload, in private runs: of these rows alone it
-    may take a mean, and only one.
-    """
-    uploads: int = 0
-    """Uploads of this round so far, such as rows and control variates."""
-    downloads: int = 0
-    """Downloads of this round so far."""
-    clock: MembersTime | None = None
-    """Virtual time of the round's members; None in runs without a clock, and where
-    nobody takes part.
-    """
     times: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What is recorded of every member's virtual time, by name; see `results/clock_table.py`."""
-    wave: int = 0
-    """Number of the wave that trains now, in rounds in which a client may train several
-    times: so it draws other random numbers each time.
-    """
     server_report: LearningReport | None = None
     """What the server's model took, if it has learnt after this round."""
-    on_trained: OnTrained | None = None
-    """Gets the rows that local training leaves behind; the recorder passes it in."""
+    measured: dict[str, Tensor | float] = field(default_factory=dict)
+    """Any other figure of the table in `results/series.py`, by its name there."""
 
     @property
     def longest_steps(self) -> int:
@@ -154,3 +128,31 @@ class RoundLog:
         sums = losses.mean.nan_to_num() * counted
         self.loss_sum = self.loss_sum + sums.sum()
         self.samples_seen = self.samples_seen + counted.sum()
+
+
+@dataclass
+class RoundInFlight:
+    """What the federation must remember of a round until it ends; nothing is recorded."""
+
+    downloaded: dict[str, Downloaded] = field(default_factory=dict)
+    """What the server has sent to this rank's members until they upload, by name: ""
+    is the model.
+    """
+    sent_row: Tensor | None = None
+    """The row that the last download sent to all members; None: each got its own."""
+    received: Tensor | None = None
+    """What the server has of the last upload in a private run: it may take one mean, and
+    only of these rows.
+    """
+    uploads: int = 0
+    """Uploads of this round so far, such as rows and control variates."""
+    downloads: int = 0
+    """Downloads of this round so far."""
+    clock: MembersTime | None = None
+    """Virtual time of the round's members; None without a clock or without members."""
+    wave: int = 0
+    """Number of the wave that trains now. A client of several waves in one round draws
+    other random numbers in each.
+    """
+    on_trained: OnTrained | None = None
+    """Gets the rows that local training leaves behind; the recorder passes it in."""

@@ -1,22 +1,19 @@
 """Who the clients are: those of this rank, and those that take part in a round."""
 
-from typing import Generic, TypeVar
-
 import numpy as np
 
 from hpcfed.clients.placement import Clients
 from hpcfed.federation.channel.clock import VirtualClock
 from hpcfed.federation.cohort import Cohort, client_weights, shares
-from hpcfed.federation.log import OnTrained, RoundLog
-from hpcfed.options import Options, RunConfig, weighs_by
+from hpcfed.federation.log import OnTrained, RoundInFlight, RoundLog
+from hpcfed.options import RunConfig
+from hpcfed.options.weights import Weighing
 from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.timer import Timer
 
-MethodOptions = TypeVar("MethodOptions", bound=Options, covariant=True)
 
-
-class Participants(Generic[MethodOptions]):
+class Participants:
     """The clients of the federation, as one rank knows them.
 
     Client ids are global; positions count this rank's clients from 0.
@@ -25,47 +22,47 @@ class Participants(Generic[MethodOptions]):
     def __init__(
         self,
         config: RunConfig,
-        options: MethodOptions,
-        *,
         clients: Clients,
+        *,
+        weighing: Weighing,
         collectives: Collectives,
         timer: Timer,
         clock: VirtualClock | None = None,
     ) -> None:
         self.config = config
-        self.options = options
         self.clients = clients.on(collectives.world.role_rank)
         """Ids of this rank's clients, ascending."""
         self.sizes = clients.train_samples
         """Training samples of every client of the federation."""
-        self.weights = client_weights(self.sizes, weighs_by(config, options))
-        """What every client of the federation weighs against others: its samples, or 1
-        where all weigh alike; 0 without data. A method that weighs clients by itself
-        takes these.
+        self.weights = client_weights(self.sizes, weighing)
+        """What every client of the federation weighs against others: its samples, or 1 if
+        all weigh alike; 0 without data. A method that weighs clients by itself takes
+        these.
         """
-        self._round = 0
-        self._log = RoundLog()
-        """The log of the round in progress, or of the last one."""
+        self.round = 0
+        """The round in progress, or the last one: what is trained outside of rounds takes
+        its learning rate and random numbers from it.
+        """
+        self.log = RoundLog()
+        """The log of that round."""
         self._rank_of = clients.rank
         self._collectives = collectives
         self._timer = timer
         self._clock = clock
 
     @property
-    def round(self) -> int:
-        """The round in progress, or the last one: what is trained outside of rounds
-        takes its learning rate and random numbers from it.
-        """
-        return self._round
-
-    @property
     def num_holders(self) -> int:
         """Clients of the federation that have training data."""
         return int(np.count_nonzero(self.sizes))
 
+    @property
+    def stops_at_divergence(self) -> bool:
+        """Whether an update that is not finite ends the run."""
+        return self.config.on_bad_update == "stop"
+
     def weight_of(self, cohort: Cohort) -> float:
         """Return the share that the cohort's members have of what all clients of the
-        federation weigh together; of nobody with data it is 0.
+        federation weigh together; 0 if no member has data.
         """
         total = float(self.weights.sum())
         return float(self.weights[cohort.clients].sum()) / total if total else 0.0
@@ -78,9 +75,9 @@ class Participants(Generic[MethodOptions]):
         """Draw the cohort of a round from all clients by --sampling, and begin the
         round's log; `on_trained` gets the rows that local training leaves.
 
-        With a virtual clock more may be invited than count, and only clients that are
-        there. Clients without training data take no part: they are sent nothing, send nothing
-        and have no weight. A cohort in which nobody has data stays as drawn, leaves all
+        With a virtual clock more clients may be invited than count, and only available
+        ones. Clients without training data take no part: they are sent nothing, send
+        nothing and have no weight. A cohort without any data stays as drawn, leaves all
         rows as they are, and counts as empty; with --privacy central it is empty.
         """
         with self._timer.phase("sample"):
@@ -94,12 +91,12 @@ class Participants(Generic[MethodOptions]):
             drawn = self._draw(round, self._clock.available(now), count)
             cohort = self.invite(round, drawn, on_trained)
             if cohort.log.cohort_size:
-                cohort.log.clock = self._clock.begin(round, cohort.clients, now)
+                cohort.in_flight.clock = self._clock.begin(round, cohort.clients, now)
             return cohort
 
     def _draw(self, round: int, pool: np.ndarray, count: int) -> np.ndarray:
-        """Draw so many of the pool, or all where there are no more; by --sampling
-        poisson each with the probability that it has among all clients.
+        """Draw `count` of the pool, or all if it has fewer; by --sampling poisson each
+        with the probability that it has among all clients.
         """
         if self.config.sampling == "poisson":
             return self._draw_each(round, pool, count / len(self.sizes))
@@ -114,8 +111,8 @@ class Participants(Generic[MethodOptions]):
     def _draw_each(self, round: int, pool: np.ndarray, rate: float) -> np.ndarray:
         """Draw each of the pool with this probability.
 
-        Where nobody is drawn, it draws again, unless the run is private: there an empty
-        round has to be as noisy as any other.
+        An empty draw is repeated, unless the run is private: there an empty round has to
+        be as noisy as any other.
         """
         generator = self.generator("cohort", round)
         while True:
@@ -129,34 +126,39 @@ class Participants(Generic[MethodOptions]):
         """Begin a round with these clients, whose ids ascend, as `sample` begins it with
         those that it draws.
         """
-        self._round = round
+        self.round = round
         holders = clients[self.sizes[clients] > 0]
-        log = self._log = RoundLog(cohort_size=len(holders), on_trained=on_trained)
-        # One more client must not be able to send those without data away: they would
-        # no longer be counted as short updates, all at once.
+        self.log = RoundLog(cohort_size=len(holders))
+        in_flight = RoundInFlight(on_trained=on_trained)
+        # In a private run one more client with data must not change who else is a member:
+        # those without data would no longer count as short updates, all at once.
         if len(holders) or self.config.privacy == "central":
             clients = holders
-        return self._cohort(round, clients, log)
+        return self._cohort(round, clients, self.log, in_flight)
 
     def instead_of(self, cohort: Cohort, clients: np.ndarray) -> Cohort:
         """Return a cohort of these clients, whose ids ascend, in the round of another:
         both share its log.
         """
-        return self._cohort(cohort.round, clients, cohort.log)
+        return self._cohort(cohort.round, clients, cohort.log, cohort.in_flight)
 
     def everyone(self, round: int) -> Cohort:
         """Return a cohort of all clients of this federation, such as those that join
         late, with a log of its own.
         """
-        self._round = round
-        self._log = RoundLog()
-        return self._cohort(round, np.arange(len(self.sizes)), self._log)
+        self.round = round
+        self.log = RoundLog()
+        everyone = np.arange(len(self.sizes))
+        return self._cohort(round, everyone, self.log, RoundInFlight())
 
-    def resume_after(self, round: int) -> None:
-        """Go on as if this round, counted from 0, had just been done."""
-        self._round = round
+    def relocated(self, clients: Clients) -> None:
+        """Learn which clients each rank has now."""
+        self.clients = clients.on(self._collectives.world.role_rank)
+        self._rank_of = clients.rank
 
-    def _cohort(self, round: int, clients: np.ndarray, log: RoundLog) -> Cohort:
+    def _cohort(
+        self, round: int, clients: np.ndarray, log: RoundLog, in_flight: RoundInFlight
+    ) -> Cohort:
         hosts = self._rank_of[clients]
         per_rank = []
         for rank in range(self._collectives.size):
@@ -170,10 +172,11 @@ class Participants(Generic[MethodOptions]):
             chosen=chosen,
             per_rank=per_rank,
             log=log,
+            in_flight=in_flight,
         )
 
-    def _num_sending(self, cohort: Cohort) -> int:
-        """Return the number of members with training data: what others are said to send
-        or get counts for nothing.
+    def num_holders_in(self, cohort: Cohort) -> int:
+        """Return the number of members with training data; only what they send and get
+        counts.
         """
         return int(np.count_nonzero(self.sizes[cohort.clients]))

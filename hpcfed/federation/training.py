@@ -11,20 +11,15 @@ from hpcfed.clients.answers import agreement
 from hpcfed.clients.job import Losses, Recipe, RowEngine, Score, TrainingJob
 from hpcfed.clients.network import client_network
 from hpcfed.clients.objective import NOTHING, Wanted
-from hpcfed.clients.placement import Clients
 from hpcfed.clients.pull import Pull
 from hpcfed.clients.rates import RateSchedule
 from hpcfed.clients.schedule import num_steps
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
 from hpcfed.federation import exclusion
-from hpcfed.federation.channel.clock import VirtualClock
 from hpcfed.federation.cohort import Cohort
-from hpcfed.federation.participants import MethodOptions, Participants
-from hpcfed.models.layout import Layout
-from hpcfed.options import RunConfig
+from hpcfed.federation.participants import Participants
 from hpcfed.runtime import randomness
-from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.device import on_device
 from hpcfed.runtime.timer import Timer
 
@@ -37,45 +32,30 @@ _EMPTY = Shard(
 )
 
 
-class LocalTraining(Participants[MethodOptions]):
+class LocalTraining:
     """This rank's clients with their data, and the engine that advances their rows."""
 
     def __init__(
         self,
-        config: RunConfig,
-        options: MethodOptions,
+        members: Participants,
         *,
-        clients: Clients,
-        collectives: Collectives,
-        timer: Timer,
         train_data: Shard,
         test_data: Shard,
         engine: RowEngine,
         first_row: Tensor,
-        clock: VirtualClock | None = None,
+        timer: Timer,
     ) -> None:
-        super().__init__(
-            config,
-            options,
-            clients=clients,
-            collectives=collectives,
-            timer=timer,
-            clock=clock,
-        )
         self.train_data = train_data
         self.test_data = test_data
-        self._engine = engine
+        self.engine = engine
+        self.layout = engine.layout
+        self.device = first_row.device
+        self._config = members.config
+        self._members = members
         self._first_row = first_row
+        self._timer = timer
         self._costs: dict[bytes, int] = {}
         """Multiply-adds of a sample, by the columns that are trained."""
-
-    @property
-    def layout(self) -> Layout:
-        return self._engine.layout
-
-    @property
-    def device(self) -> torch.device:
-        return self._first_row.device
 
     def initial_row(self) -> Tensor:
         """Return the network's initial weights, which depend on the seed alone."""
@@ -83,12 +63,12 @@ class LocalTraining(Participants[MethodOptions]):
 
     def fresh_row(self, client: int) -> Tensor:
         """Return initial weights that a client has drawn for itself; they depend on the
-        seed and its id alone. Weights that were given by --init are everybody's.
+        seed and its id alone. Weights that --init gives are the same for all clients.
         """
-        if self.config.init is not None:
+        if self._config.init is not None:
             return self.initial_row()
-        seed = self.generator("fresh weights", client).integers(2**32)
-        network = client_network(self.config, seed=int(seed))
+        seed = self._members.generator("fresh weights", client).integers(2**32)
+        network = client_network(self._config, seed=int(seed))
         row = self.layout.row(network, dtype=self._first_row.dtype)
         return row.to(self.device)
 
@@ -96,24 +76,22 @@ class LocalTraining(Participants[MethodOptions]):
         """Return a key for each of the cohort's members on this rank, for random
         numbers that it draws for itself.
         """
-        ids = on_device(self.clients[cohort.here], self.device)
-        return randomness.client_keys(self.config.seed, purpose, cohort.round, ids)
+        ids = on_device(self._members.clients[cohort.here], self.device)
+        return randomness.client_keys(self._config.seed, purpose, cohort.round, ids)
 
-    def settle(self, clients: Clients, shards: Shards) -> None:
-        """Take over this rank's clients and their data, after some have changed ranks."""
-        self.clients = clients.on(self._collectives.world.role_rank)
-        self._rank_of = clients.rank
+    def reload(self, shards: Shards) -> None:
+        """Load the data of this rank's clients anew, after some have changed ranks."""
         # The device may not hold both: the old data goes before the new data comes.
         self.train_data = self.test_data = _EMPTY
-        self._engine.forget()
-        self.train_data = shards("train", self.clients)
-        self.test_data = shards("test", self.clients)
+        self.engine.forget()
+        self.train_data = shards("train", self._members.clients)
+        self.test_data = shards("test", self._members.clients)
 
     def recipe(self, round: int, epochs: int | None = None) -> Recipe:
         """Return how clients train in a round by the run's options; a method may replace
         fields of it.
         """
-        c = self.config
+        c = self._config
         lr = c.lr * c.lr_decay**round
         schedule = None
         if c.lr_schedule != "constant":
@@ -124,9 +102,9 @@ class LocalTraining(Participants[MethodOptions]):
                 lowest=c.lr_min / c.lr,
                 warmup=c.lr_warmup,
             )
-        if schedule is not None and c.lr_schedule_by == "round":
-            lr *= schedule.factor(round, c.rounds)
-            schedule = None
+            if c.lr_schedule_by == "round":
+                lr *= schedule.factor(round, c.rounds)
+                schedule = None
         return Recipe(
             c.epochs if epochs is None else epochs,
             c.batch_size,
@@ -155,8 +133,8 @@ class LocalTraining(Participants[MethodOptions]):
         with --partial no more than each has time for.
         """
         recipe = recipe or self.recipe(cohort.round)
-        steps = num_steps(self.sizes[cohort.clients], recipe.length)
-        clock = cohort.log.clock
+        steps = num_steps(self._members.sizes[cohort.clients], recipe.length)
+        clock = cohort.in_flight.clock
         return steps if clock is None else clock.steps_in_time(cohort.clients, steps)
 
     def train(
@@ -189,7 +167,7 @@ class LocalTraining(Participants[MethodOptions]):
             recipe = recipe or self.recipe(round, epochs)
             purpose = _purpose("training", phase)
             limits = None
-            if cohort.log.clock is not None:
+            if cohort.in_flight.clock is not None:
                 limits = self._count_steps(cohort, recipe)
             rows, losses = self._descend(
                 purpose,
@@ -212,8 +190,8 @@ class LocalTraining(Participants[MethodOptions]):
         """Take these rows for what the cohort's local training leaves: snapshots hold
         them, and an evaluation judges them.
         """
-        if cohort.log.on_trained is not None:
-            cohort.log.on_trained(cohort.here, rows)
+        if cohort.in_flight.on_trained is not None:
+            cohort.in_flight.on_trained(cohort.here, rows)
 
     def gradients(
         self, rows: Tensor, cohort: Cohort, *, phase: int, whole: bool = False
@@ -226,9 +204,9 @@ class LocalTraining(Participants[MethodOptions]):
         their columns are 0. Weight decay and clipping do not count.
         """
         epochs, steps = (1, 0) if whole else (0, 1)
-        batch_size = self.config.batch_size
+        batch_size = self._config.batch_size
         recipe = Recipe(epochs, batch_size, 0.0, steps=steps, gradient=True)
-        if cohort.log.clock is not None:
+        if cohort.in_flight.clock is not None:
             self._count_steps(cohort, recipe)
         with self._timer.phase("train"):
             gradients, losses = self._descend(
@@ -254,19 +232,19 @@ class LocalTraining(Participants[MethodOptions]):
         pull: Pull | None = None,
     ) -> Tensor:
         """Return rows after training that clients do for themselves, as before they are
-        judged: no round's loss counts it, and no clock. It takes --epochs where `epochs`
-        says nothing.
+        judged: neither the round's loss nor a clock counts it. Without `epochs` it takes
+        --epochs.
         """
         if epochs == 0 or _all_frozen(columns):
             return rows
         with self._timer.phase("train"):
-            recipe = recipe or self.recipe(self._round, epochs)
+            recipe = recipe or self.recipe(self._members.round, epochs)
             rows, _ = self._descend(
                 _purpose("fine-tuning", phase),
                 rows,
                 clients,
                 recipe,
-                round=self._round,
+                round=self._members.round,
                 columns=columns,
                 pull=pull,
             )
@@ -304,8 +282,8 @@ class LocalTraining(Participants[MethodOptions]):
         with self._timer.phase("train"):
             # A pass forward and one back for every sample, as in a step that trains all.
             samples = int(self.train_data.samples[cohort.here].sum())
-            cohort.log.train_flops += FLOPS * samples * self._engine.cost.training
-            return self._engine.fisher(rows, self.train_data, cohort.here)
+            cohort.log.train_flops += FLOPS * samples * self.engine.cost.training
+            return self.engine.fisher(rows, self.train_data, cohort.here)
 
     def evaluate(
         self, rows: Tensor, clients: np.ndarray, wanted: Wanted = NOTHING
@@ -314,24 +292,18 @@ class LocalTraining(Participants[MethodOptions]):
         that metrics need.
         """
         with self._timer.phase("evaluate"):
-            return self._engine.evaluate(rows, self.test_data, clients, wanted)
+            return self.engine.evaluate(rows, self.test_data, clients, wanted)
 
     def agreement(self, rows: Tensor, others: Tensor, clients: np.ndarray) -> Tensor:
         """Return on which share of its test samples each client's two rows give the same
         answer; NaN without test data, and where samples have no classes.
         """
-        data = self.config.data()
+        data = self._config.data()
         if data.task != "classification":
             return rows.new_full((len(rows),), torch.nan)
+        test, classes = self.test_data, data.classes
         with self._timer.phase("evaluate"):
-            return agreement(
-                self._engine,
-                rows,
-                others,
-                self.test_data,
-                clients,
-                classes=data.classes,
-            )
+            return agreement(self.engine, rows, others, test, clients, classes=classes)
 
     def revert_diverged(
         self,
@@ -344,13 +316,9 @@ class LocalTraining(Participants[MethodOptions]):
         those from `before` where they are not finite: these clients count as excluded.
         """
         trained = cohort.here if clients is None else clients
-        ids, stop = self.clients[trained], self._stops_at_divergence
+        ids, stop = self._members.clients[trained], self._members.stops_at_divergence
         with self._timer.phase("upload"):
             return exclusion.revert_diverged(rows, before, ids, cohort, stop=stop)
-
-    @property
-    def _stops_at_divergence(self) -> bool:
-        return self.config.on_bad_update == "stop"
 
     def _descend(
         self,
@@ -367,9 +335,9 @@ class LocalTraining(Participants[MethodOptions]):
         limits: np.ndarray | None = None,
     ) -> tuple[Tensor, Losses]:
         # Also a method's own recipe sees images as the run wants them.
-        recipe = replace(recipe, augment=self.config.augment == "crop-flip")
-        ids = on_device(self.clients[clients], self.device)
-        keys = randomness.client_keys(self.config.seed, purpose, round, ids)
+        recipe = replace(recipe, augment=self._config.augment == "crop-flip")
+        ids = on_device(self._members.clients[clients], self.device)
+        keys = randomness.client_keys(self._config.seed, purpose, round, ids)
         job = TrainingJob(
             rows,
             self.train_data,
@@ -383,11 +351,11 @@ class LocalTraining(Participants[MethodOptions]):
             limits=limits,
         )
         self._count(job)
-        return self._engine.train(job)
+        return self.engine.train(job)
 
     def _count(self, job: TrainingJob) -> None:
         """Count what clients train, for the round in progress."""
-        log, samples = self._log, int(job.num_samples().sum())
+        log, samples = self._members.log, int(job.num_samples().sum())
         flops = FLOPS * samples * self._multiply_adds(job.columns)
         # Time of an evaluation is no time of training: neither is what is trained there.
         if self._timer.current == "evaluate":
@@ -398,7 +366,7 @@ class LocalTraining(Participants[MethodOptions]):
 
     def _multiply_adds(self, columns: Tensor | None) -> int:
         """Return those of a sample in a step that trains these columns."""
-        cost = self._engine.cost
+        cost = self.engine.cost
         if columns is None:
             return cost.training
         mask = columns.cpu().numpy()
@@ -411,9 +379,9 @@ class LocalTraining(Participants[MethodOptions]):
         """Count local steps on the virtual clock; return the most that each member here
         has time for, None where all have time for all of them.
         """
-        assert cohort.log.clock is not None
-        steps = num_steps(self.sizes[cohort.clients], recipe.length)
-        limits = cohort.log.clock.train(cohort.clients, steps)
+        assert cohort.in_flight.clock is not None
+        steps = num_steps(self._members.sizes[cohort.clients], recipe.length)
+        limits = cohort.in_flight.clock.train(cohort.clients, steps)
         return None if limits is None else limits[cohort.chosen]
 
 

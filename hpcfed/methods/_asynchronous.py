@@ -414,8 +414,8 @@ def receive(
     """
     cohort, log = wave.cohort, wave.cohort.log
     # To the parts of the channel every wave is one upload of its clients, not a second one.
-    log.downloads = log.uploads = 0
-    log.wave = wave.number
+    cohort.in_flight.downloads = cohort.in_flight.uploads = 0
+    cohort.in_flight.wave = wave.number
     norms = log.update_norms
     starts = fed.download(_starts(wave, versions), cohort)
     rows = fed.train(starts, cohort, phase=wave.number, pull=_pull(starts, mu))

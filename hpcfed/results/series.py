@@ -1,9 +1,9 @@
 """The figures of a round: one table, from which everything else follows.
 
-To add a figure, add a line to the table and a number of the same name to the round's log
-(`federation/log.py`); what is no part of the log, `experiment/recording.py` adds. It is
-reduced over ranks, written to `rounds/NAME` in run.h5 with its unit and meaning, read
-back into `RunRecord.rounds`, and part of the CSV and of `hpcfed show --json`.
+To add a figure, add a line to the table; whoever finds the number writes
+`cohort.log.measured[NAME] = number`, once a round on every rank. The figure is reduced
+over ranks, written to `rounds/NAME` in run.h5 with its unit and meaning, read back into
+`RunRecord.rounds`, and part of the CSV and of `hpcfed show --json`.
 
 For those who show figures:
 - `ROUND_SERIES[name]` has `.unit`, `.meaning`, `.total` and `.key`.

@@ -100,7 +100,7 @@ class UploadCompression:
     def _keys(self, upload: Upload) -> Tensor:
         cohort = upload.cohort
         purpose = f"compression, stream {upload.stream}"
-        if wave := cohort.log.wave:
+        if wave := cohort.in_flight.wave:
             purpose += f", wave {wave}"
         ids = on_device(cohort.clients[cohort.chosen], upload.rows.device)
         return randomness.client_keys(self.seed, purpose, cohort.round, ids)

@@ -99,7 +99,7 @@ def _start(cohort: Cohort, row: Tensor) -> Tensor:
     """Return the row that updates are counted from; refuse means in which a client may
     weigh more than its share of the sum.
     """
-    start = cohort.log.sent_row
+    start = cohort.in_flight.sent_row
     if start is None or start.shape != row.shape:
         raise UserError(
             "--privacy central needs a method that sends one row to all, and takes the "

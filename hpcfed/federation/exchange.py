@@ -1,0 +1,283 @@
+"""What travels between clients and the server: downloads, uploads, and who is in time."""
+
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from hpcfed.errors import UserError
+from hpcfed.federation.channel.channel import Channel, Download, Upload
+from hpcfed.federation.cohort import Cohort, Sent, member_rows, shares, update_norms
+from hpcfed.federation.log import Downloaded, RoundInFlight
+from hpcfed.federation.participants import Participants
+from hpcfed.options import RunConfig
+from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.timer import Timer
+
+
+class Exchange:
+    """Carries rows through the channel, and counts their bytes and their time."""
+
+    def __init__(
+        self,
+        members: Participants,
+        channel: Channel,
+        *,
+        collectives: Collectives,
+        timer: Timer,
+    ) -> None:
+        self.channel = channel
+        self._members = members
+        self._collectives = collectives
+        self._timer = timer
+
+    def download(
+        self, row: Tensor, cohort: Cohort, *, everyone: bool = False, beside: str = ""
+    ) -> Tensor:
+        """Return the row, or some columns of it, for every member of the cohort on this
+        rank; `row` may be a row for each of them.
+
+        With `everyone` clients that are not sampled get it, too. `beside` names what is
+        no model but goes beside it, as control variates do: `upload` finds it again by
+        the name.
+        """
+        with self._timer.phase("download"):
+            log, in_flight = cohort.log, cohort.in_flight
+            receivers = (
+                self._members.num_holders
+                if everyone
+                else self._members.num_holders_in(cohort)
+            )
+            size = receivers * row.shape[-1] * row.element_size()
+            download = Download(row, cohort, everyone, in_flight.downloads, size)
+            if self.channel.packing is not None:
+                download = self.channel.packing(download)
+            in_flight.downloads += 1
+            if not beside:
+                in_flight.sent_row = row if row.dim() == 1 else None
+            log.bytes_down += download.size
+            if in_flight.clock is not None:
+                dense = row.shape[-1] * row.element_size()
+                each = dense if download.sizes is None else download.sizes
+                in_flight.clock.download(cohort.clients, each, dense)
+            # A view: the server's row is in memory once.
+            rows = download.rows.expand(len(cohort.here), -1)
+            servers = None if self.channel.packing is None else row
+            in_flight.downloaded[beside] = Downloaded(rows, servers)
+            return rows
+
+    def upload(
+        self,
+        rows: Tensor,
+        cohort: Cohort,
+        sent: Sent | None = None,
+        *,
+        columns: Tensor | slice | None = None,
+        beside: str = "",
+    ) -> Tensor:
+        """Return what the server receives of the cohort's rows; each member sends all of
+        them unless `sent` says otherwise.
+
+        An update is a row less what its member was sent: by the last download, or the
+        last one with this name `beside` models. Where members send only some columns of
+        what they were sent, `columns` says which. What was never sent is an update as a
+        whole.
+        """
+        log, in_flight = cohort.log, cohort.in_flight
+        config = self._members.config
+        # Clipping bounds whole rows beside what was sent, and nothing else.
+        if sent is not None or columns is not None:
+            refuse_if_private(config, "sends some columns of a row")
+        if beside:
+            refuse_if_private(config, "uploads more than rows")
+        size: Tensor | int | None = None
+        start = _start(rows, in_flight, columns, beside)
+        if self.channel.stages:
+            received = self._pass_stages(rows, cohort, sent, start)
+            rows, size = received.rows, received.size
+        in_flight.uploads += 1
+        with self._timer.phase("upload"):
+            self._count_bytes(cohort, _member_bytes(rows, sent, size))
+            if start is not None:
+                if not beside:
+                    log.update_norms = update_norms(start.received, rows, sent)
+                rows = _from_servers(rows, start)
+            if not self.channel.stages:
+                # It may be a row for each member; only stages need it again.
+                in_flight.downloaded.pop(beside, None)
+        if config.privacy != "none":
+            in_flight.received = rows
+        return rows
+
+    def _pass_stages(
+        self, rows: Tensor, cohort: Cohort, sent: Sent | None, start: Downloaded | None
+    ) -> Upload:
+        """Return what the server receives of an upload."""
+        begun = rows.new_zeros(rows.shape[1]) if start is None else start.received
+        begun = begun.expand(len(rows), -1)
+        upload = Upload(rows, begun, cohort, sent, cohort.in_flight.uploads)
+        for stage in self.channel.stages:
+            with self._timer.phase(stage.phase):
+                upload = stage(upload)
+        return upload
+
+    def _count_bytes(self, cohort: Cohort, size: Tensor | int) -> None:
+        """Count what members send: `size` is what each does."""
+        log, clock = cohort.log, cohort.in_flight.clock
+        senders = self._members.num_holders_in(cohort)
+        # The same for all clients, so every rank knows it for all of them. What each
+        # client chooses only its rank knows, and the device: reading it would wait.
+        if isinstance(size, int):
+            log.bytes_up += senders * size
+        elif senders:
+            log.bytes_up_here = log.bytes_up_here + size.sum()
+        if clock is not None:
+            clock.upload(cohort.clients, self._everyones(size, cohort))
+
+    def _everyones(self, size: Tensor | int, cohort: Cohort) -> np.ndarray | int:
+        """Return what each member of all ranks sends."""
+        if isinstance(size, int):
+            return size
+        found = np.empty(len(cohort.clients))
+        of_ranks = self._collectives.allgather(size.cpu().numpy())
+        for members, sizes in zip(cohort.per_rank, of_ranks, strict=True):
+            found[members] = sizes
+        return found
+
+    def arrived(self, rows: Tensor, cohort: Cohort) -> tuple[Tensor, Cohort]:
+        """Return the rows of the members whose uploads the server has, and the cohort of
+        them alone; all of them where no virtual clock runs.
+
+        `mean`, `select`, `cluster_means` and `bank` call it. A method that computes with
+        uploads by itself calls it after its last upload, for all that has a row per
+        member. The first call closes the round: what members do later takes no time.
+        """
+        came = self._came(cohort)
+        if came is None:
+            return rows, cohort
+        return member_rows(rows, cohort, np.flatnonzero(came))
+
+    def _came(self, cohort: Cohort) -> np.ndarray | None:
+        """Return which members' uploads the server has; None: those of all."""
+        log, clock = cohort.log, cohort.in_flight.clock
+        if clock is None:
+            return None
+        self.close_round(cohort)
+        assert log.arrived is not None
+        if len(log.arrived) == log.cohort_size:
+            return None
+        came = clock.came(cohort.clients)
+        return None if came.all() else came
+
+    def in_time(self, cohort: Cohort) -> Cohort:
+        """Return the cohort of the members whose uploads the server has."""
+        came = self._came(cohort)
+        if came is None:
+            return cohort
+        _, fewer = cohort.only(np.flatnonzero(came))
+        return fewer
+
+    def late_at_zero(self, cohort: Cohort) -> Cohort:
+        """Return the cohort with a weight of 0 for members that come late: to leave out
+        their rows would copy all others.
+        """
+        came = self._came(cohort)
+        if came is None:
+            return cohort
+        return replace(cohort, weights=shares(cohort.weights * came))
+
+    def close_round(self, cohort: Cohort) -> None:
+        """Let the virtual clock decide whose uploads count and when the round ends, if
+        it has not done so yet.
+        """
+        clock, log = self.channel.clock, cohort.log
+        if self.channel.spending is not None:
+            log.epsilon = self.channel.spending.epsilon()
+        if clock is None or log.arrived is not None:
+            return
+        log.arrived = np.empty(0, np.int64)
+        members = cohort.in_flight.clock
+        if members is None:
+            clock.skip()
+        else:
+            log.arrived = clock.end(members)
+            log.times = members.table()
+        log.virtual_seconds = clock.now
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether no client will be there any more, by the virtual clock."""
+        clock = self.channel.clock
+        return clock is not None and clock.is_over
+
+    def greet(self, rows: Tensor, cohort: Cohort, columns: int | None = None) -> Tensor:
+        """Count the rows that clients who join are given to begin with, or so many
+        `columns` of all of them together, and return the rows.
+
+        Clients without training data count for nothing, as in a round.
+        """
+        if columns is None:
+            columns = rows.shape[-1] * self._members.num_holders
+        cohort.log.bytes_down += columns * rows.element_size()
+        return rows
+
+    def hears(self, cohort: Cohort) -> bool:
+        """Return whether the server gets anything to step by in this round: updates of
+        clients with data, or the noise that hides whether there were any.
+        """
+        return cohort.log.cohort_size > 0 or self.channel.after_mean is not None
+
+
+def refuse_if_private(config: RunConfig, deed: str) -> None:
+    """Refuse what a method with `private_mean` has promised not to do."""
+    if config.privacy != "none":
+        raise UserError(
+            f"--privacy {config.privacy} would not hold: method {config.method} {deed}, "
+            "although its Options say private_mean; all that its server may learn of "
+            "uploads is fed.mean(fed.upload(rows, cohort), cohort)"
+        )
+
+
+def _member_bytes(
+    rows: Tensor, sent: Sent | None, size: Tensor | int | None
+) -> Tensor | int:
+    """Return the bytes that each member sends: `size` where rows are packed."""
+    if size is not None:
+        return size
+    if sent is None:
+        return rows.shape[1] * rows.element_size()
+    return sent.columns().sum(1) * rows.element_size()
+
+
+def _start(
+    rows: Tensor, in_flight: RoundInFlight, columns: Tensor | slice | None, beside: str
+) -> Downloaded | None:
+    """Return what members have been sent of the columns that they send; None where they
+    send what they were never sent.
+    """
+    start = in_flight.downloaded.get(beside)
+    if start is None:
+        return None
+    start = start.only(columns)
+    if start.received.shape != rows.shape:
+        # To go on would take the rows for updates from zero, which clipping, packing
+        # and attacks act on.
+        raise ValueError(
+            f"an upload of {rows.shape[1]} columns by {len(rows)} clients, who were sent "
+            f"{start.received.shape[1]} columns, {len(start.received)} clients in all: "
+            "say which columns are sent, fed.upload(rows, cohort, columns=…), or, where "
+            "they are none of the download's, name them: beside=NAME"
+        )
+    return start
+
+
+def _from_servers(rows: Tensor, start: Downloaded) -> Tensor:
+    """Return uploads as if members had started from the server's row, not from what a
+    packed download has left of it: so the server adds their updates to its own row, and
+    what it could not send yet stays in it.
+    """
+    if start.servers is None:
+        return rows
+    # The update first: where there is none, the server's number stays to the last bit,
+    # and no rounding has a say in votes.
+    return (rows - start.received).add_(start.servers)

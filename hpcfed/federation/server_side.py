@@ -1,0 +1,237 @@
+"""What the server does with uploads: means, selection, clusters, and its own model."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.data.shards import Shard
+from hpcfed.errors import UserError
+from hpcfed.federation import exclusion
+from hpcfed.federation.aggregation import Aggregation, cluster_means, with_groups
+from hpcfed.federation.clustering import left_vectors
+from hpcfed.federation.cohort import Cohort, Sent, member_rows
+from hpcfed.federation.exchange import Exchange, refuse_if_private
+from hpcfed.federation.participants import Participants
+from hpcfed.federation.selection import best_finite, scores_of
+from hpcfed.federation.training import LocalTraining
+from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.device import on_device
+from hpcfed.runtime.timer import Timer
+from hpcfed.server.client import ServerClient
+
+
+class ServerSide:
+    """Makes rows of the server out of what the exchange has brought it."""
+
+    def __init__(
+        self,
+        members: Participants,
+        training: LocalTraining,
+        exchange: Exchange,
+        *,
+        collectives: Collectives,
+        timer: Timer,
+        model: ServerClient | None = None,
+        validation: Shard | None = None,
+    ) -> None:
+        """`model` is the server's own, for methods that have one. `validation` is its own
+        data, the whole of it on every rank, as the data of one client.
+        """
+        self._model = model
+        self.validation = validation
+        self._config = members.config
+        self._members = members
+        self._training = training
+        self._exchange = exchange
+        self._aggregation = Aggregation(members.config, collectives)
+        self._collectives = collectives
+        self._timer = timer
+
+    def select(self, rows: Tensor, cohort: Cohort, count: int) -> tuple[Tensor, Cohort]:
+        """Return the uploads that do best on the server's validation set, and the
+        cohort of their clients; fewer than `count` where fewer are finite.
+        """
+        refuse_if_private(self._config, "selects uploads")
+        rows, cohort = self._exchange.arrived(rows, cohort)
+        with self._timer.phase("server"):
+            selected = best_finite(self.validated(rows, cohort), count)
+            clients = cohort.clients[selected]
+            cohort.log.selected = clients[self._members.sizes[clients] > 0]
+        with self._timer.phase("aggregate"):
+            return member_rows(rows, cohort, selected)
+
+    def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        """Return Σ weightᵢ rowᵢ over all members, or what --aggregation makes of their
+        rows; the same on every rank.
+        """
+        # The very tensor: any other was not clipped, or was changed since.
+        if rows is not cohort.in_flight.received:
+            refuse_if_private(
+                self._config,
+                "takes a second mean in a round, or one of other rows than it uploaded",
+            )
+        # No longer kept alive: it may be half of the memory.
+        cohort.in_flight.received = None
+        with self._timer.phase("aggregate"):
+            # A robust rule would bear diverged rows, and nobody would hear of them.
+            is_plain = self._config.aggregation == "mean"
+            if is_plain:
+                row = self._aggregated(rows, self._exchange.late_at_zero(cohort))
+            # Look at the row that was made, the same on every rank: looking at all rows
+            # would cost a pass over them.
+            if not is_plain or not bool(torch.isfinite(row).all()):
+                row, cohort = self._mean_of_finite(rows, cohort)
+            if self._exchange.channel.after_mean is not None:
+                row = self._exchange.channel.after_mean(
+                    row, self._exchange.in_time(cohort)
+                )
+            return row
+
+    def _mean_of_finite(self, rows: Tensor, cohort: Cohort) -> tuple[Tensor, Cohort]:
+        """Return what --aggregation makes of the rows that have arrived and are finite,
+        and the cohort of their clients.
+        """
+        rows, cohort = self._exchange.arrived(rows, cohort)
+        rows, cohort = self._finite_only(rows, cohort)
+        row = self._aggregated(rows, cohort)
+        if not bool(torch.isfinite(row).all()):
+            raise ArithmeticError(
+                f"all updates of round {cohort.round + 1} are finite, but not what is "
+                "made of them"
+            )
+        return row, cohort
+
+    def cluster_means(
+        self,
+        rows: Tensor,
+        cohort: Cohort,
+        cluster: Tensor,
+        previous: Tensor,
+        sent: Sent | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mean of every cluster's uploads, by the cohort's weights, on every
+        rank; one collective for all clusters.
+
+        `cluster` is that of every client of the federation. A group of columns that
+        nobody has sent stays as it was in `previous`, [clusters, columns]. Beside the
+        means: [clusters, groups], the weight of those who sent a group; without `sent`
+        there is one group.
+        """
+        refuse_if_private(self._config, "takes means of clusters")
+        with self._timer.phase("aggregate"):
+            if sent is None:
+                groups = rows.new_ones(len(rows), 1, dtype=torch.bool)
+                sent = Sent(groups, cluster.new_zeros(rows.shape[1]))
+            rows = with_groups(rows, sent)
+            in_time = self._exchange.late_at_zero(cohort)
+            totals = self._cluster_sums(rows, in_time, cluster, len(previous))
+            # As in `mean`: look at the sums first, at all rows only if they tell.
+            if not bool(torch.isfinite(totals).all()):
+                rows, cohort = self._exchange.arrived(rows, cohort)
+                rows, cohort = self._finite_only(rows, cohort)
+                totals = self._cluster_sums(rows, cohort, cluster, len(previous))
+            return cluster_means(totals, previous, sent.group_of)
+
+    def exclude(self, bad: set[int], cohort: Cohort, *, all_of_them: bool) -> None:
+        """Count clients of this rank whose updates are not finite as excluded, where a
+        method has found that out by itself; ends the run where --on-bad-update says so,
+        and where no update of the round is left. The same call on every rank.
+        """
+        stop = self._members.stops_at_divergence or all_of_them
+        exclusion.exclude(bad, cohort, self._collectives, stop=stop)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return Σ over the ranks of what each has summed over its own clients, on every
+        rank; may overwrite its argument.
+        """
+        refuse_if_private(self._config, "sums over clients")
+        with self._timer.phase("aggregate"):
+            return self._collectives.allreduce(tensor)
+
+    def bases(self, vectors: int, *, by_class: bool = False) -> np.ndarray:
+        """Return left singular vectors of every client's training data, [clients,
+        features, vectors], on every rank.
+        """
+        refuse_if_private(self._config, "looks at clients' data")
+        if self._exchange.channel.spending is not None:
+            raise UserError(
+                f"--sample-noise would not hold: method {self._config.method} looks at "
+                "clients' data, to which nothing adds noise"
+            )
+        data = self._config.data()
+        # Where samples have no classes, all of them are alike.
+        by_class = by_class and data.task == "classification"
+        classes = data.classes if by_class else None
+        here = left_vectors(self._training.train_data, vectors, classes=classes)
+        # Every rank fills in its own clients; the sum over ranks has all of them.
+        everyones = here.new_zeros(len(self._members.sizes), *here.shape[1:])
+        everyones[on_device(self._members.clients, here.device)] = here
+        return self._collectives.allreduce(everyones).cpu().numpy()
+
+    def bank(
+        self, columns: Tensor, cohort: Cohort, starts: Tensor | None = None
+    ) -> None:
+        """Hand generated columns to the server, which keeps them for learning: the
+        cohort's updates, or its uploads and what they started from.
+        """
+        refuse_if_private(self._config, "lets a server learn from uploads")
+        if starts is not None:
+            starts, _ = self._exchange.arrived(starts, cohort)
+        columns, cohort = self._exchange.arrived(columns, cohort)
+        with self._timer.phase("server"):
+            here = self._members.clients[cohort.here]
+            self.server.bank(cohort.round, here, columns, starts)
+
+    def learn(self, cohort: Cohort) -> None:
+        """Let the server's model learn from what was banked; all workers wait."""
+        with self._timer.phase("server"):
+            cohort.log.server_report = self.server.learn()
+
+    def invert(self, cohort: Cohort, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Return columns that the server generates from the clients' newest uploads, and
+        which of the clients it knows. What it measures goes to the round's report.
+        """
+        with self._timer.phase("server"):
+            inversion = self.server.invert(clients)
+        report = cohort.log.server_report
+        if report is not None:
+            cohort.log.server_report = report.with_inversion(inversion)
+        return inversion.rows, inversion.known
+
+    @property
+    def server(self) -> ServerClient:
+        """The server's model."""
+        assert self._model is not None, "the method has no model on the server"
+        return self._model
+
+    def _aggregated(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        """Make one row of the cohort's; of nobody's rows, the row that was sent."""
+        sent_row = cohort.in_flight.sent_row
+        if not len(cohort.clients) and sent_row is not None:
+            return sent_row
+        return self._aggregation(rows, cohort)
+
+    def _finite_only(self, rows: Tensor, cohort: Cohort) -> tuple[Tensor, Cohort]:
+        """Return the rows that are finite, and the cohort of their clients; others count
+        as excluded.
+        """
+        stop = self._members.stops_at_divergence
+        members = exclusion.finite_members(rows, cohort, self._collectives, stop=stop)
+        return member_rows(rows, cohort, members)
+
+    def _cluster_sums(
+        self, rows: Tensor, cohort: Cohort, cluster: Tensor, count: int
+    ) -> Tensor:
+        members = cluster[on_device(cohort.clients, self._training.device)]
+        return self._aggregation.cluster_sums(rows, cohort, members, count)
+
+    def validated(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
+        """Return the right answers of all uploads on the server's data."""
+        assert self.validation is not None
+        stop = self._members.stops_at_divergence
+        finite = exclusion.finite_members(rows, cohort, self._collectives, stop=stop)
+        # To the engine the validation set is the data of client 0, and every row is
+        # judged on it: rows stay on their ranks, and only counts travel.
+        one_client = np.zeros(len(rows), np.int64)
+        score = self._training.engine.evaluate(rows, self.validation, one_client)
+        return scores_of(score, finite, cohort, self._collectives)
