@@ -125,7 +125,7 @@ def main() -> None:
             raise torch.OutOfMemoryError("planted")
         return run(self, job, trained)
 
-    LocalTraining._descend = training  # type: ignore[method-assign, assignment]
+    LocalTraining._descend = training  # type: ignore[method-assign]
     StackTraining.run = advancing  # type: ignore[method-assign]
     # As in a terminal, also where the campaign was started by nohup.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
