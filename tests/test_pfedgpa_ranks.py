@@ -149,15 +149,26 @@ def test_two_seeds_at_once_are_the_same_runs(
     )
 
 
-def test_a_server_rank_for_two_workers_and_two_seeds(
-    alone: dict[int, Path], tmp_path: Path, mpirun: Callable
-) -> None:
-    words = flags(**ROLES, seeds="0..1", server_ranks=1, out=tmp_path / "run")
-    result = mpirun(3, "-m", "hpcfed", "run", *words)
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> Path:
+    """Two runs of one job of four ranks, since starting ranks takes longer than a run:
+    one server rank for two seeds, and two server ranks that share the optimiser.
+    """
+    folder = tmp_path_factory.mktemp("apart")
+    one = flags(**ROLES, seeds="0..1", server_ranks=1, out=folder / "one")
+    two = flags(**ROLES, server_ranks=2, zero_stage=2, out=folder / "two")
+    result = mpirun(4, "-m", "mpi4py", HERE / "several_runs.py", *one, "+", *two)
     assert result.returncode == 0, result.stderr
-    assert "on 2 ranks and 1 server rank" in result.stderr
+    assert "on 3 ranks and 1 server rank" in result.stderr
+    assert "on 2 ranks and 2 server ranks" in result.stderr
+    return folder
+
+
+def test_a_server_rank_for_three_workers_and_two_seeds(
+    alone: dict[int, Path], apart: Path
+) -> None:
     for seed, folder in alone.items():
-        own = tmp_path / f"run/seed-{seed}"
+        own = apart / f"one/seed-{seed}"
         assert_same_run(own, folder)
         assert_wire(own, clients=3)
         assert_seconds_fit(own)
@@ -165,21 +176,16 @@ def test_a_server_rank_for_two_workers_and_two_seeds(
 
 
 def test_workers_that_learn_themselves_and_two_server_ranks_that_share_the_optimiser(
-    alone: dict[int, Path], tmp_path: Path, mpirun: Callable
+    alone: dict[int, Path], apart: Path, tmp_path: Path, mpirun: Callable
 ) -> None:
-    words = flags(**ROLES)
-    among = mpirun(2, "-m", "hpcfed", "run", *words, "--out", tmp_path / "among")
-    assert among.returncode == 0, among.stderr
-    assert_same_run(tmp_path / "among", alone[0])
-    assert_wire(tmp_path / "among", clients=3)
-
-    words += ["--server-ranks", "2", "--zero-stage", "2"]
-    apart = mpirun(4, "-m", "hpcfed", "run", *words, "--out", tmp_path / "apart")
-    assert apart.returncode == 0, apart.stderr
-    assert_same_run(tmp_path / "apart", tmp_path / "among")
-    assert_wire(tmp_path / "apart", clients=3)
-    for name in ("among", "apart"):
-        memory = read_run(tmp_path / name).learnings[0].peak_memory
+    among = tmp_path / "among"
+    result = mpirun(2, "-m", "hpcfed", "run", *flags(**ROLES), "--out", among)
+    assert result.returncode == 0, result.stderr
+    assert_same_run(among, alone[0])
+    assert_same_run(apart / "two", among)
+    for folder in (among, apart / "two"):
+        assert_wire(folder, clients=3)
+        memory = read_run(folder).learnings[0].peak_memory
         assert memory.shape == (2,) and (memory > 2**26).all()
 
 
