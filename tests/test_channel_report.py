@@ -30,6 +30,7 @@ from hpcfed.options import facts_of, named
 from hpcfed.options.compression import CompressionOptions
 from hpcfed.results.run import RunRecord
 from hpcfed.results.study import StudyRecord, TrialRecord
+from hpcfed.results.summary import run_summary
 from hpcfed.results.trials import Outcome
 from hpcfed.words import flops_text, time_text
 from tests.points import process_of, run_of
@@ -87,9 +88,9 @@ def test_the_target_is_reached_by_both_clocks() -> None:
     assert reached is not None and reached.rounds == 3
     assert (reached.seconds, reached.virtual_seconds) == (6.0, 3 * HOUR)
     assert reached.bytes == 3 * 2 * 100
-    told = clocked(HOUR).summary()["reached_target"]
+    told = run_summary(clocked(HOUR))["reached_target"]
     assert told["virtual_seconds"] == 3 * HOUR
-    without = four_rounds().summary()["reached_target"]
+    without = run_summary(four_rounds())["reached_target"]
     assert without["virtual_seconds"] is None
     json.dumps(without, allow_nan=False)
 

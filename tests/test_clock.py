@@ -25,7 +25,7 @@ from hpcfed.federation.channel.trace import read_trace
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import load
 from hpcfed.options import RunConfig
-from hpcfed.results.clock_table import clock_arrays, take_down
+from hpcfed.results.format import clock_arrays, take_down_clock
 from hpcfed.results.stored import changed_files, read_run
 from tests.federations import assembled, rounds
 from tests.runs import flags, mistake, same, started
@@ -872,7 +872,7 @@ def test_a_long_table_is_left_out() -> None:
 def test_a_table_takes_as_many_members_as_it_has_room_for(tmp_path: Path) -> None:
     """Poisson sampling may draw any number."""
     arrays = {a.name: np.full(a.shape, np.nan, a.dtype) for a in clock_arrays(2, 3)}
-    take_down(arrays, 1, {"client": np.arange(5), "train": np.arange(2)})
+    take_down_clock(arrays, 1, {"client": np.arange(5), "train": np.arange(2)})
     assert arrays["clock/client"][1].tolist() == [0, 1, 2]
     assert arrays["clock/train"][1, :2].tolist() == [0, 1]
     assert np.isnan(arrays["clock/client"][0]).all()

@@ -32,6 +32,7 @@ from hpcfed.models.networks import build
 from hpcfed.options import RunConfig
 from hpcfed.results.run import at_target
 from hpcfed.results.stored import read_run, read_seeds
+from hpcfed.results.summary import run_summary
 from tests.federations import (
     HARSH,
     Weights,
@@ -611,7 +612,7 @@ def test_when_the_target_was_reached_is_recorded_and_may_end_the_run(
     assert (
         whole.best("global_accuracy")
         == curve.max()
-        == whole.summary()["best_global_accuracy"]
+        == run_summary(whole)["best_global_accuracy"]
     )
 
     short = read_run(started(*words, "--stop-at-target", "--out", tmp_path / "short"))
@@ -716,7 +717,8 @@ def test_a_target_that_nobody_reaches_is_told(tmp_path: Path) -> None:
     text = io.StringIO()
     show(record, Console(file=text, width=200))
     assert (
-        "not reached" in text.getvalue() and record.summary()["reached_target"] is None
+        "not reached" in text.getvalue()
+        and run_summary(record)["reached_target"] is None
     )
 
 

@@ -34,6 +34,7 @@ from hpcfed.results.folder import check_plain, checkpoint_folder
 from hpcfed.results.json_values import parsed
 from hpcfed.results.publish import publish
 from hpcfed.results.stored import read_run
+from hpcfed.results.summary import run_summary
 from tests.runs import mistake
 
 ROOT = Path(__file__).parents[1]
@@ -182,7 +183,7 @@ def test_a_study_with_a_link_is_refused(
 
 
 def test_soft_links_and_circles_do_no_harm(run: Path) -> None:
-    before = read_run(run).summary()
+    before = run_summary(read_run(run))
     with h5py.File(run / "run.h5", "r+") as file:
         file["rounds/self"] = file["rounds"]
         file["top"] = file["/"]
@@ -191,7 +192,7 @@ def test_soft_links_and_circles_do_no_harm(run: Path) -> None:
         file.move("config", "elsewhere")
         file["config"] = h5py.SoftLink("/top/top/elsewhere")
     sandbox.try_out([run / "run.h5"])
-    assert json.dumps(read_run(run).summary()) == json.dumps(before)
+    assert json.dumps(run_summary(read_run(run))) == json.dumps(before)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +283,7 @@ def test_changed_numbers_are_noticed(run: Path) -> None:
 
 def test_files_without_checksums_are_still_read(run: Path) -> None:
     """Earlier versions wrote such files."""
-    before = read_run(run).summary()
+    before = run_summary(read_run(run))
     with h5py.File(run / "run.h5", "r+") as file:
         for name in mutations.items(file, h5py.Dataset):
             if file[name].fletcher32:
@@ -290,7 +291,7 @@ def test_files_without_checksums_are_still_read(run: Path) -> None:
                 del file[name]
                 file[name] = values
                 file[name].attrs.update(attributes)
-    assert json.dumps(read_run(run).summary()) == json.dumps(before)
+    assert json.dumps(run_summary(read_run(run))) == json.dumps(before)
 
 
 def test_a_library_that_loops_or_crashes_is_one_line(
@@ -674,7 +675,7 @@ def test_any_config_in_a_file_is_a_run_or_one_line(
         del file["config"]
         file["config"] = json.dumps(config)
     try:
-        json.dumps(read_run(run).summary())
+        json.dumps(run_summary(read_run(run)))
         cli.parse_run(["--resume", str(run)])
     except UserError as error:
         assert str(error)

@@ -20,6 +20,7 @@ from hpcfed.options import RunConfig
 from hpcfed.results.run import RunRecord
 from hpcfed.results.series import imbalance
 from hpcfed.results.stored import read_run
+from hpcfed.results.summary import run_summary
 from hpcfed.runtime.timer import PHASES
 from tests.conftest import Finished
 from tests.runs import TWELVE_CLIENTS, rows_of, run_alone
@@ -275,8 +276,8 @@ def test_moving_clients_changes_no_result(
     median = f"{np.median(moved.rounds['imbalance']):.2f}"
     assert slow.stdout.partition("training by the mean")[2].split()[0] == median
     assert "clients changed ranks after round" in slow.stdout
-    summary = moved.summary()
-    assert summary["moves"] == [WINDOW + 1] and len(summary["imbalance"]) == 9
+    told = run_summary(moved)
+    assert told["moves"] == [WINDOW + 1] and len(told["imbalance"]) == 9
     assert "by the mean" not in shown(stayed), "a single rank has no imbalance"
 
 

@@ -24,7 +24,8 @@ from hpcfed.cli.flags import all_method_fields, run_parser
 from hpcfed.cli.settings import parse_run
 from hpcfed.options import check
 from hpcfed.options.metrics import METRICS
-from hpcfed.results.results import AT_THE_END, ResultsWriter
+from hpcfed.results.format import AT_THE_END
+from hpcfed.results.results import ResultsWriter
 from hpcfed.results.series import ROUND_SERIES
 from hpcfed.results.server import ServerSize
 from hpcfed.runtime.launcher import launched

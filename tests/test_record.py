@@ -22,7 +22,7 @@ import torch
 from hpcfed.experiment import loop
 from hpcfed.experiment.recording import norm_figures
 from hpcfed.results import series
-from hpcfed.results.dataset import create, write_rounds
+from hpcfed.results.format import Declared, create, write_rounds
 from hpcfed.results.publish import publish
 from hpcfed.results.results import ResultsWriter
 from hpcfed.results.stored import read_run
@@ -459,9 +459,8 @@ def test_rounds_without_figures_take_no_room(tmp_path: Path) -> None:
     """The file holds the one evaluated round, not a hundred empty ones of many clients."""
     with h5py.File(tmp_path / "x.h5", "w") as file:
         shape = (100, 20_000)
-        data = create(
-            file, "wide", shape, "round", "client", unit="1", meaning="", dtype="f4"
-        )
+        create(file, Declared("wide", shape, ("round", "client"), "1", "", "f4"))
+        data = file["wide"]
         array = np.full(shape, np.nan, "f4")
         array[7] = 0.5
         write_rounds(data, array, slice(0, 60))

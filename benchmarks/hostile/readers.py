@@ -85,12 +85,13 @@ class Readers:
         from hpcfed.analysis.render.show import show
         from hpcfed.results.sandbox import try_out
         from hpcfed.results.stored import read_run
+        from hpcfed.results.summary import run_summary
 
         try_out([path])
         record = read_run(path.parent)
         with open(os.devnull, "w") as nowhere:
             show(record, Console(file=nowhere, width=120))
-        json.dumps(record.summary())
+        json.dumps(run_summary(record))
 
     def report(self, path: Path) -> None:
         """Read a run or a study as `hpcfed report` does, exports included."""

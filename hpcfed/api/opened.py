@@ -17,13 +17,14 @@ from hpcfed.analysis.run_findings.headline import title
 from hpcfed.api.tables import Columns, stacked, table
 from hpcfed.errors import UserError
 from hpcfed.options.metrics import text_of
-from hpcfed.results.clock_table import read_clock
+from hpcfed.results.details import read_clock
 from hpcfed.results.folder import MODEL, RECORD, records, runs
 from hpcfed.results.parameters import Parameters, read_parameters
 from hpcfed.results.run import RunRecord
 from hpcfed.results.safe import readable, reading
 from hpcfed.results.sandbox import try_out
 from hpcfed.results.stored import read_run
+from hpcfed.results.summary import run_summary
 from hpcfed.runtime.timer import PHASES
 
 
@@ -158,7 +159,7 @@ class Run:
         """Return everything but the tables of clients as plain values, as `hpcfed show
         --json` does.
         """
-        summaries = [record.summary() for record in self.records]
+        summaries = [run_summary(record) for record in self.records]
         return summaries[0] if len(summaries) == 1 else {"seeds": summaries}
 
     def _table(self, columns_of: Any) -> Any:

@@ -216,8 +216,8 @@ def requeued(settings: Settings) -> Settings:
     another job has begun is left to `check`, which refuses it.
     """
     from hpcfed.results import checkpoints
+    from hpcfed.results.claim import begun_by, this_job, was_requeued
     from hpcfed.results.folder import runs
-    from hpcfed.results.job import begun_by, this_job, was_requeued
 
     config, job = settings.config, this_job()
     if job is None:

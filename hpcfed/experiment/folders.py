@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcfed import plugins
 from hpcfed.errors import UserError, remark
 from hpcfed.options import RunConfig, Settings
-from hpcfed.results.claim import claimed
+from hpcfed.results.claim import claimed, sign
 from hpcfed.results.folder import (
     check_out,
     check_plain,
@@ -18,7 +18,6 @@ from hpcfed.results.folder import (
     seed_folder,
     seed_folders,
 )
-from hpcfed.results.job import sign
 from hpcfed.results.stored import is_complete
 from hpcfed.runtime.world import World
 

@@ -91,7 +91,7 @@ class RoundLog:
     epsilon: float = math.nan
     """Privacy spent after this round."""
     times: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What is recorded of every member's virtual time, by name; see `results/clock_table.py`."""
+    """What is recorded of every member's virtual time, by name; see `results/format.py`."""
     server_report: LearningReport | None = None
     """What the server's model took, if it has learnt after this round."""
     measured: dict[str, Tensor | float] = field(default_factory=dict)

@@ -1,11 +1,13 @@
 """What a run's file holds beyond its record: read for a page about this run alone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hpcfed.results.folder import RECORD
+from hpcfed.results.format import CLOCK_COLUMNS
 from hpcfed.results.safe import Reader, readable, reading
 from hpcfed.results.server import LatentMap
 
@@ -15,7 +17,7 @@ MOST_SAMPLES = 2**53
 
 @dataclass(frozen=True)
 class RunDetails:
-    """All of it is empty or None in files that are older, or about something else."""
+    """A part is empty or None if the run has none, or its file is older."""
 
     class_counts: np.ndarray
     """Training samples: [client, class]."""
@@ -74,3 +76,36 @@ def _latents(file: Reader) -> LatentMap | None:
     if not known.any() or not ((shares >= 0) & (shares <= 1 + 1e-6)).all():
         return None
     return LatentMap(clients[known].astype(np.int64), places[known], shares)
+
+
+def read_clock(folder: Path, rounds: int) -> dict[str, np.ndarray]:
+    """Read the members of the first rounds of a run, a row for each: the round, counted
+    from 1, and the columns of the table. Runs without a clock have no rows.
+    """
+    path = folder / RECORD
+    with readable(path, "a run"), reading(path) as file:
+        columns = {}
+        for name in CLOCK_COLUMNS:
+            if f"clock/{name}" in file:
+                values = file.numbers(f"clock/{name}", (None, None), rounds)
+                columns[name] = values.astype(np.float64)
+        if columns.keys() != CLOCK_COLUMNS.keys():
+            return {name: np.empty(0) for name in ("round", *CLOCK_COLUMNS)}
+        return _clock_rows(columns)
+
+
+def _clock_rows(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the members of all rounds, one below the other; ValueError for numbers
+    that cannot be.
+    """
+    client = columns["client"]
+    for name, values in columns.items():
+        alike = values.shape == client.shape
+        if not alike or (values < 0).any() or np.isinf(values).any():
+            raise ValueError(f"clock/{name} holds numbers that cannot be")
+    round, member = np.nonzero(~np.isnan(client))
+    found = {"round": round + 1}
+    for name, values in columns.items():
+        found[name] = values[round, member]
+    found["client"] = found["client"].astype(np.int64)
+    return found

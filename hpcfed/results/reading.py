@@ -21,10 +21,8 @@ from hpcfed.results.folder import (
     failures,
     folders_with_runs,
 )
-from hpcfed.results.groups import NEW_ROUNDS
+from hpcfed.results.format import CLASS_SERIES, EVALUATED, NEW_ROUNDS, SCHEMA
 from hpcfed.results.json_values import parsed
-from hpcfed.results.metric_arrays import CLASS_SERIES
-from hpcfed.results.results import EVALUATED, SCHEMA
 from hpcfed.results.run import LearningRecord, NewRounds, RunRecord
 from hpcfed.results.safe import Reader, readable, reading
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES, series_of

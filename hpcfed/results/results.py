@@ -10,7 +10,6 @@ publishing waits a hundred times as long as the last one took.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,62 +19,36 @@ import numpy as np
 
 from hpcfed.errors import UserError
 from hpcfed.results import server as server_group
-from hpcfed.results.clock_table import clock_arrays, take_down
-from hpcfed.results.dataset import create, create_names, write_rounds
 from hpcfed.results.folder import RECORD
-from hpcfed.results.groups import (
+from hpcfed.results.format import (
+    AT_THE_END,
+    EVALUATED,
     NEW_ROUNDS,
     NEWCOMER_STARTS,
     RELOCATIONS,
-    create_figures,
-    create_finals,
-    create_new_rounds,
-    create_newcomer_bytes,
-    create_newcomers,
-    create_relocations,
+    SCHEMA,
+    Declared,
+    clock_arrays,
+    create,
+    create_clients,
+    create_names,
+    create_now_and_then,
+    finite_figures,
+    metric_arrays,
+    restore_entries,
+    round_arrays,
+    take_down_clock,
+    write_rounds,
 )
-from hpcfed.results.metric_arrays import metric_arrays
 from hpcfed.results.publish import publish
-from hpcfed.results.safe import Reader, readable, reading
-from hpcfed.results.series import EVALUATION_SERIES, RANK_SERIES, ROUND_SERIES
+from hpcfed.results.safe import readable, reading
+from hpcfed.results.series import EVALUATION_SERIES
 from hpcfed.results.server import Learning, ServerSize
 from hpcfed.runtime.environment import of_resumed
 from hpcfed.runtime.timer import PHASES
 
-AT_THE_END = {
-    "energy": (
-        "J",
-        "energy of each rank's GPU over the run; NaN where it cannot be read",
-    ),
-    "cpu_energy": (
-        "J",
-        "energy of the CPUs and memory of each rank's host over the run, with whatever "
-        "else ran there, on the host's first rank; NaN where it cannot be read",
-    ),
-    "load_at_start": ("1", "load of each rank's host, over a minute, as the run began"),
-    "load_at_end": ("1", "the same as it ended"),
-}
-"""What every rank has measured once a run is complete: unit and meaning, by its name
-under `timing/`.
-"""
-SCHEMA = 1
 PAUSE = 100
 """How many times longer than publishing the pause before the next publishing is."""
-EVALUATED = "evaluated"
-CLIENT_UNITS = {
-    "rank": "rank",
-    "attacker": "1",
-    EVALUATED: "client",
-    "speed": "1",
-    "downlink": "bytes/s",
-    "uplink": "bytes/s",
-}
-"""Units of facts of clients that are no numbers of samples."""
-CLIENT_MEANINGS = {
-    EVALUATED: "clients that are evaluated: the columns of metrics here",
-    "classes": "training samples of each class that each client has",
-}
-"""What facts are that not every client has."""
 NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
@@ -101,11 +74,11 @@ class ResultsWriter:
         members: int = 0,
         resumed: bool = False,
     ) -> None:
-        """`clients` are facts of every client as the run starts; clients may be
-        relocated so many times. `finals` are the names of what is evaluated at the end,
-        `figures` of what is measured then.
-        `evaluated` are the ids of clients that are, if not all of them are. A round of
-        a virtual clock has at most so many `members`.
+        """`clients` are facts of every client as the run starts; they may be moved to
+        other ranks `relocations` times. `finals` are the names of what is evaluated at
+        the end, `figures` of what is measured then. `evaluated` are the ids of clients
+        that are evaluated, if not all are. A round has at most `members` by the virtual
+        clock.
 
         Where a run is `resumed`, the file on disk stays as it is until `restore` has
         read it, or `begin_anew` is told not to.
@@ -135,28 +108,28 @@ class ResultsWriter:
         # All datasets from the start: a reader of the first round finds each of them.
         self._write_facts(settings, facts, ranks)
         rounds = settings["rounds"]
-        self._create_rounds(rounds, ranks)
+        for declared in round_arrays(rounds, ranks):
+            self._create_array(declared)
+        create_names(self._file, "timing/phase_names", PHASES)
         if evaluated is not None:
             clients = {**clients, EVALUATED: evaluated}
-        self._create_clients(clients)
+        create_clients(self._file, clients)
         num_evaluated = settings["clients"] if evaluated is None else len(evaluated)
         by_round = [*metric_arrays(metrics, rounds, num_evaluated, classes)]
         self._evaluations = [f"rounds/{name}" for name in EVALUATION_SERIES]
         """Arrays that evaluations fill."""
-        self._evaluations += [a.name for a in by_round]
+        self._evaluations += [declared.name for declared in by_round]
         if members:
             by_round += clock_arrays(rounds, members)
-        for a in by_round:
-            words = {"unit": a.unit, "meaning": a.meaning, "dtype": a.dtype}
-            self._create_array(a.name, a.shape, *a.dimensions, **words)
-        if relocations:
-            create_relocations(self._file, relocations, settings["clients"])
-        if finals:
-            create_finals(self._file, finals, settings["clients"])
-        if figures:
-            create_figures(self._file, figures, settings["clients"])
-        if settings.get("new_clients"):
-            self._create_newcomers(settings)
+        for declared in by_round:
+            self._create_array(declared)
+        create_now_and_then(
+            self._file,
+            settings,
+            relocations=relocations,
+            finals=finals,
+            figures=figures,
+        )
         if server is not None:
             server_group.create_group(self._file, server)
         if not resumed:
@@ -180,79 +153,10 @@ class ResultsWriter:
         self._file["config"] = json.dumps(settings, indent=1)
         self._file["environment"] = json.dumps(self._environment, indent=1)
 
-    def _create_rounds(self, rounds: int, ranks: int) -> None:
-        for name, series in ROUND_SERIES.items():
-            self._create_array(
-                f"rounds/{name}",
-                (rounds,),
-                "round",
-                unit=series.unit,
-                meaning=series.meaning,
-            )
-        for name, rank_series in RANK_SERIES.items():
-            self._create_array(
-                f"timing/{name}",
-                (rounds, ranks),
-                "round",
-                "rank",
-                unit=rank_series.unit,
-                meaning=rank_series.meaning,
-            )
-        self._create_array(
-            "timing/phases",
-            (rounds, ranks, len(PHASES)),
-            "round",
-            "rank",
-            "phase",
-            unit="s",
-            meaning=f"seconds of each phase: {', '.join(PHASES)}",
-        )
-        create_names(self._file, "timing/phase_names", PHASES)
-
-    def _create_clients(self, facts: dict[str, np.ndarray]) -> None:
-        for name, values in facts.items():
-            if values.dtype.kind == "U":
-                create_names(self._file, f"clients/{name}", values.tolist())
-                continue
-            create(
-                self._file,
-                f"clients/{name}",
-                values.shape,
-                *("client", "class")[: values.ndim],
-                unit=CLIENT_UNITS.get(name, "samples"),
-                meaning=CLIENT_MEANINGS.get(name, f"{name} of each client"),
-                dtype=values.dtype,
-                data=values,
-            )
-
-    def _create_newcomers(self, settings: dict[str, Any]) -> None:
-        clients = settings["new_clients"]
-        create_newcomer_bytes(self._file)
-        if settings.get("new_rounds"):
-            create_new_rounds(self._file, settings["new_rounds"], clients)
-        else:
-            create_newcomers(self._file, settings["new_updates"] + 1, clients)
-
-    def _create_array(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        *dimensions: str,
-        unit: str,
-        meaning: str,
-        dtype: str = "f8",
-    ) -> None:
+    def _create_array(self, declared: Declared) -> None:
         """Create a dataset of rounds, and the array that they are written to first."""
-        create(
-            self._file,
-            name,
-            shape,
-            *dimensions,
-            unit=unit,
-            meaning=meaning,
-            dtype=dtype,
-        )
-        self._arrays[name] = np.full(shape, np.nan, dtype)
+        create(self._file, declared)
+        self._arrays[declared.name] = np.full(declared.shape, np.nan, declared.dtype)
 
     # What happens now and then goes straight into the file, and is on disk with the
     # next rounds.
@@ -336,7 +240,7 @@ class ResultsWriter:
         for name, of_ranks in rank_values.items():
             arrays[f"timing/{name}"][round] = of_ranks
         arrays["timing/phases"][round] = phases
-        take_down(arrays, round, times)
+        take_down_clock(arrays, round, times)
         self._rounds_done = round + 1
         # The last round is published in any case: nothing comes after it.
         is_last = self._rounds_done == len(arrays["rounds/seconds"])
@@ -369,15 +273,11 @@ class ResultsWriter:
             self._file.attrs["error"] = error
         for name, of_ranks in (measured or {}).items():
             unit, meaning = AT_THE_END[name]
-            path = f"timing/{name}"
+            shape = of_ranks.shape
             create(
                 self._file,
-                path,
-                of_ranks.shape,
-                "rank",
-                unit=unit,
-                meaning=meaning,
-                data=of_ranks,
+                Declared(f"timing/{name}", shape, ("rank",), unit, meaning),
+                of_ranks,
             )
         self.publish()
         self._file.close()
@@ -419,22 +319,8 @@ class ResultsWriter:
         return self._trainings
 
     def figures(self, round: int) -> dict[str, float]:
-        """Return all figures of a round that are finite: series, mean seconds of ranks
-        by phase, the largest memory and the payload of all collectives.
-        """
-        found = {}
-        for name, array in self._arrays.items():
-            if name.startswith("rounds/"):
-                found[name] = float(array[round])
-        seconds = self._arrays["timing/phases"][round].mean(0)
-        for phase, mean in zip(PHASES, seconds.tolist(), strict=True):
-            # Most runs know nothing of some phases.
-            found[f"phases/{phase}"] = mean or float("nan")
-        found["ranks/peak_memory"] = float(
-            self._arrays["timing/peak_memory"][round].max()
-        )
-        found["ranks/wire"] = float(self._arrays["timing/wire"][round].sum())
-        return {name: value for name, value in found.items() if isfinite(value)}
+        """Return all figures of a round that are finite."""
+        return finite_figures(self._arrays, round)
 
     def losses(self, learning: int) -> dict[str, np.ndarray]:
         """Return the loss of every step of a learning, by network."""
@@ -458,7 +344,8 @@ class ResultsWriter:
             self.was_shorter = old.shape("rounds/seconds")[0] < len(
                 self._arrays["rounds/seconds"]
             )
-            self._check_data(path, facts.get("data"))
+            now = self._file.attrs.get("data")
+            _check_data(path, before=facts.get("data"), now=now)
             # Ranks' figures have another shape where the number of ranks has changed.
             # They stay NaN for the rounds before. The run may have become longer.
             for name, array in self._arrays.items():
@@ -468,8 +355,10 @@ class ResultsWriter:
                 alike = len(shape) == array.ndim and shape[1:] == array.shape[1:]
                 if alike and shape[0] >= rounds:
                     array[:rounds] = old.numbers(name, shape, rounds)
-            self.relocations = self._restore_entries(old, RELOCATIONS, rounds)
-            self._trainings = self._restore_entries(old, server_group.GROUP, rounds)
+            self.relocations = restore_entries(self._file, old, RELOCATIONS, rounds)
+            self._trainings = restore_entries(
+                self._file, old, server_group.GROUP, rounds
+            )
             self._restore_command(old.text("environment"))
             before = map(int, facts.get("resumed", ()))
             self._file.attrs["started"] = str(facts["started"])
@@ -486,15 +375,6 @@ class ResultsWriter:
         for name in self._evaluations:
             self._arrays[name][rounds] = np.nan
 
-    def _check_data(self, path: Path, before: Any) -> None:
-        """Refuse to go on with other samples than the run began with."""
-        now = self._file.attrs.get("data")
-        if before is not None and before != now:
-            raise UserError(
-                f"{path} was begun with other data: its fingerprint was {before}, and "
-                f"is {now} now"
-            )
-
     def _restore_command(self, text: str) -> None:
         """Keep the command that began the run, which makes it anew; those that went on
         stand beside it.
@@ -504,25 +384,14 @@ class ResultsWriter:
         del self._file["environment"]
         self._file["environment"] = json.dumps(self._environment, indent=1)
 
-    def _restore_entries(self, old: Reader, group: str, rounds: int) -> int:
-        """Take over a group's entries of the first rounds; return how many they are."""
-        if group not in old or group not in self._file:
-            return 0
-        ours = self._file[group]
-        # Entries are in order, and NaN where none has come: those before the round
-        # are a prefix.
-        entry_rounds = old.numbers(f"{group}/round", ours["round"].shape)
-        happened = int(np.count_nonzero(entry_rounds < rounds))
-        for name, data in ours.items():
-            where = f"{group}/{name}"
-            kind = data.dims[0].label
-            if where not in old or old.shape(where) != data.shape or not happened:
-                continue
-            if kind in ("move", "time"):
-                data[:happened] = old.numbers(where, data.shape, happened)
-            elif kind in ("upload", "axis"):  # of the last training alone
-                data[...] = old.numbers(where, data.shape)
-        return happened
+
+def _check_data(path: Path, *, before: Any, now: Any) -> None:
+    """Refuse to go on with other samples than the run began with."""
+    if before is not None and before != now:
+        raise UserError(
+            f"{path} was begun with other data: its fingerprint was {before}, and "
+            f"is {now} now"
+        )
 
 
 def _clock(seconds: float) -> str:

@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.options.metrics import METRICS, SERIES, global_name, metric_of
-from hpcfed.results.json_values import number, numbers, plain
+from hpcfed.options.metrics import METRICS, SERIES, metric_of
 from hpcfed.results.pace import WARMUP, counted, per_round
-from hpcfed.results.series import series_of
 from hpcfed.runtime.timer import PHASES
 
 LAST_UPDATES = 10
@@ -326,64 +324,6 @@ class RunRecord:
         known = _known(self.rounds["imbalance"])
         return float(np.median(known)) if len(known) else float("nan")
 
-    def summary(self) -> dict[str, Any]:
-        """Return the run as JSON values, with NaN and infinite numbers as null."""
-        # The config and the environment come last: they are the longest.
-        reached = self.reached()
-        phases = self.phase_seconds()
-        return {
-            "folder": str(self.folder),
-            "status": self.status,
-            "error": self.error or None,
-            "rounds_done": self.rounds_done,
-            **{key: self.facts[key] for key in _SUMMARY_FACTS},
-            "stacked_seeds": self.stacked_seeds,
-            "partition": self.config["partition"],
-            **self._series(),
-            "best_accuracy": number(self.best("accuracy")),
-            "best_trained_accuracy": number(self.best("trained_accuracy")),
-            "best_global_accuracy": number(self.best("global_accuracy")),
-            **self._metric_figures(),
-            "target_accuracy": self.target,
-            "reached_target": None if reached is None else plain(vars(reached)),
-            "client_accuracy": numbers(self.last_client_accuracy),
-            "seconds_per_phase": plain(phases),
-            "seconds_of_phases": plain(self.phase_totals()),
-            "moves": list(self.moves),
-            "rounds_to_95_percent_of_peak": self.rounds_to(0.95),
-            **self._late_figures(),
-            "newcomer_bytes": number(self.newcomer_bytes),
-            "printed_comm": number(self.printed_comm()),
-            "server": [plain(vars(learning)) for learning in self.learnings],
-            "peak_memory": numbers(self.peak_memory),
-            "energy": None if self.energy is None else number(self.energy),
-            "cpu_energy": (
-                None if self.cpu_energy is None else number(self.cpu_energy)
-            ),
-            "config": plain(self.config),
-            "environment": plain(self.environment),
-        }
-
-    def _series(self) -> dict[str, list[float | None]]:
-        """Return every round's figures, each series by its name in JSON."""
-        found = {}
-        for name, values in self.rounds.items():
-            found[series_of(name).key] = numbers(values)
-        return found
-
-    def _metric_figures(self) -> dict[str, Any]:
-        """Return the best values of further metrics, and the last accuracies of classes,
-        in runs that have them.
-        """
-        figures: dict[str, Any] = {}
-        for name in self.metrics:
-            for series in (name, global_name(name)):
-                figures[f"best_{series}"] = number(self.best(series))
-        if self.class_accuracy:
-            last = self.last_class_accuracy().items()
-            figures["class_accuracy"] = {name: numbers(values) for name, values in last}
-        return figures
-
     def last_class_accuracy(self) -> dict[str, np.ndarray]:
         """Return the accuracy of every class at the last evaluation, by whose it is."""
         last = {}
@@ -392,43 +332,6 @@ class RunRecord:
             if len(evaluated):
                 last[name] = values[evaluated[-1]]
         return last
-
-    def _late_figures(self) -> dict[str, Any]:
-        """Return the mean accuracies at the end, and those of new clients."""
-        finals, figures = {}, {}
-        for name, accuracy in self.finals.items():
-            finals[name] = number(mean_accuracy(accuracy))
-        for name, values in self.figures.items():
-            figures[name] = number(mean_accuracy(values))
-        updates, first, last = {}, {}, {}
-        for start, accuracy in self.newcomers.items():
-            updates[start] = [number(mean_accuracy(update)) for update in accuracy]
-            first[start] = number(self.newcomers_first(start))
-            last[start] = number(self.newcomers_last(start))
-        return {
-            "finals": finals,
-            "figures": figures,
-            "newcomers": updates,
-            "newcomers_first": first,
-            "newcomers_last_10": last,
-            **self._new_figures(),
-        }
-
-    def _new_figures(self) -> dict[str, Any]:
-        """Return the curves of new clients' rounds, in runs that have them."""
-        rounds = self.new_rounds
-        if rounds is None:
-            return {}
-        figures: dict[str, Any] = {}
-        for name in ("accuracy", "trained_accuracy"):
-            figures[name] = numbers(rounds.curve(name))
-            figures[f"{name}_last_10"] = number(rounds.last(name))
-        figures["bytes_up"] = numbers(rounds.bytes_up)
-        figures["bytes_down"] = numbers(rounds.bytes_down)
-        return {"new_rounds": figures}
-
-
-_SUMMARY_FACTS = ("method", "dataset", "clients", "ranks", "seed", "model", "columns")
 
 
 def _known(values: np.ndarray) -> np.ndarray:

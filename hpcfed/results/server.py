@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import h5py
 import numpy as np
 
-from hpcfed.results.dataset import create, create_names
+from hpcfed.results.format import Declared, create, create_names
 
 # As in every group of the file, names and units are its format, and stay.
 
@@ -88,7 +88,7 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
     ) -> None:
         shape = (times, *more)
         where = f"{GROUP}/{name}"
-        create(file, where, shape, "time", *dimensions, unit=unit, meaning=meaning)
+        create(file, Declared(where, shape, ("time", *dimensions), unit, meaning))
 
     # Readers take the names from the file: it may be of a version with other phases.
     create_names(file, f"{GROUP}/phase_names", SERVER_PHASES)
@@ -133,10 +133,10 @@ def _create_latents(file: h5py.File) -> None:
         where = f"{GROUP}/{name}"
         dimensions = ("upload", "axis")[: 1 + len(more)]
         shape = (MOST_MAPPED, *more)
-        create(file, where, shape, *dimensions, unit=unit, meaning=meaning)
+        create(file, Declared(where, shape, dimensions, unit, meaning))
     meaning = "share of the latents' variance on each of the two axes"
     where = f"{GROUP}/latent_shares"
-    create(file, where, (2,), "axis", unit="fraction", meaning=meaning)
+    create(file, Declared(where, (2,), ("axis",), "fraction", meaning))
 
 
 def write_entry(

@@ -20,8 +20,8 @@ import numpy as np
 
 from hpcfed.models.layout import Layout
 from hpcfed.results.folder import snapshot_file, snapshots, snapshots_of_rank
+from hpcfed.results.publish import check_limit, hdf5_writing
 from hpcfed.results.safe import SLACK, Reader, check, readable
-from hpcfed.results.writing import check_limit, writing
 
 KIND = "this run's snapshots"
 PER_ROW, PER_FILE = 160, 2**17
@@ -88,7 +88,7 @@ class SnapshotWriter:
         # The root has one more row: the global model's.
         rows = times * (clients + self._root)
         check_limit(path, rows * row_bytes + PER_FILE)
-        with writing(path):
+        with hdf5_writing(path):
             # Not libver="latest": its files refuse to open after their writer was
             # killed.
             self._file = file = h5py.File(path, "w")
@@ -187,7 +187,7 @@ class SnapshotWriter:
         round, the later rows stay.
         """
         file, snapshot = self._entry(round)
-        with writing(Path(file.filename)):
+        with hdf5_writing(Path(file.filename)):
             # Each row is a chunk of its own, so nothing is gained by writing several.
             for position, row in zip(positions, rows, strict=True):
                 file["rows"][snapshot, int(position)] = row
@@ -195,7 +195,7 @@ class SnapshotWriter:
     def close_round(self, round: int, global_row: np.ndarray | None) -> None:
         """Write the global model, if there is one, and mark the snapshot as whole."""
         file, snapshot = self._entry(round)
-        with writing(Path(file.filename)):
+        with hdf5_writing(Path(file.filename)):
             if self._root and global_row is not None:
                 file["global"][snapshot] = global_row
             # The mark must not be on disk before the rows are.

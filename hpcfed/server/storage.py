@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hpcfed.errors import UserError, one_line
 from hpcfed.options import facts_of
+from hpcfed.results.publish import check_limit, hdf5_writing
 from hpcfed.results.safe import Reader, reading
-from hpcfed.results.writing import check_limit, writing
 from hpcfed.server.options import NETWORKS, ServerOptions
 from hpcfed.server.scaling import LatentScaling, RowScaling
 
@@ -57,7 +57,7 @@ def write(
     # h5py would follow a link that somebody has put there.
     temporary.unlink(missing_ok=True)
     try:
-        with writing(path), h5py.File(temporary, "w") as file:
+        with hdf5_writing(path), h5py.File(temporary, "w") as file:
             _write(file, saved, widths, options)
         os.replace(temporary, path)
     except BaseException:

@@ -33,6 +33,7 @@ from hpcfed.options.metrics import metric_of
 from hpcfed.results.json_values import plain
 from hpcfed.results.run import RunRecord
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES
+from hpcfed.results.summary import run_summary
 from hpcfed.runtime.timer import PHASES
 
 POINT = ("method", "dataset", "clients", "ranks", "columns")
@@ -206,7 +207,7 @@ def _group(group: Group) -> dict[str, Any]:
         "samples": [process.seconds.tolist() for process in group.processes],
         "phase_seconds": group.phase_seconds,
         "peak_memory": group.peak_memory,
-        "runs": [run.summary() for run in group.seeds],
+        "runs": [run_summary(run) for run in group.seeds],
     }
 
 

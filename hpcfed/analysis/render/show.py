@@ -15,6 +15,7 @@ from hpcfed.analysis.run_findings.headline import status, title
 from hpcfed.errors import count
 from hpcfed.results.folder import made
 from hpcfed.results.run import RunRecord
+from hpcfed.results.summary import run_summary
 
 
 def show(record: RunRecord, console: Console) -> None:
@@ -80,7 +81,7 @@ def _print_findings(records: Sequence[RunRecord], console: Console) -> None:
 
 def shown_json(records: Sequence[RunRecord], *, seeds: bool) -> dict[str, Any]:
     """Return a run or its seeds as JSON values: all that was recorded, and the tables."""
-    summaries = [record.summary() for record in records]
+    summaries = [run_summary(record) for record in records]
     content = {"seeds": summaries} if seeds else summaries[0]
     found = run_findings(records, read_files(records[0]))
     return {**content, "tables": as_json(found)}

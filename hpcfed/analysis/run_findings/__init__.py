@@ -12,8 +12,7 @@ from hpcfed.analysis.run_findings import costs, learning
 from hpcfed.analysis.run_findings.costs import Times
 from hpcfed.analysis.run_findings.learning import Runs
 from hpcfed.errors import UserError
-from hpcfed.results.clock_table import read_clock
-from hpcfed.results.details import RunDetails, read_details
+from hpcfed.results.details import RunDetails, read_clock, read_details
 from hpcfed.results.run import RunRecord
 
 Findings = Mapping[str, Sequence[Table]]

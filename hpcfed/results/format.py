@@ -1,0 +1,356 @@
+"""What datasets run.h5 has: names, shapes, units and meanings.
+
+They are the file's format. Readers of older and newer versions rely on them, so a name
+or a unit that was published stays. Every dataset has chunks with checksums, and says
+what it holds. The group of the server's model is in `server.py`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, nan, prod
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+
+from hpcfed.options.metrics import METRICS, PER_CLASS, of_clients
+from hpcfed.results.safe import Reader
+from hpcfed.results.series import RANK_SERIES, ROUND_SERIES, metric_series
+from hpcfed.runtime.timer import PHASES
+
+SCHEMA = 1
+CHUNK = 2**16
+"""Bytes of a chunk, or a round where that is more."""
+WIDE = 2**16
+"""Bytes of a round's figures from which on a round without any is not written."""
+EVALUATED = "evaluated"
+RELOCATIONS = "moves"
+NEW_ROUNDS = "new_rounds"
+NEWCOMER_STARTS = ("random", "global model", "method", "random, guided")
+"""The last is of methods that lead new clients on."""
+CLASS_SERIES = {
+    "accuracy": "clients on their own test data, taken together",
+    "global_accuracy": "global model on the whole test set",
+}
+"""Accuracies of classes, and whose they are."""
+MOST_CLOCK_ENTRIES = 2_000_000
+"""Rounds times members up to which a run records the clock table: 72 MB."""
+CLOCK_COLUMNS = {
+    "client": ("client", "id of the member; NaN: the round has no more", "f8"),
+    "download": ("s", "virtual seconds of its downloads", "f4"),
+    "train": ("s", "virtual seconds of its local steps", "f4"),
+    "upload": ("s", "virtual seconds of its uploads", "f4"),
+    "steps": ("1", "local steps that it has taken", "f4"),
+    "arrival": ("s", "virtual time at which its upload came; NaN: it never did", "f8"),
+    "arrived": ("1", "1 where its upload counted, else 0", "f4"),
+}
+"""What every member of a round took by the virtual clock: unit, meaning and type."""
+AT_THE_END = {
+    "energy": (
+        "J",
+        "energy of each rank's GPU over the run; NaN where it cannot be read",
+    ),
+    "cpu_energy": (
+        "J",
+        "energy of the CPUs and memory of each rank's host over the run, with whatever "
+        "else ran there, on the host's first rank; NaN where it cannot be read",
+    ),
+    "load_at_start": ("1", "load of each rank's host, over a minute, as the run began"),
+    "load_at_end": ("1", "the same as it ended"),
+}
+"""What every rank has measured once a run is complete: unit and meaning, by its name
+under `timing/`.
+"""
+CLIENT_UNITS = {
+    "rank": "rank",
+    "attacker": "1",
+    EVALUATED: "client",
+    "speed": "1",
+    "downlink": "bytes/s",
+    "uplink": "bytes/s",
+}
+"""Units of facts of clients; all others are numbers of samples."""
+CLIENT_MEANINGS = {
+    EVALUATED: "clients that are evaluated: the columns of metrics here",
+    "classes": "training samples of each class that each client has",
+}
+"""What facts are that are not one number of every client."""
+
+
+class Declared(NamedTuple):
+    """A dataset, before it is created."""
+
+    name: str
+    shape: tuple[int, ...]
+    dimensions: tuple[str, ...]
+    unit: str
+    meaning: str
+    dtype: str = "f8"
+    fill: float = nan
+    """NaN says "not there" in every dataset of figures; 0 would be a figure."""
+
+
+def create(file: h5py.File, declared: Declared, data: np.ndarray | None = None) -> None:
+    """Create a dataset, filled or with `data`.
+
+    It has chunks with checksums, so that a reader notices when bytes have changed.
+    """
+    name, shape, dimensions, unit, meaning, dtype, fill = declared
+    more: dict[str, Any] = {"fillvalue": fill} if data is None else {"data": data}
+    # HDF5 has neither chunks nor checksums for a single number.
+    if shape:
+        # A chunk holds whole rounds: they are written one after the other.
+        length, *others = shape
+        round_bytes = prod(others) * np.dtype(dtype).itemsize
+        rounds = max(1, CHUNK // max(1, round_bytes))
+        more["chunks"] = (min(length, rounds), *others)
+        more["fletcher32"] = True
+    dataset = file.create_dataset(name, shape, dtype, **more)
+    dataset.attrs["units"] = unit
+    dataset.attrs["description"] = meaning
+    for axis, dimension in enumerate(dimensions):
+        dataset.dims[axis].label = dimension
+
+
+def create_names(file: h5py.File, name: str, names: Sequence[str]) -> None:
+    """Store what the entries of another dataset's dimension are called."""
+    file[name] = np.array(names, dtype=h5py.string_dtype())
+
+
+def write_rounds(data: h5py.Dataset, array: np.ndarray, fresh: slice) -> None:
+    """Bring rounds into the file. One that was not evaluated is NaN there already: for a
+    million clients that would be 4 MB each time.
+    """
+    if array.ndim == 1 or array[0].nbytes < WIDE:
+        data[fresh] = array[fresh]
+        return
+    for round in range(fresh.start, fresh.stop):
+        if not np.isnan(array[round]).all():
+            data[round] = array[round]
+
+
+def round_arrays(rounds: int, ranks: int) -> Iterator[Declared]:
+    """Yield the datasets that every run writes a round of: series, and ranks' times."""
+    for name, series in ROUND_SERIES.items():
+        yield Declared(
+            f"rounds/{name}", (rounds,), ("round",), series.unit, series.meaning
+        )
+    for name, of_ranks in RANK_SERIES.items():
+        yield Declared(
+            f"timing/{name}",
+            (rounds, ranks),
+            ("round", "rank"),
+            of_ranks.unit,
+            of_ranks.meaning,
+        )
+    yield Declared(
+        "timing/phases",
+        (rounds, ranks, len(PHASES)),
+        ("round", "rank", "phase"),
+        "s",
+        f"seconds of each phase: {', '.join(PHASES)}",
+    )
+
+
+def metric_arrays(
+    metrics: Sequence[str], rounds: int, clients: int, classes: int
+) -> Iterator[Declared]:
+    """Yield the datasets for these metrics: by round, by client that is evaluated, and
+    by class.
+    """
+    shape = (rounds, clients)
+    # Every file has it, also where there is no accuracy.
+    yield Declared(
+        "clients/accuracy",
+        shape,
+        ("round", "client"),
+        "fraction",
+        "accuracy on the client's own test data; NaN: not evaluated, or no test data",
+        "f4",
+    )
+    for name in of_clients(metrics):
+        if name != "accuracy":
+            unit, meaning = METRICS[name].unit, METRICS[name].meaning
+            meaning = f"on the client's own test data: {meaning}"
+            where = f"clients/{name}"
+            yield Declared(where, shape, ("round", "client"), unit, meaning, "f4")
+    for series in metric_series(metrics):
+        where = f"rounds/{series.name}"
+        yield Declared(where, (rounds,), ("round",), series.unit, series.meaning)
+    if PER_CLASS in metrics:
+        for name, whose in CLASS_SERIES.items():
+            yield Declared(
+                f"classes/{name}",
+                (rounds, classes),
+                ("round", "class"),
+                "fraction",
+                f"accuracy of each class: {whose}",
+            )
+
+
+def clock_arrays(rounds: int, members: int) -> Iterator[Declared]:
+    """Yield the clock table's datasets for rounds of at most so many members; none if
+    the table would be too large.
+    """
+    if rounds * members > MOST_CLOCK_ENTRIES:
+        return
+    for name, (unit, meaning, dtype) in CLOCK_COLUMNS.items():
+        shape, dimensions = (rounds, members), ("round", "member")
+        yield Declared(f"clock/{name}", shape, dimensions, unit, meaning, dtype)
+
+
+def take_down_clock(
+    arrays: Mapping[str, np.ndarray], round: int, table: Mapping[str, np.ndarray]
+) -> None:
+    """Write a round's members into the arrays of the clock table, if the run has one."""
+    for name, values in table.items():
+        array = arrays.get(f"clock/{name}")
+        if array is not None:
+            # By --sampling poisson a round may have more, if hardly ever.
+            width = array.shape[1]
+            array[round, : len(values)] = values[:width]
+
+
+def finite_figures(arrays: Mapping[str, np.ndarray], round: int) -> dict[str, float]:
+    """Return all figures of a round that are finite: series, mean seconds of ranks by
+    phase, the largest memory and the payload of all collectives.
+    """
+    found = {}
+    for name, array in arrays.items():
+        if name.startswith("rounds/"):
+            found[name] = float(array[round])
+    seconds = arrays["timing/phases"][round].mean(0)
+    for phase, mean in zip(PHASES, seconds.tolist(), strict=True):
+        # Most methods lack some phases, which then took 0 seconds.
+        found[f"phases/{phase}"] = mean or nan
+    found["ranks/peak_memory"] = float(arrays["timing/peak_memory"][round].max())
+    found["ranks/wire"] = float(arrays["timing/wire"][round].sum())
+    return {name: value for name, value in found.items() if isfinite(value)}
+
+
+def create_clients(file: h5py.File, facts: Mapping[str, np.ndarray]) -> None:
+    """Store facts of every client: texts, numbers, or numbers by class."""
+    for name, values in facts.items():
+        where = f"clients/{name}"
+        if values.dtype.kind == "U":
+            create_names(file, where, values.tolist())
+            continue
+        unit = CLIENT_UNITS.get(name, "samples")
+        meaning = CLIENT_MEANINGS.get(name, f"{name} of each client")
+        dimensions = ("client", "class")[: values.ndim]
+        declared = Declared(
+            where, values.shape, dimensions, unit, meaning, values.dtype.str
+        )
+        create(file, declared, values)
+
+
+def create_now_and_then(
+    file: h5py.File,
+    settings: Mapping[str, Any],
+    *,
+    relocations: int,
+    finals: Sequence[str],
+    figures: Sequence[str],
+) -> None:
+    """Create the groups that are not written by round: what a run with these settings
+    has of them.
+    """
+    clients = settings["clients"]
+    if relocations:
+        _create_relocations(file, relocations, clients)
+    if finals:
+        _create_finals(file, finals, clients)
+    if figures:
+        _create_figures(file, figures, clients)
+    if settings.get("new_clients"):
+        _create_newcomers(file, settings)
+
+
+def _create_relocations(file: h5py.File, most: int, clients: int) -> None:
+    """Create room for `most` relocations; NaN and -1 stand for those that have not
+    come.
+    """
+    first = "the first round, from 0, after clients moved to other ranks"
+    where = "rank of each client from then on"
+    for declared in (
+        Declared("moves/round", (most,), ("move",), "round", first),
+        Declared("moves/seconds", (most,), ("move",), "s", "what the move took"),
+        Declared(
+            "moves/rank", (most, clients), ("move", "client"), "rank", where, "i4", -1
+        ),
+    ):
+        create(file, declared)
+
+
+def _create_finals(file: h5py.File, names: Sequence[str], clients: int) -> None:
+    """Create room for what a method has evaluated at the end."""
+    create_names(file, "finals/name", names)
+    meaning = "accuracy on the client's own test data at the end; NaN: not asked for"
+    shape, dimensions = (len(names), clients), ("name", "client")
+    create(file, Declared("finals/accuracy", shape, dimensions, "fraction", meaning))
+
+
+def _create_figures(file: h5py.File, names: Sequence[str], clients: int) -> None:
+    """Create room for what a method measures of every client at the end."""
+    create_names(file, "figures/name", names)
+    meaning = "what the method measures of a client at the end; NaN: not asked for"
+    shape, dimensions = (len(names), clients), ("name", "client")
+    create(file, Declared("figures/value", shape, dimensions, "1", meaning))
+
+
+def _create_newcomers(file: h5py.File, settings: Mapping[str, Any]) -> None:
+    """Create room for new clients: their accuracy from every start after every local
+    update, or after every round that they make with each other.
+    """
+    clients, rounds = settings["new_clients"], settings.get("new_rounds")
+    meaning = (
+        "sent to a new client before its first local update, by the method's own "
+        "accounting"
+    )
+    create(file, Declared("newcomers/bytes", (), (), "bytes", meaning))
+    if rounds:
+        for declared in _new_rounds(rounds, clients):
+            create(file, declared)
+        return
+    create_names(file, "newcomers/start", NEWCOMER_STARTS)
+    meaning = "accuracy of new clients on their own test data by local updates; NaN: not there"
+    # One more entry than updates: how they start.
+    shape = (len(NEWCOMER_STARTS), settings["new_updates"] + 1, clients)
+    dimensions = ("start", "update", "client")
+    create(file, Declared("newcomers/accuracy", shape, dimensions, "fraction", meaning))
+
+
+def _new_rounds(rounds: int, clients: int) -> Iterator[Declared]:
+    """Yield the datasets of rounds that new clients make with each other."""
+    for name, meaning in {
+        "accuracy": "accuracy of new clients on their own test data after a round, of "
+        "all that have joined; NaN: not there or not evaluated",
+        "trained_accuracy": "accuracy of the round's participants as their local "
+        "training left them; NaN: took no part or not evaluated",
+    }.items():
+        where, shape = f"{NEW_ROUNDS}/{name}", (rounds, clients)
+        yield Declared(where, shape, ("round", "client"), "fraction", meaning)
+    for name, meaning in {
+        "bytes_up": "sent by new clients in a round of theirs",
+        "bytes_down": "sent to new clients in a round of theirs",
+    }.items():
+        yield Declared(f"{NEW_ROUNDS}/{name}", (rounds,), ("round",), "bytes", meaning)
+
+
+def restore_entries(ours: h5py.File, old: Reader, group: str, rounds: int) -> int:
+    """Take over a group's entries of the first rounds; return their number."""
+    if group not in old or group not in ours:
+        return 0
+    # Entries are in order, and NaN where none has come: those before the round are a
+    # prefix.
+    entry_rounds = old.numbers(f"{group}/round", ours[f"{group}/round"].shape)
+    happened = int(np.count_nonzero(entry_rounds < rounds))
+    for name, data in ours[group].items():
+        where = f"{group}/{name}"
+        kind = data.dims[0].label
+        if where not in old or old.shape(where) != data.shape or not happened:
+            continue
+        if kind in ("move", "time"):
+            data[:happened] = old.numbers(where, data.shape, happened)
+        elif kind in ("upload", "axis"):  # of the last training alone
+            data[...] = old.numbers(where, data.shape)
+    return happened
