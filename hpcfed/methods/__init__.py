@@ -11,8 +11,9 @@ whatever the file does not define itself. Without a class `Options` a method add
 options of its own. This module has what a method's file imports: other methods, types,
 markers of fields of a state, `Options` and `option`.
 
-A method imports torch inside its functions, if at all: the command line reads the
-options of all methods, and has to answer at once.
+A file imports what it needs at its top. What is heavy among it, such as torch, is
+imported when it is first used, see `_late`: the command line reads the options of methods
+and has to answer at once.
 """
 
 import ast
@@ -32,6 +33,7 @@ from pydantic.fields import FieldInfo
 
 from hpcfed import plugins
 from hpcfed.errors import UserError, unknown
+from hpcfed.methods import _late  # noqa: F401 - later imports go through it
 from hpcfed.methods._interface import (
     CLUSTERS,
     FIXED,

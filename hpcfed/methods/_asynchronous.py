@@ -20,20 +20,20 @@ then.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import numpy as np
+import torch
 
 from hpcfed import options
+from hpcfed.clients.pull import Pull, Strengths
+from hpcfed.clients.schedule import num_steps
 from hpcfed.errors import UserError, count
-from hpcfed.methods import fedavg
+from hpcfed.federation.log import RoundLog
+from hpcfed.methods import _timetable, fedavg
 from hpcfed.methods._interface import FIXED, VARIES, Cohort, Federation, Tensor
+from hpcfed.methods._timetable import Pace, Timetable, Training
 from hpcfed.options import Choice, Need, RunConfig, option
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from hpcfed.clients.pull import Pull
-    from hpcfed.federation.log import RoundLog
-    from hpcfed.methods._timetable import Pace, Training
 
 Versions = Mapping[int, Tensor]
 """Rows of the server by the number of their version."""
@@ -113,7 +113,7 @@ class Options(options.Options):
                 f"{count(config.clients, 'client')}"
             )
 
-    def staleness_weights(self, staleness: "np.ndarray") -> "np.ndarray":
+    def staleness_weights(self, staleness: np.ndarray) -> np.ndarray:
         """Return s(d) of uploads whose staleness is d."""
         if self.staleness == "constant":
             return 1.0 + 0 * staleness
@@ -149,11 +149,11 @@ class Wave:
     """Its number in the round."""
     cohort: Cohort
     """The clients, each once, in the order of ids."""
-    versions: "np.ndarray"
+    versions: np.ndarray
     """The version that each has started from."""
-    weights: "np.ndarray"
+    weights: np.ndarray
     """s(d) of each."""
-    order: "np.ndarray"
+    order: np.ndarray
     """Which of the clients arrives first, second and so on."""
     first: int
     """Uploads that the server had received before."""
@@ -168,8 +168,6 @@ def begin(fed: Federation[Options], *, buffer: int) -> State:
     """Return the state before the first upload; the server makes a version of every
     `buffer` of them.
     """
-    import torch
-
     w = fed.initial_row()
     # On the host, as all that decides who trains: nobody waits for the device.
     nobody = torch.empty(0, 4, dtype=torch.float64)
@@ -193,8 +191,6 @@ def following(
     """Return who arrives in a round that comes after what the state knows, and who
     trains then.
     """
-    from hpcfed.methods._timetable import Timetable
-
     with fed.timed("sample"):
         now = float(state.due[-1, 0]) if len(state.due) else 0.0
         received = int(state.received) + _num_uploads(state)
@@ -209,10 +205,6 @@ def waves(
     fed: Federation[Options], state: State, cohort: Cohort, *, buffer: int
 ) -> list[Wave]:
     """Return the waves of a round, and tell its log who arrives when."""
-    import numpy as np
-
-    from hpcfed.methods import _timetable
-
     with fed.timed("sample"):
         check_timetable(fed, state, buffer=buffer)
         received = int(state.received)
@@ -250,8 +242,6 @@ def waves(
 
 def check_timetable(fed: Federation, state: State, *, buffer: int) -> None:
     """Refuse what a checkpoint of something else has left."""
-    import numpy as np
-
     training = state.training.numpy()
     rows = np.concatenate([state.due.numpy(), training])
     positions = rows[:, 1]
@@ -279,10 +269,8 @@ def rows_of(state: State, *, buffer: int) -> dict[int, Tensor]:
     return {**dict(zip(older, state.versions, strict=True)), newest: state.w}
 
 
-def _seconds(fed: Federation, row: Tensor) -> "np.ndarray":
+def _seconds(fed: Federation, row: Tensor) -> np.ndarray:
     """Return what every client with data takes to download, to train and to upload."""
-    import numpy as np
-
     devices = fed.channel.devices
     assert devices is not None, "a run has devices where its method needs them"
     holders = np.flatnonzero(fed.sizes)
@@ -294,18 +282,12 @@ def _seconds(fed: Federation, row: Tensor) -> "np.ndarray":
     return np.stack([download, train, upload])
 
 
-def _num_steps(fed: Federation, clients: "np.ndarray") -> "np.ndarray":
-    from hpcfed.clients.schedule import num_steps
-
+def _num_steps(fed: Federation, clients: np.ndarray) -> np.ndarray:
     # The same in all rounds: only rates change.
     return num_steps(fed.sizes[clients], fed.recipe(0).length)
 
 
-def _pace(fed: Federation[Options], state: State, buffer: int) -> "Pace":
-    import numpy as np
-
-    from hpcfed.methods._timetable import Pace
-
+def _pace(fed: Federation[Options], state: State, buffer: int) -> Pace:
     devices = fed.channel.devices
     assert devices is not None
     uploads = fed.config.cohort_among(len(fed.sizes))
@@ -328,9 +310,7 @@ def _numbers(generator: "np.random.Generator") -> Iterator[float]:
         yield from generator.random(256).tolist()
 
 
-def _read(table: Tensor) -> Iterator["Training"]:
-    from hpcfed.methods._timetable import Training
-
+def _read(table: Tensor) -> Iterator[Training]:
     seconds, positions, versions, lost = table.T
     columns = (
         seconds.tolist(),
@@ -341,9 +321,7 @@ def _read(table: Tensor) -> Iterator["Training"]:
     return map(Training, *columns)
 
 
-def _table(training: list["Training"]) -> Tensor:
-    import torch
-
+def _table(training: list[Training]) -> Tensor:
     return torch.tensor(training, dtype=torch.float64).reshape(-1, 4)
 
 
@@ -359,7 +337,7 @@ def _versions_of(training: Tensor) -> set[int]:
 
 
 def _note(
-    log: "RoundLog", state: State, clients: "np.ndarray", staleness: "np.ndarray"
+    log: RoundLog, state: State, clients: np.ndarray, staleness: np.ndarray
 ) -> None:
     """Tell the round's log who has arrived, and when."""
     log.arrived = clients
@@ -371,11 +349,9 @@ def _note(
 
 
 def _times(
-    fed: Federation, state: State, clients: "np.ndarray", coming: "np.ndarray"
-) -> dict[str, "np.ndarray"]:
+    fed: Federation, state: State, clients: np.ndarray, coming: np.ndarray
+) -> dict[str, np.ndarray]:
     """Return what is recorded of every upload of a round."""
-    import numpy as np
-
     positions = coming[:, 1].astype(np.int64)
     download, train, upload = state.seconds.numpy()[:, positions]
     return {
@@ -452,8 +428,6 @@ def after(
     state: State, versions: Versions, due: Tensor, training: Tensor, *, buffer: int
 ) -> dict[str, Tensor]:
     """Return the fields of `State` after a round, but w."""
-    import torch
-
     fields = {
         "due": due,
         "training": training,
@@ -468,8 +442,6 @@ def after(
 
 def _starts(wave: Wave, versions: Versions) -> Tensor:
     """Return the row that each of the wave's clients on this rank has started from."""
-    import torch
-
     chosen = wave.versions[wave.cohort.chosen].tolist()
     if len(set(chosen)) > 1:
         return torch.stack([versions[number] for number in chosen])
@@ -479,12 +451,8 @@ def _starts(wave: Wave, versions: Versions) -> Tensor:
 
 
 def _pull(starts: Tensor, mu: float) -> "Pull | None":
-    from hpcfed.clients.pull import Pull, Strengths
-
     return Pull(Strengths(squared=mu), reference=starts) if mu else None
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    import torch
-
     return torch.cat(parts)

@@ -10,8 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeVar
 
+import torch
+
 from hpcfed import options
 from hpcfed.errors import UserError, count
+from hpcfed.federation.clustering import assign, nearest_in_turn
+from hpcfed.federation.cohort import Sent
 from hpcfed.methods import (
     CLUSTERS,
     FIXED,
@@ -24,6 +28,7 @@ from hpcfed.methods import (
 )
 from hpcfed.models import MODELS
 from hpcfed.options import Choice, Need, RunConfig, option
+from hpcfed.runtime.device import on_device
 
 _SEVERAL = Need("--clusters 2 or more", lambda run: run.clusters > 1)
 
@@ -166,8 +171,6 @@ def begin(
 
     All columns are shared, and form one group, unless given.
     """
-    import torch
-
     clusters = fed.options.clusters
     if shared is None:
         shared = torch.ones(fed.layout.num_columns, dtype=torch.bool)
@@ -193,10 +196,6 @@ def _clustered(fed: Federation[Options]) -> tuple[Tensor, Tensor, Tensor]:
     """Return every client's cluster, and every cluster's mean basis and number of
     members with data.
     """
-    import torch
-
-    from hpcfed.federation.clustering import assign
-
     options = fed.options
     bases = judged = fed.bases(options.basis)
     if options.clustering == "angles":
@@ -217,8 +216,6 @@ def _clustered(fed: Federation[Options]) -> tuple[Tensor, Tensor, Tensor]:
 
 def cluster_rows(fed: Federation, state: State, clients: Positions) -> Tensor:
     """Return the row of each client's cluster."""
-    from hpcfed.runtime.device import on_device
-
     ids = on_device(fed.clients[clients], fed.device)
     return state.shared[state.cluster[ids]]
 
@@ -253,8 +250,6 @@ def aggregate(
     `sent`, [members, groups], says what each client sends; all of it unless given.
     Beside the state: [clusters, groups], the weight of those who sent a group.
     """
-    from hpcfed.federation.cohort import Sent
-
     if len(state.private_at):
         before = state.private[cohort.here]
         private = rows[:, state.private_at]
@@ -304,8 +299,6 @@ def arrive(fed: Federation[Options], state: S, cohort: Cohort) -> tuple[S, Tenso
 
     Fields that a method adds for every client are left to the method.
     """
-    from hpcfed.runtime.device import on_device
-
     state = _nearest(fed, state)
     rows = _first_rows(fed, state, cohort)
     # Clusters give different numbers of columns: add up those of all new clients.
@@ -320,10 +313,6 @@ def _nearest(fed: Federation[Options], state: S) -> S:
     """Return the state with the cluster of every new client, in the order in which they
     join; clusters' means move with them (Eq. 12 of GENE-FL's paper, and below it).
     """
-    import torch
-
-    from hpcfed.federation.clustering import nearest_in_turn
-
     bases = fed.bases(fed.options.basis)
     points = bases.reshape(len(bases), -1)
     # Ranks on different hardware may round differently: the first one decides.
@@ -342,8 +331,6 @@ def _first_rows(fed: Federation, state: State, cohort: Cohort) -> Tensor:
     """Return [θ0; Θ_G] of every new client here: the gene of its cluster, and weights
     of its own where that has none.
     """
-    from hpcfed.runtime.device import on_device
-
     ids = fed.clients[cohort.here]
     cluster = state.cluster[on_device(ids, fed.device)]
     if not len(state.private_at) and bool(state.gene.all()):

@@ -1,33 +1,16 @@
 """What a method's file imports: the types it names, and markers for fields of a state.
 
-The command line reads the options of all methods and has to answer at once, so nothing
-here loads torch or numpy. Only a type checker sees the types; a program that runs gets
-a placeholder, which is enough for annotations.
-
 A state is a frozen dataclass of tensors. A field without a marker is the same on every
 rank, and a round leaves it as it was and returns a new one. Markers are combined by |:
 `rows: Tensor = field(metadata=OWNED | IN_PLACE)`.
 """
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from numpy import ndarray as Positions  # clients of this rank, counted from 0
+from torch import Tensor
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from hpcfed.federation.cohort import Cohort
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.layout import Entry, Layout
-
-    Positions: TypeAlias = np.ndarray
-    """Clients of this rank, counted from 0."""
-else:
-    # `Federation[Options]` and `Tensor | None` are evaluated when a file is imported.
-    class _Placeholder:
-        def __class_getitem__(cls, item: Any) -> type:
-            return cls
-
-    Cohort = Entry = Federation = Layout = Positions = Tensor = _Placeholder
+from hpcfed.federation.cohort import Cohort
+from hpcfed.federation.federation import Federation
+from hpcfed.models.layout import Entry, Layout
 
 __all__ = [
     "CLUSTERS",

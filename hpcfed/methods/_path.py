@@ -1,15 +1,14 @@
 """What methods have in common that compute with how far a client's steps of SGD lead."""
 
-from typing import TYPE_CHECKING
+import numpy as np
 
+from hpcfed.clients.job import Recipe
 from hpcfed.methods._interface import Cohort, Federation, Tensor
-
-if TYPE_CHECKING:
-    from hpcfed.clients.job import Recipe
+from hpcfed.runtime.device import on_device
 
 
 def accumulated(
-    fed: Federation, cohort: Cohort, recipe: "Recipe", mu: float = 0.0
+    fed: Federation, cohort: Cohort, recipe: Recipe, mu: float = 0.0
 ) -> Tensor:
     """Return ‖aᵢ‖₁, what the steps of each member of the cohort weigh together; one
     without momentum weighs 1.
@@ -20,17 +19,13 @@ def accumulated(
     of the loss takes some of it back in each of them: aₖ = (1 − η μ)^(τ−1−k) without
     momentum.
     """
-    import numpy as np
-
-    from hpcfed.runtime.device import on_device
-
     steps = fed.everyones_steps(cohort, recipe)
     by_age = weights_by_age(recipe, int(steps.max(initial=0)), mu)
     sums = np.concatenate([[0.0], np.cumsum(np.abs(by_age))])
     return on_device(sums[steps], fed.device)
 
 
-def weights_by_age(recipe: "Recipe", steps: int, mu: float) -> list[float]:
+def weights_by_age(recipe: Recipe, steps: int, mu: float) -> list[float]:
     """Return what a gradient weighs in the row by its age: right after its step first,
     then after every further one.
     """

@@ -9,6 +9,8 @@ adapted.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from hpcfed.methods import _server_rate, fedavg
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.methods._server_rate import server_rate
@@ -89,7 +91,5 @@ def mean_row(fed: Federation, w: Tensor, cohort: Cohort) -> Tensor:
 
 def moved(w: Tensor, step: Tensor, mean: Tensor) -> Tensor:
     """Return w after a step of its parameters, with the mean's running statistics."""
-    import torch
-
     num_parameters = len(step)
     return torch.cat([w[:num_parameters] + step, mean[num_parameters:]])

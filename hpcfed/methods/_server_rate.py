@@ -5,6 +5,7 @@ change from round to round.
 from typing import Literal
 
 from hpcfed import options
+from hpcfed.clients.rates import RateSchedule
 from hpcfed.errors import UserError, count
 from hpcfed.methods._interface import Federation
 from hpcfed.options import Need, RunConfig, option
@@ -92,8 +93,6 @@ class Options(options.Options):
 
 def server_rate(fed: Federation[Options], round: int) -> float:
     """Return the server's learning rate in a round."""
-    from hpcfed.clients.rates import RateSchedule
-
     o = fed.options
     rate = o.server_lr * o.server_lr_decay**round
     if o.server_lr_schedule == "constant":

@@ -3,14 +3,11 @@ same number of steps for every client.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hpcfed import options
+from hpcfed.clients.job import Recipe
 from hpcfed.methods._interface import Federation, Tensor
 from hpcfed.options import option
-
-if TYPE_CHECKING:
-    from hpcfed.clients.job import Recipe
 
 
 class Options(options.Options):
@@ -26,7 +23,7 @@ class Options(options.Options):
     )
 
 
-def one_step(fed: Federation, lr: float | None = None) -> "Recipe":
+def one_step(fed: Federation, lr: float | None = None) -> Recipe:
     """Return the run's recipe for a single step; `lr` may replace its learning rate."""
     recipe = fed.recipe(fed.round)
     # Momentum goes from step to step, so the method has to carry it on (`followed`).

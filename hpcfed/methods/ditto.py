@@ -8,6 +8,7 @@ was sent, each for --epochs. The loss that is recorded is that of w.
 from dataclasses import dataclass, field
 
 from hpcfed import options
+from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import (
     IN_PLACE,
@@ -50,8 +51,6 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    from hpcfed.clients.pull import Pull, Strengths
-
     w = fed.download(state.w, cohort)
     rows = fed.train(w, cohort)
     before = state.v[cohort.here]

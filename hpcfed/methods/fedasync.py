@@ -14,16 +14,15 @@ statistics of batch norm are mixed as all columns are.
 An upload that is not finite makes a version that is the one before.
 """
 
-from typing import TYPE_CHECKING
+import numpy as np
+import torch
 
 from hpcfed.errors import UserError
 from hpcfed.methods import _asynchronous, fedavg
 from hpcfed.methods._asynchronous import Received, State, Versions, Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.options import RunConfig, option
-
-if TYPE_CHECKING:
-    import numpy as np
+from hpcfed.runtime.device import on_device
 
 EXTENDS = fedavg
 
@@ -56,7 +55,7 @@ class Options(_asynchronous.Options):
                 "nothing to weigh it against; use --method fedbuff"
             )
 
-    def staleness_weights(self, staleness: "np.ndarray") -> "np.ndarray":
+    def staleness_weights(self, staleness: np.ndarray) -> np.ndarray:
         return super().staleness_weights(staleness + self.staleness_fresh)
 
 
@@ -89,10 +88,6 @@ def mixed(
     fed: Federation[Options], w: Tensor, received: Received, wave: Wave
 ) -> tuple[Versions, Tensor]:
     """Return a version for every upload of a wave, and how many of them were finite."""
-    import torch
-
-    from hpcfed.runtime.device import on_device
-
     here = on_device(wave.cohort.chosen, w.device)
     # Every rank fills in its own clients' rows: adding zeros rounds nothing, so that all
     # ranks mix the same rows in the same order as one rank does.

@@ -13,11 +13,15 @@ An update that is not finite counts as one of the B and has no weight.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import torch
+
 from hpcfed.methods import _asynchronous, _server_rate, fedavg
 from hpcfed.methods._asynchronous import Received, Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.methods._server_rate import server_rate
 from hpcfed.options import option
+from hpcfed.runtime.device import on_device
 
 EXTENDS = fedavg
 
@@ -50,8 +54,6 @@ class Server(NamedTuple):
 
 
 def init(fed: Federation[Options]) -> State:
-    import torch
-
     first = _asynchronous.begin(fed, buffer=fed.options.buffer)
     buffer = torch.zeros_like(first.w)
     samples = buffer.new_zeros((), dtype=torch.float64)
@@ -88,11 +90,6 @@ def summed(
     """Return what the wave adds to each buffer that it touches, one after the other: a
     row of sums, and the samples; and how many of its uploads were finite.
     """
-    import numpy as np
-    import torch
-
-    from hpcfed.runtime.device import on_device
-
     size, cohort, rows = fed.options.buffer, wave.cohort, received.rows
     # In which buffer each member is, counted from the one that the wave begins in.
     arrives = wave.first + np.argsort(wave.order)
@@ -143,8 +140,6 @@ def stepped(
 
 def moved(fed: Federation[Options], server: Server, rate: float) -> Tensor:
     """Return the row after a step by a full buffer; w if nothing in it was finite."""
-    import torch
-
     parameters = fed.layout.num_parameters
     # Sums are 0 where there are no samples: then so is the step.
     mean = server.buffer / server.samples.clamp(min=1)

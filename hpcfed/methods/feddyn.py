@@ -11,7 +11,11 @@ the paper's sums. Running statistics of batch norm are averaged.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+import torch
+
 from hpcfed import options
+from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import IN_PLACE, OWNED, Cohort, Federation, Tensor
 from hpcfed.options import Choice, RunConfig, option
@@ -53,8 +57,6 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    from hpcfed.clients.pull import Pull, Strengths
-
     # h would go on moving w, though nobody has trained.
     if not cohort.log.cohort_size:
         return state
@@ -85,9 +87,6 @@ def _share_heard(fed: Federation, cohort: Cohort) -> Tensor:
     """Return the share that the cohort's clients have of what all weigh; those that
     were excluded are not heard.
     """
-    import numpy as np
-    import torch
-
     here = cohort.clients[cohort.chosen]
     heard = np.setdiff1d(here, list(cohort.log.excluded))
     # In float64 sums of whole numbers are exact: any number of ranks finds the same.

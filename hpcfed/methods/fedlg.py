@@ -12,6 +12,8 @@ the layers that most of the last senders sent.
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
+
 from hpcfed.methods import Cohort, Federation, Layout, Tensor, _clusters
 from hpcfed.methods._clusters import State, aggregate, begin, download, inherited
 from hpcfed.options import Choice, RunConfig, option
@@ -67,8 +69,6 @@ class Options(_clusters.Options):
 
 
 def init(fed: Federation[Options]) -> State:
-    import torch
-
     names = candidates(fed.options, fed.layout)
     # A group of columns for every candidate; `mask` keeps the order of entries.
     groups = []
@@ -100,8 +100,6 @@ def shares(options: Options, layout: Layout, updates: Tensor) -> Tensor:
     """Return the share of every layer's entries whose update is large, [clients,
     candidates].
     """
-    import torch
-
     # Running statistics, behind the parameters, have no gradient to judge by.
     sizes = updates[:, : layout.num_parameters].abs()
     large = sizes > options.gene_threshold * sizes.mean(1, keepdim=True)
@@ -119,8 +117,6 @@ def chosen(options: Options, layout: Layout, scores: Tensor) -> Tensor:
     """Choose the candidates with the highest scores [any, candidates] of every pool; of
     equal ones the first.
     """
-    import torch
-
     names = candidates(options, layout)
     found = torch.zeros_like(scores, dtype=torch.bool)
     for pool in options.pools:

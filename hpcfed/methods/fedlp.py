@@ -12,6 +12,8 @@ from typing import Literal
 from hpcfed.methods import Cohort, Federation, Tensor, _clusters
 from hpcfed.methods._clusters import State, aggregate, begin, download
 from hpcfed.options import option
+from hpcfed.runtime import randomness
+from hpcfed.runtime.device import on_device
 
 EXTENDS = _clusters
 
@@ -45,9 +47,6 @@ def _drawn(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
     """Return a number in [0, 1) for every member here and layer, the same on any number
     of ranks.
     """
-    from hpcfed.runtime import randomness
-    from hpcfed.runtime.device import on_device
-
     clusters, num_layers = state.gene.shape
     if fed.options.mask_per == "upload":
         # By seed, round and client.

@@ -11,6 +11,8 @@ grow again, and drops them afterwards.) A channel is the mean over its senders.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from hpcfed.errors import UserError
 from hpcfed.methods import (
     OWNED,
@@ -74,8 +76,6 @@ def init(fed: Federation[Options]) -> State:
 
 
 def _all_channels(fed: Federation[Options], state: _clusters.State) -> Tensor:
-    import torch
-
     shape = len(fed.clients), state.gene.shape[1]
     return torch.ones(shape, dtype=torch.bool, device=fed.device)
 
@@ -119,8 +119,6 @@ def _channel_of(layout: Layout) -> Tensor:
     """Return the channel of every column, counted from 1 through all convolutions; 0
     for what is never dropped.
     """
-    import torch
-
     found = torch.zeros(layout.num_columns, dtype=torch.int64)
     first = 1
     for convolution in _convolutions(layout):
@@ -141,8 +139,6 @@ def _strongest(fed: Federation[Options], rows: Tensor) -> Tensor:
     """Return [clients, groups]: in every convolution the channels with the largest L1
     norms, and group 0.
     """
-    import torch
-
     masks = [rows.new_ones(len(rows), 1, dtype=torch.bool)]
     for entry in _convolutions(fed.layout):
         num_channels = entry.shape[0]

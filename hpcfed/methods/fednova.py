@@ -7,7 +7,10 @@ With --prox-mu clients minimise their loss + μ/2 ‖θ − w‖², as in FedPro
 η μ)^(τ−1), …, 1]. Running statistics of batch norm are averaged as they are.
 """
 
+import torch
+
 from hpcfed import options
+from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import Cohort, Federation
 from hpcfed.methods._path import accumulated
@@ -27,10 +30,6 @@ class Options(options.Options):
 def round(
     fed: Federation[Options], state: fedavg.State, cohort: Cohort
 ) -> fedavg.State:
-    import torch
-
-    from hpcfed.clients.pull import Pull, Strengths
-
     # Nobody has taken a step to divide by.
     if not cohort.log.cohort_size:
         return state

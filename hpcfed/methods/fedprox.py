@@ -7,6 +7,7 @@ With μ = 0 it is FedAvg. The paper's clients that do less work in a round are t
 """
 
 from hpcfed import options
+from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import Cohort, Federation
 from hpcfed.options import option
@@ -28,8 +29,6 @@ class Options(options.Options):
 def round(
     fed: Federation[Options], state: fedavg.State, cohort: Cohort
 ) -> fedavg.State:
-    from hpcfed.clients.pull import Pull, Strengths
-
     w = fed.download(state.w, cohort)
     pull = Pull(Strengths(squared=fed.options.prox_mu), reference=w)
     rows = fed.train(w, cohort, pull=pull)

@@ -25,8 +25,12 @@ weights of its own for the rest. Where nothing is common, nothing is given.
 
 from dataclasses import dataclass, field, replace
 from math import floor
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import torch
+import torch.nn.functional as F
+
+from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.errors import UserError
 from hpcfed.methods import (
     IN_PLACE,
@@ -46,9 +50,6 @@ from hpcfed.methods._clusters import (
     inherited,
 )
 from hpcfed.options import LocalWork, Need, RunConfig, option
-
-if TYPE_CHECKING:
-    from hpcfed.clients.pull import Pull
 
 EXTENDS = _clusters
 
@@ -153,8 +154,6 @@ class State(_clusters.State):
 
 
 def init(fed: Federation[Options]) -> State:
-    import torch
-
     common = begin(fed, group_of=fed.layout.block_of)
     rows = fed.initial_row().repeat(len(fed.clients), 1)
     trained = torch.zeros(len(rows), 1, dtype=torch.bool, device=fed.device)
@@ -162,8 +161,6 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    import torch.nn.functional as F
-
     options, here = fed.options, cohort.here
     # Θ comes down, and the client goes on from its own θ̃.
     theta_cluster = fed.download(cluster_rows(fed, state, here), cohort)
@@ -198,8 +195,6 @@ def _pull(
     """Return the two terms of the loss that draw a client to its cluster's row, Eqs. 4
     and 8.
     """
-    from hpcfed.clients.pull import Pull, Strengths
-
     options = fed.options
     # Plain cross-entropy: no reference has to be loaded.
     if not options.lambda1 and not options.lambda2:
@@ -220,8 +215,6 @@ def elastic(options: Options, layout: Layout, fisher: Tensor) -> Tensor:
     """Return M: where a client's Fisher information, brought to [0, 1], is at most ε, or
     above it.
     """
-    import torch
-
     spans = [(0, layout.num_parameters)]
     if options.fisher == "layer":
         spans = list(layout.block_spans)
@@ -234,8 +227,6 @@ def elastic(options: Options, layout: Layout, fisher: Tensor) -> Tensor:
 
 def _is_low(options: Options, values: Tensor) -> Tensor:
     """Return where values of each client are at most ε on the scale of all of them."""
-    import torch
-
     if options.fisher_scale == "rank":
         # The rank is the number of smaller ones: equal values have the same.
         ordered = values.sort(dim=1).values
@@ -260,9 +251,6 @@ def scores(options: Options, layout: Layout, after: Tensor, before: Tensor) -> T
     """Return ξ of every client and layer, Eq. 9; they sum to 1, and the layers with the
     highest are sent.
     """
-    import torch
-    import torch.nn.functional as F
-
     found = []
     for start, stop in layout.block_spans:
         one, other = after[:, start:stop], before[:, start:stop]
@@ -278,8 +266,6 @@ def gene(options: Options, scores: Tensor, round: int) -> Tensor:
     """Return [clients, layers], True for the layers that are sent; of equal scores the
     first.
     """
-    import torch
-
     count = options.num_sent(round, scores.shape[1])
     best = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
     return torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
@@ -287,8 +273,6 @@ def gene(options: Options, scores: Tensor, round: int) -> Tensor:
 
 def adopt(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     """Let new clients go on from [θ0; Θ_G] as known ones do from θ̃."""
-    import torch
-
     arrived, rows = arrive(fed, state, cohort)
     trained = torch.ones(len(rows), 1, dtype=torch.bool, device=fed.device)
     return replace(arrived, rows=rows, trained=trained)

@@ -14,16 +14,19 @@ asks for them, --epochs, --lr and the like are for new clients alone.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import numpy as np
+import torch
 
 from hpcfed import options
+from hpcfed.clients.job import Recipe
 from hpcfed.errors import UserError
+from hpcfed.kernels.sgd import Rule, descend
 from hpcfed.methods import IN_PLACE, Cohort, Federation, Layout, Positions, Tensor
+from hpcfed.models.hypernetwork import Hypernetwork
 from hpcfed.options import NEWCOMERS, LocalWork, Need, RunConfig, Training, option
-
-if TYPE_CHECKING:
-    from hpcfed.clients.job import Recipe
-    from hpcfed.models.hypernetwork import Hypernetwork
+from hpcfed.runtime.device import on_device
 
 _OWN = Need("--inner own", lambda run: run.inner == "own")
 
@@ -212,8 +215,6 @@ def _relative_weights(fed: Federation[Options], cohort: Cohort) -> Tensor:
     """Return what each member here weighs by the mean of the cohort: 1 where all weigh
     alike.
     """
-    from hpcfed.runtime.device import on_device
-
     weights = fed.weights[cohort.clients]
     # Nobody with data weighs nothing, and has learnt nothing.
     relative = weights / weights.mean() if weights.any() else weights
@@ -226,9 +227,6 @@ def _in_turns(
     """Let client after client train and change φ, in the order of ids; all ranks take
     part in every turn, for φ is on all of them.
     """
-    import numpy as np
-    import torch
-
     rows, norms, finite_updates = [], [], 0
     for number in range(len(cohort.clients)):
         _, alone = cohort.only(np.array([number]))
@@ -279,9 +277,7 @@ def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
     return fed.greet(_rows(fed, state, embeddings), cohort)
 
 
-def _hypernetwork(fed: Federation[Options]) -> "Hypernetwork":
-    from hpcfed.models.hypernetwork import Hypernetwork
-
+def _hypernetwork(fed: Federation[Options]) -> Hypernetwork:
     options = fed.options
     clients = fed.config.clients  # clients that join later have no embedding in φ
     return Hypernetwork(
@@ -295,8 +291,6 @@ def _hypernetwork(fed: Federation[Options]) -> "Hypernetwork":
 
 def _rows(fed: Federation[Options], state: State, embeddings: Tensor) -> Tensor:
     """Return h(v; φ) for each embedding v, with the shared running statistics."""
-    import torch
-
     with fed.timed("server"):
         generated = _hypernetwork(fed).rows(state.phi, embeddings)
         statistics = state.statistics.expand(len(generated), -1)
@@ -304,15 +298,11 @@ def _rows(fed: Federation[Options], state: State, embeddings: Tensor) -> Tensor:
 
 
 def _ids(fed: Federation[Options], clients: Positions) -> Tensor:
-    from hpcfed.runtime.device import on_device
-
     return on_device(fed.clients[clients], fed.device)
 
 
-def _inner(fed: Federation[Options]) -> "Recipe":
+def _inner(fed: Federation[Options]) -> Recipe:
     """Return how a client trains; the authors count steps in place of epochs."""
-    from hpcfed.clients.job import Recipe
-
     options = fed.options
     if options.inner == "common":
         return fed.recipe(fed.round)
@@ -331,8 +321,6 @@ def _step(options: Options, phi: Tensor, gradient: Tensor, velocity: Tensor) -> 
     """Take one step of the server's SGD, in place, on rows that are clipped each by
     itself.
     """
-    from hpcfed.kernels.sgd import Rule, descend
-
     rule = Rule(options.hn_momentum, options.hn_decay, options.hn_clip)
     lr = phi.new_full((), options.hn_lr)
     descend(phi, gradient, velocity, None, lr, rule)

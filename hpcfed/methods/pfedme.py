@@ -14,7 +14,10 @@ the way to θ̃ in a local round; where λ η = 1 it would be θ̃. The paper ru
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from hpcfed import options
+from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import (
     IN_PLACE,
@@ -81,10 +84,6 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    import torch
-
-    from hpcfed.clients.pull import Pull, Strengths
-
     # A client without data has no θ̃ of its own.
     if not fed.hears(cohort):
         return state

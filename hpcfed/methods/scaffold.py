@@ -19,8 +19,9 @@ variate.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from hpcfed.clients.job import Recipe
 from hpcfed.methods import _server_rate, fedavg
 from hpcfed.methods._interface import (
     IN_PLACE,
@@ -34,9 +35,6 @@ from hpcfed.methods._path import accumulated
 from hpcfed.methods._server_optimiser import moved
 from hpcfed.methods._server_rate import server_rate
 from hpcfed.options import Choice, LocalWork, RunConfig, Switch, Training, option
-
-if TYPE_CHECKING:
-    from hpcfed.clients.job import Recipe
 
 EXTENDS = fedavg
 
@@ -134,7 +132,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     return State(moved(state.w, step, mean), state.c + change, state.own)
 
 
-def _recipe(fed: Federation[Options], cohort: Cohort) -> "Recipe":
+def _recipe(fed: Federation[Options], cohort: Cohort) -> Recipe:
     recipe = fed.recipe(cohort.round)
     steps = fed.options.local_steps
     return replace(recipe, epochs=0, steps=steps) if steps else recipe
