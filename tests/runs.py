@@ -13,7 +13,7 @@ from hpcfed import cli
 from hpcfed.experiment import loop
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.experiment.evaluate import Evaluation
-from hpcfed.experiment.run import go, run
+from hpcfed.experiment.run import run, run_setup
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.timer import Timer
@@ -212,7 +212,7 @@ def run_alone(
     monkeypatch.setattr(loop, "evaluate", keeping_rows)
     world = worlds.enter(device="cpu")
     folder.mkdir()
-    go(
+    run_setup(
         assemble(
             cli.parse_run([str(word) for word in options]), world, Timer(world.device)
         ),

@@ -17,7 +17,7 @@ from hpcfed import cli, methods
 from hpcfed.clients import engine as engines
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
-from hpcfed.experiment.run import go
+from hpcfed.experiment.run import run_setup
 from hpcfed.federation.channel.availability import Availability
 from hpcfed.federation.channel.clock import arrivals
 from hpcfed.federation.channel.devices import Devices, devices_of
@@ -787,9 +787,9 @@ def test_a_resumed_clock_is_the_uninterrupted_one(tmp_path: Path) -> None:
     options |= {"method": "fedlp", "rounds": 4}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir(), cut.mkdir()
-    go(assembled(**options), whole, quiet=True)
-    go(assembled(**options), cut, quiet=True, stop=StopAfter(2))
-    go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    run_setup(assembled(**options), whole, quiet=True)
+    run_setup(assembled(**options), cut, quiet=True, stop=StopAfter(2))
+    run_setup(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
     same(whole, cut)
     seconds = read_run(whole).rounds["virtual_seconds"]
     assert (np.diff(seconds) > 0).all()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfed.experiment.run import go
+from hpcfed.experiment.run import run_setup
 from hpcfed.federation.channel.compressors import (
     QSGD,
     Compressor,
@@ -569,9 +569,9 @@ def test_a_packed_run_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
-    go(assembled(**options), whole, quiet=True)
-    go(assembled(**options), cut, quiet=True, stop=StopAfter(2))
-    go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    run_setup(assembled(**options), whole, quiet=True)
+    run_setup(assembled(**options), cut, quiet=True, stop=StopAfter(2))
+    run_setup(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
     same(whole, cut)
 
 

@@ -13,7 +13,7 @@ from hpcfed import cli
 from hpcfed.analysis.render.show import show
 from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.patience import Patience, judged_figure
-from hpcfed.experiment.run import go, run
+from hpcfed.experiment.run import run, run_setup
 from hpcfed.results.stored import read_run, read_seeds
 from tests.federations import assembled
 from tests.runs import flags, mistake, same, started
@@ -59,7 +59,7 @@ def test_what_a_run_is_judged_by() -> None:
 def test_a_run_that_learns_nothing_ends_early(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    go(assembled(**IDLE), tmp_path)
+    run_setup(assembled(**IDLE), tmp_path)
     said = capsys.readouterr().err
     assert "no better accuracy for 4 evaluations: stopped in round 5" in said
     record = read_run(tmp_path)
@@ -70,7 +70,9 @@ def test_a_run_that_learns_nothing_ends_early(
 
 
 def test_a_run_that_learns_goes_on(tmp_path: Path) -> None:
-    go(assembled(clients=3, rounds=8, lr=0.02, early_stop=5), tmp_path, quiet=True)
+    run_setup(
+        assembled(clients=3, rounds=8, lr=0.02, early_stop=5), tmp_path, quiet=True
+    )
     record = read_run(tmp_path)
     accuracy = record.rounds["accuracy"]
     assert record.rounds_done == 8 and accuracy.argmax() >= 2
@@ -82,9 +84,9 @@ def test_a_resumed_run_stops_in_the_same_round(every: int, tmp_path: Path) -> No
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
-    go(assembled(**options), whole, quiet=True)
-    go(assembled(**options), cut, quiet=True, stop=StopAfter(3))
-    go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    run_setup(assembled(**options), whole, quiet=True)
+    run_setup(assembled(**options), cut, quiet=True, stop=StopAfter(3))
+    run_setup(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
     assert read_run(cut).rounds_done == 5 * every
     same(whole, cut)
 

@@ -24,7 +24,7 @@ from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.progress import RunProgress, StackedProgress
 from hpcfed.experiment.rebalance import Rebalancer
-from hpcfed.experiment.run import go
+from hpcfed.experiment.run import run_setup
 from hpcfed.federation.log import RoundLog
 from hpcfed.federation.selection import best
 from hpcfed.methods import genfed
@@ -644,7 +644,7 @@ def test_new_clients_join_after_the_round_that_reached_the_target(
             target_accuracy=2,
             stop_at_target=True,
         )
-        go(s, tmp_path, quiet=True)
+        run_setup(s, tmp_path, quiet=True)
         found.append(read_run(tmp_path))
     assert [record.rounds_done for record in found] == [1, 1]
     np.testing.assert_array_equal(

@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcfed import cli, methods
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
-from hpcfed.experiment.run import go
+from hpcfed.experiment.run import run_setup
 from hpcfed.federation.channel.accountant import Accountant, guarantee
 from hpcfed.federation.channel.channel import Upload
 from hpcfed.federation.channel.clipping import ClipNorm, Clipping, QuantileStep
@@ -553,9 +553,9 @@ def test_a_resumed_private_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     options = {"clip_quantile": 0.5, "rounds": 4, "model": "mlp", "precision": "fp32"}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir(), cut.mkdir()
-    go(private(**options), whole, quiet=True)
-    go(private(**options), cut, quiet=True, stop=StopAfter(2))
-    go(private(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    run_setup(private(**options), whole, quiet=True)
+    run_setup(private(**options), cut, quiet=True, stop=StopAfter(2))
+    run_setup(private(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
     same(whole, cut)
     record = read_run(whole)
     norms, epsilons = record.rounds["clip_norm"], record.rounds["epsilon"]
@@ -884,9 +884,9 @@ def test_epsilon_of_samples_counts_the_epochs_that_were_trained(
     }
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir(), cut.mkdir()
-    go(within_clients(**few), whole, quiet=True)
-    go(within_clients(**few), cut, quiet=True, stop=StopAfter(2))
-    go(within_clients(**few, resume=str(cut), out=str(cut)), cut, quiet=True)
+    run_setup(within_clients(**few), whole, quiet=True)
+    run_setup(within_clients(**few), cut, quiet=True, stop=StopAfter(2))
+    run_setup(within_clients(**few, resume=str(cut), out=str(cut)), cut, quiet=True)
     same(whole, cut)
     accountant = Accountant("pld", "always", 1, 1, 1e-5)
     expected = [accountant.epsilon(1.5, releases) for releases in (2, 4, 6)]

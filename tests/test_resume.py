@@ -25,7 +25,7 @@ from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.resume import OLDER_NAMES
-from hpcfed.experiment.run import go
+from hpcfed.experiment.run import run_setup
 from hpcfed.federation.cohort import Sent
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
@@ -67,14 +67,14 @@ def test_a_resumed_run_is_the_uninterrupted_one(method: str, tmp_path: Path) -> 
     # pFedGPA's server learns after four rounds, and again after six.
     rounds, stopped_after = (6, 3) if method == "pfedgpa" else (4, 2)
     options = {**SMALL, "method": method, **OWN.get(method, {}), "rounds": rounds}
-    go(assembled(**options), tmp_path_of(tmp_path, "whole"), quiet=True)
+    run_setup(assembled(**options), tmp_path_of(tmp_path, "whole"), quiet=True)
     cut = tmp_path_of(tmp_path, "cut")
     stop = StopAfter(stopped_after)
-    go(assembled(**options), cut, quiet=True, stop=stop)
+    run_setup(assembled(**options), cut, quiet=True, stop=stop)
     assert stop.agreed
     record = read_run(cut)
     assert record.status == "stopped" and record.rounds_done == stopped_after
-    go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    run_setup(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
     same(tmp_path / "whole", cut)
     with h5py.File(cut / "run.h5") as file:
         assert file.attrs["resumed"].tolist() == [stopped_after]
@@ -100,9 +100,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
         options = {**SMALL, "method": method, **OWN.get(method, {})}
         folder = tmp_path_factory.mktemp(method)
         whole, cut = tmp_path_of(folder, "whole"), tmp_path_of(folder, "cut")
-        go(assembled(**options), whole, quiet=True)
+        run_setup(assembled(**options), whole, quiet=True)
         stop = StopAfter(5)
-        go(assembled(**options, checkpoint_every=2), cut, quiet=True, stop=stop)
+        run_setup(assembled(**options, checkpoint_every=2), cut, quiet=True, stop=stop)
         return whole, cut
 
     return runs
@@ -121,10 +121,10 @@ def interrupted(made: Interrupted, tmp_path: Path) -> Interrupted:
 
 def test_snapshots_go_on_in_their_file(tmp_path: Path) -> None:
     options = {**SMALL, "snapshot_every": 2}
-    go(assembled(**options), tmp_path_of(tmp_path, "whole"), quiet=True)
+    run_setup(assembled(**options), tmp_path_of(tmp_path, "whole"), quiet=True)
     cut = tmp_path_of(tmp_path, "cut")
-    go(assembled(**options), cut, quiet=True, stop=StopAfter(STOPPED_AFTER))
-    go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    run_setup(assembled(**options), cut, quiet=True, stop=StopAfter(STOPPED_AFTER))
+    run_setup(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
     with (
         h5py.File(tmp_path / "whole/params-0.h5") as whole,
         h5py.File(cut / "params-0.h5") as file,
@@ -135,7 +135,7 @@ def test_snapshots_go_on_in_their_file(tmp_path: Path) -> None:
 
 
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    go(assembled(**SMALL, checkpoint_every=1), tmp_path, quiet=True)
+    run_setup(assembled(**SMALL, checkpoint_every=1), tmp_path, quiet=True)
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000005", "00000006"]
 
 
@@ -155,7 +155,9 @@ def test_a_damaged_checkpoint_is_passed_over(
         file.unlink()
     else:
         file.write_bytes(content[:-9] if harm in ("truncated", "marker") else content)
-    go(assembled(**options, checkpoint_every=2, resume=str(cut), out=str(cut)), cut)
+    run_setup(
+        assembled(**options, checkpoint_every=2, resume=str(cut), out=str(cut)), cut
+    )
     assert (
         "00000005 is damaged" in (told := capsys.readouterr().err)
         and "going on after round 4" in told
@@ -308,7 +310,7 @@ def test_arrays_of_another_run_are_refused(
     parts = [checkpoints.existing(there / name) for name in names]
     checkpoints.complete(there, 5, parts)
     with pytest.raises(UserError, match="not of this run"):
-        go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+        run_setup(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
 
 
 def test_a_signal_stops_a_run_that_can_go_on(tmp_path: Path) -> None:
@@ -384,11 +386,11 @@ def test_what_is_judged_at_the_end_is_the_same_after_the_last_checkpoint(
     }
     whole, cut = tmp_path_of(tmp_path, "whole"), tmp_path_of(tmp_path, "cut")
     for folder in (whole, cut):
-        go(assembled(**options), folder, quiet=True)
+        run_setup(assembled(**options), folder, quiet=True)
     with h5py.File(cut / "run.h5", "r+") as file:
         file.attrs["status"] = "running"
         del file["finals"]
-    go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    run_setup(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
     same(whole, cut)
 
 
@@ -411,7 +413,7 @@ def test_seeds_that_are_complete_are_left_as_they_are(tmp_path: Path) -> None:
 def test_damaged_checkpoints_do_not_push_out_new_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    go(assembled(**SMALL, checkpoint_every=1), tmp_path, quiet=True)
+    run_setup(assembled(**SMALL, checkpoint_every=1), tmp_path, quiet=True)
     for marker in tmp_path.glob(f"checkpoints/*/{checkpoints.MARKER}"):
         marker.write_text("{")
     again = assembled(
@@ -421,7 +423,7 @@ def test_damaged_checkpoints_do_not_push_out_new_ones(
         out=str(tmp_path),
         overwrite=True,
     )
-    go(again, tmp_path, stop=StopAfter(STOPPED_AFTER))
+    run_setup(again, tmp_path, stop=StopAfter(STOPPED_AFTER))
     assert "the run begins anew" in capsys.readouterr().err
     newest = checkpoints.newest(tmp_path, say=pytest.fail)
     assert newest is not None and newest.rounds == STOPPED_AFTER
@@ -728,7 +730,7 @@ def test_left_out_updates_are_recorded(
         return trained
 
     monkeypatch.setattr(s.federation, "train", train)
-    go(s, tmp_path, quiet=True)
+    run_setup(s, tmp_path, quiet=True)
     record = read_run(tmp_path)
     assert (
         record.rounds["excluded"].tolist() == [0, 1, 0]
@@ -751,7 +753,7 @@ def test_memory_that_ran_out_is_recorded(
         return run(self, job, trained)
 
     monkeypatch.setattr(StackTraining, "run", limited)
-    go(assembled(clients=4, rounds=3), tmp_path, quiet=True)
+    run_setup(assembled(clients=4, rounds=3), tmp_path, quiet=True)
     with h5py.File(tmp_path / "run.h5") as file:
         assert file.attrs["status"] == "complete" and file["timing/halvings"][
             ()
@@ -924,5 +926,7 @@ def test_a_checkpoint_of_the_first_version_is_read(
             text = text.replace(f".{name}.npy", f".{older}.npy")
         assert text != marker.read_text()
         marker.write_text(text)
-    go(assembled(**options, checkpoint_every=2, resume=str(cut), out=str(cut)), cut)
+    run_setup(
+        assembled(**options, checkpoint_every=2, resume=str(cut), out=str(cut)), cut
+    )
     same(whole, cut)

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.measuring import settings_of
 from hpcfed.experiment.assemble import assemble
 from hpcfed.experiment.evaluate import evaluate
-from hpcfed.experiment.run import go
+from hpcfed.experiment.run import run_setup
 from hpcfed.options import Settings
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.timer import Timer
@@ -33,7 +33,7 @@ def seconds(settings: Settings, world: World, *, recorded: bool) -> float:
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         if recorded:
-            go(setup, Path(folder), quiet=True)
+            run_setup(setup, Path(folder), quiet=True)
         else:
             state = method.init(fed)
             for round in range(settings.config.rounds):

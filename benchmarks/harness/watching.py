@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.measuring import settings_of
 from hpcfed.experiment.assemble import assemble
 from hpcfed.experiment.failures import Reporting
-from hpcfed.experiment.run import go
+from hpcfed.experiment.run import run_setup
 from hpcfed.experiment.signs import showing_life
 from hpcfed.options import Settings
 from hpcfed.results.stored import read_run
@@ -39,7 +39,7 @@ def median_round(settings: Settings, world: World, *, watched: bool) -> float:
         watcher = _watcher(folder) if seen else None
         reporting = Reporting(lambda: timer.current)
         with showing_life([folder], reporting, [timer], visible=seen):
-            go(setup, folder, quiet=True)
+            run_setup(setup, folder, quiet=True)
         if watcher is not None:
             watcher.wait()
         if not world.is_root:

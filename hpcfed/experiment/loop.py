@@ -11,13 +11,20 @@ from hpcfed.clients.initial import save_model
 from hpcfed.experiment import checkpointing, resume
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.checkpointing import Checkpointer
-from hpcfed.experiment.evaluate import AfterTraining, evaluate, evaluate_finals, is_due
+from hpcfed.experiment.evaluate import (
+    AfterTraining,
+    Evaluation,
+    evaluate,
+    evaluate_finals,
+    is_due,
+)
 from hpcfed.experiment.newcomers import collaborate, welcome
 from hpcfed.experiment.patience import begin_early_end
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.rebalance import Rebalancer
 from hpcfed.experiment.recording import Recorder, closing, open_results, open_snapshots
 from hpcfed.experiment.tracking import tracked
+from hpcfed.federation.cohort import Cohort
 from hpcfed.results.checkpoints import Checkpoint
 from hpcfed.results.folder import SERVER
 from hpcfed.results.results import ResultsWriter
@@ -26,7 +33,7 @@ from hpcfed.runtime.signals import Stop
 from hpcfed.server.options import server_options
 
 DESERTED = "no client is there any more"
-"""Why a run ends early whose trace does."""
+"""Why a run ends early if its trace of devices ends."""
 
 
 def run_rounds(
@@ -37,95 +44,163 @@ def run_rounds(
     found: Checkpoint | None,
 ) -> None:
     """Run all rounds, or those after a checkpoint, and record them in the folder."""
-    config = setup.settings.config
-    fed = setup.federation
-    method = setup.method
-    timer = setup.timer
-    # Results are the root's; everywhere else they are None, which also tells who is root.
+    # The root alone has results; every rank writes snapshots of its own clients.
     results = open_results(setup, folder) if setup.world.is_root else None
-    # Every rank writes snapshots of the clients that it hosts.
     snapshots = open_snapshots(setup, folder)
     with closing(results, snapshots), ExitStack() as within:
         used = within.enter_context(Used(setup.world))
-        if setup.settings.options.has_server:
-            fed.server.begin(str(folder))
-        first = 0
-        state = method.init(fed)
-        checkpointing.check_state(setup, state, "init")
-        if config.resume is not None:
-            first, state = resume.go_on(
-                setup, folder, found, state, results, progress.say
-            )
-        # After the rounds of before are known, which a new tracker is told of, too.
+        done, state = _first_state(setup, folder, found, results, progress)
+        # After the rounds on record are known: a new tracker is told of them, too.
         tracking = within.enter_context(
             tracked(setup, folder, results, progress.say, stop)
         )
-        recorder = Recorder(setup, results, snapshots, progress, tracking, first)
-        rebalancer = Rebalancer(setup, results, progress)
-        early_end = begin_early_end(setup, results)
+        recorder = Recorder(setup, results, snapshots, progress, tracking, done)
         checkpointer = Checkpointer(
-            setup, folder, results, stop, progress.say, done=first
+            setup, folder, results, stop, progress.say, done=done
         )
-        # All ranks begin together, so that nobody's wait counts as the first round's.
-        setup.collectives.barrier()
-        timer.start()
-        end = config.rounds
-        if early_end.has_come:
-            end = first
-        elif 0 < first < end and fed.is_deserted:
-            end = first
-            _end_deserted(first - 1, results, progress)
-        for round in range(first, end):
-            trained = AfterTraining(setup, fed) if is_due(round, config) else None
-            cohort = fed.sample(round, recorder.on_trained(round, trained))
-            state = method.round(fed, state, cohort)
-            fed.close_round(cohort)
-            if round == first:
-                checkpointing.check_state(setup, state, "round")
-                # A method whose ranks drift apart is told so now, not after hours.
-                with timer.phase("record"):
-                    checkpointing.check_shared(setup, state)
-            # A trace may end before the run: then this was the last round.
-            deserted = fed.is_deserted and round + 1 < config.rounds
+        rounds = _Rounds(setup, results, progress, recorder, checkpointer)
+        state, stopped = rounds.run(done, state)
+        if not stopped and setup.newcomers is not None:
+            stopped = _new_rounds(setup, state, results, progress, stop, checkpointer)
+        if stopped:
+            end_run(setup, results, status="stopped")
+        else:
+            _finish(setup, folder, state, results, used)
+
+
+def _first_state(
+    setup: Setup,
+    folder: Path,
+    found: Checkpoint | None,
+    results: ResultsWriter | None,
+    progress: RunProgress,
+) -> tuple[int, Any]:
+    """Return the number of rounds that are done, and the state after them."""
+    if setup.settings.options.has_server:
+        setup.federation.server.begin(str(folder))
+    state = setup.method.init(setup.federation)
+    checkpointing.check_state(setup, state, "init")
+    if setup.settings.config.resume is None:
+        return 0, state
+    return resume.restore_run(setup, folder, found, state, results, progress.say)
+
+
+class _Rounds:
+    """The rounds of one run: sample, round, evaluate, record, rebalance, checkpoint."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        results: ResultsWriter | None,
+        progress: RunProgress,
+        recorder: Recorder,
+        checkpointer: Checkpointer,
+    ) -> None:
+        self._setup = setup
+        self._results = results
+        self._progress = progress
+        self._recorder = recorder
+        self._checkpointer = checkpointer
+        self._rebalancer = Rebalancer(setup, results, progress)
+        self._early_end = begin_early_end(setup, results)
+        self._planned = setup.settings.config.rounds
+
+    def run(self, done: int, state: Any) -> tuple[Any, bool]:
+        """Run the rounds that are left; return the state, and whether a stop was asked
+        for.
+        """
+        # All ranks begin together, so that no wait counts as the first round's.
+        self._setup.collectives.barrier()
+        self._setup.timer.start()
+        if self._is_over(done):
+            return state, False
+        for round in range(done, self._planned):
+            due = is_due(round, self._setup.settings.config)
+            trained = (
+                AfterTraining(self._setup, self._setup.federation) if due else None
+            )
+            cohort, state = self._advance(round, state, trained, is_first=round == done)
+            deserted = self._deserted_after(round)
             evaluation = None
-            if trained is not None or deserted:
-                evaluation = evaluate(setup, state, trained)
-            recorder.close_snapshot(round, state)
-            train_seconds = recorder.record(round, cohort.log, evaluation)
-            is_last = early_end.comes_with(round, evaluation, progress)
-            if deserted and not is_last:
-                is_last = True
-                _end_deserted(round, results, progress)
-            is_last = is_last or round + 1 == config.rounds
-            if is_last and evaluation is not None:
-                evaluation.check_finite(round)
+            if due or deserted:
+                evaluation = evaluate(self._setup, state, trained)
+            self._recorder.close_snapshot(round, state)
+            seconds = self._recorder.record(round, cohort.log, evaluation)
+            is_last = self._ends_with(round, evaluation, deserted=deserted)
             if not is_last:
-                state = rebalancer.after_round(state, cohort, train_seconds)
-            stopping = checkpointer.after_round(round, state, is_last=is_last)
-            if stopping:
-                leave(setup, results, status="stopped")
-                return
+                state = self._rebalancer.after_round(state, cohort, seconds)
+            if self._checkpointer.after_round(round, state, is_last=is_last):
+                return state, True
             if is_last:
                 break
-        if setup.newcomers is not None and config.new_rounds:
-            checkpointer.before_new_rounds(state)
-            stopping = collaborate(
-                setup, setup.newcomers, state, results, progress, stop
-            )
-            checkpointer.after_new_rounds(state, stopping=stopping)
-            if stopping:
-                leave(setup, results, status="stopped")
-                return
-        _finish(setup, folder, state, results, used)
+        return state, False
+
+    def _advance(
+        self, round: int, state: Any, trained: AfterTraining | None, *, is_first: bool
+    ) -> tuple[Cohort, Any]:
+        """Make one round; `trained` judges the rows that local training leaves."""
+        setup, fed = self._setup, self._setup.federation
+        cohort = fed.sample(round, self._recorder.on_trained(round, trained))
+        state = setup.method.round(fed, state, cohort)
+        fed.close_round(cohort)
+        if is_first:
+            checkpointing.check_state(setup, state, "round")
+            # A method whose ranks drift apart is told so now, not after hours.
+            with setup.timer.phase("record"):
+                checkpointing.check_shared(setup, state)
+        return cohort, state
+
+    def _is_over(self, done: int) -> bool:
+        """Tell whether the rounds on record are all that a resumed run makes."""
+        if self._early_end.has_come:
+            return True
+        if done and self._deserted_after(done - 1):
+            self._end_deserted(done - 1)
+            return True
+        return False
+
+    def _ends_with(
+        self, round: int, evaluation: Evaluation | None, *, deserted: bool
+    ) -> bool:
+        """Tell whether the run ends with this round, and say so if it is early."""
+        is_last = self._early_end.comes_with(round, evaluation, self._progress)
+        if not is_last and deserted:
+            self._end_deserted(round)
+            is_last = True
+        is_last = is_last or round + 1 == self._planned
+        if is_last and evaluation is not None:
+            evaluation.check_finite(round)
+        return is_last
+
+    def _deserted_after(self, round: int) -> bool:
+        """Tell whether a round is the last one because the trace of devices ends."""
+        return self._setup.federation.is_deserted and round + 1 < self._planned
+
+    def _end_deserted(self, round: int) -> None:
+        """Say and record why the run ends with this round."""
+        self._progress.stop(round, why=DESERTED)
+        if self._results is not None:
+            self._results.note_end(DESERTED)
 
 
-def _end_deserted(
-    round: int, results: ResultsWriter | None, progress: RunProgress
-) -> None:
-    """Say and record why the run ends with this round."""
-    progress.stop(round, why=DESERTED)
-    if results is not None:
-        results.note_end(DESERTED)
+def _new_rounds(
+    setup: Setup,
+    state: Any,
+    results: ResultsWriter | None,
+    progress: RunProgress,
+    stop: Stop,
+    checkpointer: Checkpointer,
+) -> bool:
+    """Run rounds with the clients that join, if any are asked for; return whether a stop
+    was asked for.
+    """
+    assert setup.newcomers is not None
+    if not setup.settings.config.new_rounds:
+        return False
+    checkpointer.before_new_rounds(state)
+    stopping = collaborate(setup, setup.newcomers, state, results, progress, stop)
+    checkpointer.after_new_rounds(state, stopping=stopping)
+    return stopping
 
 
 def _finish(
@@ -156,13 +231,13 @@ def _finish(
     if everyones is not None:
         measured = dict(zip(mine, everyones.T, strict=True))
     if setup.settings.config.resume is not None:
-        # Nobody knows what it has used before it was resumed.
+        # What it used before it was resumed is unknown.
         for name in ENERGIES:
             measured.pop(name, None)
-    leave(setup, results, status="complete", measured=measured)
+    end_run(setup, results, status="complete", measured=measured)
 
 
-def leave(
+def end_run(
     setup: Setup,
     results: ResultsWriter | None,
     *,

@@ -32,7 +32,7 @@ def find_checkpoints(
     """Find where every run goes on, after the same round; None where it begins anew.
 
     The same call on every worker. The root alone reads and hashes the checkpoints, and
-    tells the others. The runs' folders are claimed by now, so nobody else changes them.
+    tells the others. The runs' folders are claimed by now, so no other process changes them.
     `stop` has agreed if a stop was asked for meanwhile.
     """
     config = setup.settings.config
@@ -67,7 +67,7 @@ def _check_nothing_is_lost(runs: Sequence[Path], resume: Path) -> None:
 
 
 def _rounds_on_disk(run: Path) -> int:
-    """Count the rounds that a run has recorded; nobody knows those of a damaged record."""
+    """Count the rounds that a run has recorded; 0 if the record is damaged."""
     try:
         return read_run(run).rounds_done
     except UserError:
@@ -80,7 +80,7 @@ def _forget_failures(runs: Sequence[Path]) -> None:
             failure.unlink()
 
 
-def go_on(
+def restore_run(
     setup: Setup,
     folder: Path,
     found: Checkpoint | None,

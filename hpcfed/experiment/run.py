@@ -18,7 +18,7 @@ from hpcfed.experiment.failures import (
     tell_failure,
 )
 from hpcfed.experiment.folders import make_folders, run_folders
-from hpcfed.experiment.loop import leave, run_rounds
+from hpcfed.experiment.loop import end_run, run_rounds
 from hpcfed.experiment.newcomers import check_new_rounds
 from hpcfed.experiment.opening import opening_lines
 from hpcfed.experiment.progress import RunProgress, StackedProgress
@@ -123,7 +123,7 @@ def _work(
     timers = [watch.timer(world.device) for _ in runs]
     reporting = Reporting(lambda: timers[0].current)
     stalls = ending_when_stalled(world, reporting, timers, config.stall_timeout)
-    # Claims are given back last: until then nobody else may write to the folders.
+    # Claims are given back last: until then no other process may write to the folders.
     with (
         ExitStack() as claims,
         stop.listening(),
@@ -141,7 +141,7 @@ def _work(
         # After assembling, where most mistakes are found: no folder is left behind.
         folders, complete = make_folders(points, world, claims)
         if complete:
-            _leave_all(lockstep, setups, status="complete")
+            _release_server(lockstep, setups, status="complete")
         else:
             every = []
             for point, folder in zip(points, folders, strict=True):
@@ -149,11 +149,11 @@ def _work(
             reporting.folders = every
             with showing_life(folders, reporting, timers, visible=world.is_root):
                 if lockstep is None:
-                    go(setups[0], every[0], quiet=quiet, stop=stop)
+                    run_setup(setups[0], every[0], quiet=quiet, stop=stop)
                 else:
                     # One run's seeds belong together; points of a study do not.
                     apart = len(points) > 1
-                    go_together(
+                    run_in_step(
                         lockstep, setups, every, apart=apart, quiet=quiet, stop=stop
                     )
         watch.end(world, folders[0])
@@ -182,7 +182,7 @@ def _phase(lockstep: Lockstep) -> str:
     return lockstep.at_work.timer.current
 
 
-def go(
+def run_setup(
     setup: Setup, folder: Path, *, quiet: bool = False, stop: Stop | None = None
 ) -> None:
     """Run all rounds, recorded in the folder."""
@@ -193,12 +193,12 @@ def go(
             progress.say(line)
         found = find_checkpoints(setup, [folder], progress.say, stop)
         if stop.agreed:
-            leave(setup, None, status="stopped")
+            end_run(setup, None, status="stopped")
         else:
             run_rounds(setup, folder, progress, stop, found[0])
 
 
-def go_together(
+def run_in_step(
     lockstep: Lockstep,
     setups: Sequence[Setup],
     folders: Sequence[Path],
@@ -220,7 +220,7 @@ def go_together(
             progress.say(line)
         found = find_checkpoints(first, folders, progress.say, stop)
         if stop.agreed:
-            _leave_all(lockstep, setups, status="stopped")
+            _release_server(lockstep, setups, status="stopped")
             return
         # Each run is a program of its own; lockstep lets them advance together.
         functions = []
@@ -244,12 +244,12 @@ def go_together(
         )
 
 
-def _leave_all(
+def _release_server(
     lockstep: Lockstep | None, setups: Sequence[Setup], *, status: str
 ) -> None:
     """Let the server go without a round; stacked runs take their turns in that, too."""
     if lockstep is None:
-        leave(setups[0], None, status=status)
+        end_run(setups[0], None, status=status)
         return
-    functions = [partial(leave, setup, None, status=status) for setup in setups]
+    functions = [partial(end_run, setup, None, status=status) for setup in setups]
     lockstep.run(functions, setups[0].world.device)
