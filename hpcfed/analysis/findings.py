@@ -1,4 +1,4 @@
-"""Findings: tables of raw values, each of which knows how it is written.
+"""Findings: tables of raw values. Each value knows how it is written.
 
 Terminal, page, JSON and CSV render the same tables (`render/`), so a figure is computed
 and named once, and reads the same wherever it stands. A kind makes cells:
@@ -86,7 +86,7 @@ HUNDREDTHS = Kind("1", words.formatted(".2f"))
 THOUSANDTHS = Kind("1", words.formatted(".3f"))
 PERCENT = Kind("fraction", words.formatted(".2%"))
 SHARE = Kind("fraction", words.formatted(".1%"))
-"""A part of a whole, of which nobody needs hundredths."""
+"""A part of a whole, with one decimal."""
 PER_CENT_OF = Kind("fraction", words.number, 100)
 """A fraction in a column whose name says %."""
 OF_100 = Kind("%", words.number)

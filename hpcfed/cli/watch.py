@@ -27,8 +27,8 @@ def command(arguments: list[str]) -> None:
         nargs="?",
         type=Path,
         metavar="DIR",
-        help="the folder of a run, of its seeds, or of a study; one that is not there "
-        "yet is waited for (default: the newest under runs/)",
+        help="the folder of a run, of its seeds, or of a study; if it does "
+        "not exist yet, wait for it (default: the newest under runs/)",
     )
     parser.add_argument(
         "--once", action="store_true", help="show how far it is, and leave"
@@ -43,7 +43,7 @@ def command(arguments: list[str]) -> None:
         type=_seconds,
         default=10.0,
         metavar="SECONDS",
-        help="time between two lines where the output is no terminal (default: 10)",
+        help="time between two lines if the output is not a terminal (default: 10)",
     )
     options = parser.parse_args(arguments)
     # Late: most command lines read no HDF5.

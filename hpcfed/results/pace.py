@@ -25,7 +25,7 @@ PER_ROUND_MEANS = (
 WARMUP = 1
 """Rounds at the start of a run that do not count, where no study says otherwise."""
 LEAST = 10
-"""Rounds that a pace is of, as soon as there are so many."""
+"""A pace is the median of at least this many rounds, once they are done."""
 
 
 def counted(rounds: np.ndarray, warmup: int = WARMUP) -> np.ndarray:
@@ -38,7 +38,7 @@ def counted(rounds: np.ndarray, warmup: int = WARMUP) -> np.ndarray:
 
 def per_round(rounds: Sequence[float] | np.ndarray) -> Any:
     """Return what "per round" means of the rounds that count: the median along the
-    first axis. NaN where there is none.
+    first axis. NaN if there are none.
     """
     values = np.asarray(rounds, float)
     if not len(values):
@@ -62,7 +62,7 @@ def pace(seconds: Sequence[float] | np.ndarray) -> float:
 
 
 def rest(seconds: Sequence[float] | np.ndarray, rounds: int) -> float:
-    """Return what so many further rounds will take; NaN when none is done.
+    """Return what this number of further rounds will take; NaN before the first is done.
 
     By the mean, because rounds with an evaluation take longer than others, and both
     count.

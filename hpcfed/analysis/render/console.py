@@ -14,8 +14,8 @@ WIDEST = 200
 
 
 class Output(Console):
-    """A console that prints tables as wide as they are, because a number that a narrow
-    terminal cuts is wrong. `| head` is no error.
+    """A console that prints tables as wide as they are, because a narrow terminal would
+    cut digits off numbers. `| head` is not an error.
     """
 
     def __init__(self, *, force_terminal: bool | None = None) -> None:
@@ -34,9 +34,7 @@ def say(console: Console, *lines: str) -> None:
 
 
 def plain_text(name: str) -> Text:
-    """Return a name out of a file, so that a table does not take its brackets for
-    styles.
-    """
+    """Return a name from a file as text, because rich reads brackets as styles."""
     return Text(printable(name))
 
 

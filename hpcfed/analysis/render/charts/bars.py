@@ -12,13 +12,8 @@ from hpcfed.analysis.render.charts.drawing import (
     Record,
     Spec,
     chart,
-    chosen,
-    clicks,
-    series_colour,
-    short,
-    tip,
-    tip_name,
 )
+from hpcfed.analysis.render.charts.marks import interactive, series_colour, short, tips
 
 STRIPE = 46
 """Height of a lying bar with its name."""
@@ -109,18 +104,15 @@ def _layer(
         "axis": {"format": NUMBERS},
     }
     # Names stand over lying bars; upright ones have theirs under the axis.
-    tips = [tip_name("x"), tip_name("series", "what"), tip("y", axis.label)]
-    if len(shown) == 1:
-        del tips[1]
+    told = {"x": "title"} if len(shown) == 1 else {"x": "title", "series": "what"}
     return {
-        "transform": chosen(list(shown)),
-        "params": clicks(list(shown), zoom=()),
+        **interactive(list(shown), zoom=()),
         "mark": {"type": "bar"},
         "encoding": {
             length: measure,
             "color": series_colour(names, shown=list(shown)),
             "order": {"field": "order", "type": "ordinal"},
-            "tooltip": tips,
+            "tooltip": tips(told, {"y": axis.label}),
         },
     }
 
@@ -159,19 +151,14 @@ def timeline(
     across = x.encoding("x")
     across["scale"]["nice"] = False  # the axis ends with the last stretch
     layer = {
-        "transform": chosen(shown),
-        "params": clicks(shown, zoom=["x"]),
+        **interactive(shown, zoom=["x"]),
         "mark": {"type": "bar", "clip": True},
         "encoding": {
             "x": across,
             "x2": {"field": "x2"},
             "y": {"field": "row", "type": "nominal", "sort": None, "title": None},
             "color": series_colour(names or shown, shown=shown),
-            "tooltip": [
-                tip_name("row"),
-                tip_name("series", "phase"),
-                tip("took", x.label),
-            ],
+            "tooltip": tips({"row": "title", "series": "phase"}, {"took": x.label}),
         },
     }
     spec = chart(f"{x.label} by row", data, [layer])
@@ -221,11 +208,7 @@ def _bars_of_bins(x: Axis, y: Axis) -> Spec:
             "x2": {"field": "x2"},
             "y": y.encoding("y"),
             "y2": {"datum": 0},
-            "tooltip": [
-                tip("x", f"{x.label}: from"),
-                tip("x2", "to"),
-                tip("y", y.label),
-            ],
+            "tooltip": tips({}, {"x": f"{x.label}: from", "x2": "to", "y": y.label}),
         },
     }
 
@@ -247,7 +230,7 @@ def _marks(marks: Mapping[str, float], x: Axis) -> list[Spec]:
                 "x": x.encoding("x"),
                 "color": colour,
                 "strokeDash": {**colour, "scale": {**colour["scale"], "range": DASHES}},
-                "tooltip": [tip_name(), tip("x", x.label)],
+                "tooltip": tips({"series": "title"}, {"x": x.label}),
             },
         }
     ]
@@ -328,9 +311,14 @@ def _cells(
         encoding["scale"] |= {"nice": False, "domainMax": end}
     # Rows are read from the top, as in a table.
     down["scale"]["reverse"] = True
-    tips = [tip("to_x" if steps[0] > 1 else "at_x", _to(x.label, steps[0]))]
-    tips.append(tip("to_y" if steps[1] > 1 else "at_y", _to(y.label, steps[1])))
+    told = {}
+    for field, axis, step in (("x", x, steps[0]), ("y", y, steps[1])):
+        if step > 1:
+            told[f"to_{field}"] = f"{axis.label}, {step} up to"
+        else:
+            told[f"at_{field}"] = axis.label
     return {
+        **interactive([], zoom=("x", "y")),
         "transform": [
             {"calculate": f"min(datum.x + {steps[0]}, {ends[0]})", "as": "x2"},
             {"calculate": f"min(datum.y + {steps[1]}, {ends[1]})", "as": "y2"},
@@ -339,7 +327,6 @@ def _cells(
             {"calculate": "datum.x2 - 0.5", "as": "to_x"},
             {"calculate": "datum.y2 - 0.5", "as": "to_y"},
         ],
-        "params": clicks([]),
         "mark": {"type": "rect", "clip": True},
         "encoding": {
             "x": across,
@@ -353,10 +340,6 @@ def _cells(
                 "scale": scale,
                 "legend": {"format": NUMBERS},
             },
-            "tooltip": [*tips, tip("value", colour.label)],
+            "tooltip": tips({}, {**told, "value": colour.label}),
         },
     }
-
-
-def _to(label: str, step: int) -> str:
-    return f"{label}, {step} up to" if step > 1 else label

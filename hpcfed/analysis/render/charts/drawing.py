@@ -1,4 +1,4 @@
-"""What all charts share: drawings, axes, colours of series, and what a click does."""
+"""What all charts are made of: drawings, their axes and layers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +14,8 @@ HEIGHT = 260
 """Pixels, without title and legend."""
 NUMBERS = ",.6~g"
 """How axes and tooltips write numbers: up to six digits, without trailing zeros."""
-LEGEND_LETTERS = 56
-"""Letters of a legend that fit beside each other under a chart."""
-SYMBOL_LETTERS = 8
-"""Letters that a symbol and the gap to the next take, on paper too."""
 FEW_TICKS = 12
 """Whole numbers that have a tick each."""
-ZOOM = "wheel![event.ctrlKey || event.metaKey || event.altKey]"
-"""Plain turns of the wheel belong to the page."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +78,6 @@ class Axis:
         }
 
 
-def short(value: float) -> float | None:
-    """Round a number to five digits, which keeps pages small; none where it is none."""
-    if not isfinite(value):
-        return None
-    rounded = float(f"{value:.5g}")
-    return int(rounded) if rounded == int(rounded) else rounded
-
-
 def chart(description: str, data: Sequence[Record], layers: Sequence[Spec]) -> Spec:
     """Put layers over each other that share their data."""
     return {
@@ -101,58 +87,6 @@ def chart(description: str, data: Sequence[Record], layers: Sequence[Spec]) -> S
         "height": HEIGHT,
         "layer": list(layers),
     }
-
-
-def series_colour(names: Sequence[str], *, shown: Sequence[str] | None = None) -> Spec:
-    """Colour marks by the field `series`. A name keeps its colour where only some are
-    shown in the legend.
-    """
-    listed = list(dict.fromkeys(names if shown is None else shown))
-    longest = max(map(len, listed), default=1)
-    legend: Spec | None = {
-        "columns": max(1, LEGEND_LETTERS // (longest + SYMBOL_LETTERS))
-    }
-    # What is alone needs no name, which the title or the axis has.
-    if len(listed) < 2:
-        legend = None
-    elif shown is not None:
-        legend = {**(legend or {}), "values": listed}
-    return {
-        "field": "series",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": list(dict.fromkeys(names))},
-        "legend": legend,
-    }
-
-
-def clicks(names: Sequence[str], *, zoom: Sequence[str] = ("x", "y")) -> list[Spec]:
-    """Let a click on the legend choose series, and the mouse zoom and pan along the
-    axes that have numbers.
-    """
-    params: list[Spec] = []
-    if len(set(names)) > 1:
-        select = {"type": "point", "fields": ["series"]}
-        params.append({"name": "chosen", "select": select, "bind": "legend"})
-    if zoom:
-        select = {"type": "interval", "zoom": ZOOM, "encodings": list(zoom)}
-        params.append({"name": "zoom", "select": select, "bind": "scales"})
-    return params
-
-
-def chosen(names: Sequence[str]) -> list[Spec]:
-    """Leave out the series that the legend does not choose."""
-    return [{"filter": {"param": "chosen"}}] if len(set(names)) > 1 else []
-
-
-def tip(field: str, title: str) -> Spec:
-    """Tell a number of a mark in its tooltip."""
-    return {"field": field, "type": "quantitative", "title": title, "format": NUMBERS}
-
-
-def tip_name(field: str = "series", title: str = "title") -> Spec:
-    """Tell a name in a tooltip; one that is called `title` stands above the rest."""
-    return {"field": field, "type": "nominal", "title": title}
 
 
 def spread(values: Sequence[float]) -> float:

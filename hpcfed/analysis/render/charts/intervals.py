@@ -10,19 +10,8 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Literal
 
-from hpcfed.analysis.render.charts.drawing import (
-    Axis,
-    Drawing,
-    Record,
-    Spec,
-    chart,
-    chosen,
-    clicks,
-    series_colour,
-    short,
-    tip,
-    tip_name,
-)
+from hpcfed.analysis.render.charts.drawing import Axis, Drawing, Record, Spec, chart
+from hpcfed.analysis.render.charts.marks import interactive, series_colour, short, tips
 
 Along = Literal["x", "y"]
 CAP = 7
@@ -55,7 +44,7 @@ def whiskers(
     `domain` are the ends of the axis, where these are not those of the data. `mark` are
     further properties of all marks.
     """
-    known = [*chosen(names), {"filter": f"isValid(datum.{low})"}]
+    known = interactive(names, known=low)["transform"]
     extra = mark or {}
     bar: Spec = {
         "transform": known,
@@ -139,7 +128,7 @@ class Dot:
     """Different from all others."""
     centre: float
     low: float
-    """NaN where there is no interval."""
+    """NaN if there is no interval."""
     high: float
     series: str
     """What gives it its colour."""
@@ -214,16 +203,15 @@ def _line(at: float, across: Spec) -> Spec:
 def _dots(
     names: Sequence[str], colour: Spec, x: Axis, across: Spec, row: Spec, down: int
 ) -> Spec:
-    tips = [tip_name("name"), tip("x", x.label), tip("low", "95 % from")]
+    told = {"x": x.label, "low": "95 % from", "high": "to"}
     return {
-        "transform": chosen(names),
-        "params": clicks(names, zoom=()),
+        **interactive(names, zoom=()),
         "mark": {"type": "point", "filled": True, "size": 60, "yOffset": down},
         "encoding": {
             "x": across,
             "y": row,
             "color": colour,
-            "tooltip": [*tips, tip("high", "to"), tip_name("series", "verdict")],
+            "tooltip": tips({"name": "title", "series": "verdict"}, told),
         },
     }
 
@@ -251,7 +239,7 @@ class Mark:
     value: float
     series: str = ""
     low: float = nan
-    """The lower end of the confidence interval; NaN where there is none."""
+    """The lower end of the confidence interval; NaN if there is none."""
     high: float = nan
 
 
@@ -266,19 +254,17 @@ def rows(title: str, every: Sequence[Mark], x: Axis) -> Drawing:
     across = x.encoding("y")
     across["scale"] |= {"domain": _span(every, x), "nice": False}
     place = {"y": where, "yOffset": beside, "color": series_colour(names)}
-    tips = [tip_name(), tip_name("x", "option"), tip("y", x.label)]
-    tips += [tip("low", "95 % from"), tip("high", "to")]
+    told = {"y": x.label, "low": "95 % from", "high": "to"}
     layers = [
         *whiskers(names, "x", across, place, domain=across["scale"]["domain"]),
         {
-            "transform": chosen(names),
-            "params": clicks(names, zoom=()),
+            **interactive(names, zoom=()),
             "mark": {"type": "point", "filled": True, "size": 45},
             "encoding": {
                 **place,
                 "x": across,
                 "shape": series_colour(names),
-                "tooltip": tips,
+                "tooltip": tips({"series": "title", "x": "option"}, told),
             },
         },
     ]

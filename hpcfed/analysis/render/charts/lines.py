@@ -5,20 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
 
-from hpcfed.analysis.render.charts.drawing import (
-    Axis,
-    Drawing,
-    Record,
-    Spec,
-    chart,
-    chosen,
-    clicks,
-    series_colour,
-    short,
-    tip,
-    tip_name,
-)
+from hpcfed.analysis.render.charts.drawing import Axis, Drawing, Record, Spec, chart
 from hpcfed.analysis.render.charts.intervals import whiskers
+from hpcfed.analysis.render.charts.marks import interactive, series_colour, short, tips
 
 MOST_MARKERS = 24
 """On one line: more would hide it. They still have their tooltips."""
@@ -32,7 +21,7 @@ class Line:
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] = ()
-    """Lower ends of the confidence intervals; NaN where there are none."""
+    """Lower ends of the confidence intervals; NaN if there are none."""
     high: Sequence[float] = ()
     """Their upper ends."""
     interval: str = "95 %"
@@ -76,7 +65,7 @@ def lines(title: str, every: Sequence[Line], x: Axis, y: Axis) -> Drawing:
     layers.append(_points(coloured, x, y, across, up))
     highest = max((max(line.y) for line in every if line.y), default=0.0)
     for line in ideals:
-        # Over a level line at the top there is no room for its name.
+        # A level line at the top has no room for its name above it.
         below = min(line.y) == highest
         layers += _ideal(line, x, y, across, up, below=below)
     spec = chart(f"{y.label} over {x.label}", data, layers)
@@ -126,7 +115,7 @@ def _intervals(every: Sequence[Line], across: Spec, up: Spec) -> list[Spec]:
         return whiskers(names, "y", up, place, domain=ends)
     return [
         {
-            "transform": [*chosen(names), {"filter": "isValid(datum.low)"}],
+            **interactive(names, known="low"),
             "mark": {"type": "area", "opacity": 0.18, "clip": True},
             "encoding": {
                 "x": across,
@@ -140,8 +129,7 @@ def _intervals(every: Sequence[Line], across: Spec, up: Spec) -> list[Spec]:
 
 def _curve(names: Sequence[str], across: Spec, up: Spec) -> Spec:
     return {
-        "transform": chosen(names),
-        "params": clicks(names),
+        **interactive(names, zoom=("x", "y")),
         "mark": {"type": "line", "clip": True},
         "encoding": {"x": across, "y": up, "color": series_colour(names)},
     }
@@ -152,18 +140,19 @@ def _points(every: Sequence[Line], x: Axis, y: Axis, across: Spec, up: Spec) -> 
     names = [line.name for line in every]
     longest = max((len(line.x) for line in every), default=0)
     few = longest <= MOST_MARKERS
-    tips = [tip_name(), tip("x", x.label), tip("y", y.label)]
+    told = {"x": x.label, "y": y.label}
     for line in every[:1]:
         if any(map(isfinite, line.low)):
-            tips += [tip("low", f"{line.interval} from"), tip("high", "to")]
-    encoding = {"x": across, "y": up, "color": series_colour(names), "tooltip": tips}
+            told |= {"low": f"{line.interval} from", "high": "to"}
+    encoding: Spec = {"x": across, "y": up, "color": series_colour(names)}
+    encoding["tooltip"] = tips({"series": "title"}, told)
     if few:
         # Lines differ in their markers too, for those who cannot tell the colours.
         encoding["shape"] = series_colour(names)
     mark: Spec = {"type": "point", "filled": True, "size": 40, "clip": True}
     if not few:
         mark |= {"size": 90, "opacity": 0}
-    return {"transform": chosen(names), "mark": mark, "encoding": encoding}
+    return {**interactive(names), "mark": mark, "encoding": encoding}
 
 
 def _ideal(
@@ -212,15 +201,14 @@ def areas(
     across_axis = x.over(across).encoding("x")
     across_axis["scale"] |= {"nice": False, "domain": [edges[0], edges[-1]]}
     layer = {
-        "transform": chosen(shown),
-        "params": clicks(shown),
+        **interactive(shown, zoom=("x", "y")),
         "mark": {"type": "area", "clip": True, "interpolate": "step-after"},
         "encoding": {
             "x": across_axis,
             "y": y.encoding("y") | {"stack": "zero"},
             "color": series_colour(names, shown=shown),
             "order": {"field": "order", "type": "ordinal"},
-            "tooltip": [tip_name(), tip("x", x.label), tip("y", y.label)],
+            "tooltip": tips({"series": "title"}, {"x": x.label, "y": y.label}),
         },
     }
     return Drawing(title, chart(f"{y.label} over {x.label}", data, [layer]))

@@ -4,20 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 
-from hpcfed.analysis.render.charts.drawing import (
-    Axis,
-    Drawing,
-    Record,
-    Spec,
-    chart,
-    chosen,
-    clicks,
-    series_colour,
-    short,
-    tip,
-    tip_name,
-)
+from hpcfed.analysis.render.charts.drawing import Axis, Drawing, Record, Spec, chart
 from hpcfed.analysis.render.charts.intervals import Along, whiskers
+from hpcfed.analysis.render.charts.marks import interactive, series_colour, short, tips
 
 
 @dataclass(frozen=True)
@@ -31,7 +20,7 @@ class ScatterPoint:
     label: str = ""
     """Written beside it; short."""
     x_ends: tuple[float, float] = (nan, nan)
-    """The interval of x; NaN where there is none."""
+    """The interval of x; NaN if there is none."""
     y_ends: tuple[float, float] = (nan, nan)
 
 
@@ -140,15 +129,14 @@ def _intervals(
 def _points(names: Sequence[str], x: Axis, y: Axis, across: Spec, up: Spec) -> Spec:
     colour = series_colour(names)
     return {
-        "transform": chosen(names),
-        "params": clicks(names),
+        **interactive(names, zoom=("x", "y")),
         "mark": {"type": "point", "filled": True, "size": 55, "clip": True},
         "encoding": {
             "x": across,
             "y": up,
             "color": colour,
             "shape": colour,
-            "tooltip": [tip_name("name"), tip("x", x.label), tip("y", y.label)],
+            "tooltip": tips({"name": "title"}, {"x": x.label, "y": y.label}),
         },
     }
 
@@ -156,7 +144,7 @@ def _points(names: Sequence[str], x: Axis, y: Axis, across: Spec, up: Spec) -> S
 def _labels(names: Sequence[str], across: Spec, up: Spec, style: str) -> Spec:
     text = {"text": {"field": "label", "type": "nominal"}}
     return {
-        "transform": chosen(names),
+        **interactive(names),
         "mark": {"type": "text", "style": style, "clip": True},
         "encoding": {"x": across, "y": up} | text,
     }
@@ -175,7 +163,7 @@ def _path(
 
 def _path_name(end: Record, across: Spec, up: Spec, *, below: bool = False) -> Spec:
     text = {"text": {"field": "series", "type": "nominal"}}
-    # Over what ends at the top there is no room for its name.
+    # A line that ends at the top has no room for its name above it.
     place = {"baseline": "top", "dy": 4} if below else {}
     return {
         "data": {"values": [end]},

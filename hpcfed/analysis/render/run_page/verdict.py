@@ -12,9 +12,9 @@ from hpcfed.options.metrics import HEADLINES, METRICS, global_name, label_of
 from hpcfed.words import interval, time_text
 
 LEAST_SHARE = 0.05
-"""A phase below this share of a round is not worth a word."""
+"""Phases below this share of a round are not mentioned."""
 UNEVEN = 1.2
-"""Train seconds of the slowest rank by the mean from which on it is told."""
+"""The slowest rank is mentioned if it trains this many times as long as the mean."""
 
 
 def verdict(group: Group) -> list[str]:
@@ -44,7 +44,7 @@ def _accuracy(group: Group) -> str:
 
 
 def _target(group: Group) -> str:
-    """Return in words whether the target was reached; empty where there is none."""
+    """Say whether the target was reached; nothing if there was no target."""
     if group.first.target is None:
         return ""
     reached = [run.reached() for run in group.seeds]
@@ -58,7 +58,7 @@ def _target(group: Group) -> str:
 
 
 def _told(group: Group, name: str, values: list[float]) -> str:
-    """Return a metric with its interval over seeds; empty where nobody has it."""
+    """Return a metric with its interval over seeds; empty if no seed has it."""
     in_percent = METRICS[name].in_percent
     estimate = known_metric(name, values)
     if isnan(estimate.centre):
