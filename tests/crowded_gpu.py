@@ -11,7 +11,7 @@ import sys
 import torch
 
 from hpcfed import cli
-from hpcfed.clients import engine
+from hpcfed.clients.stacks import Stacks
 
 HOLD = """
 import sys, torch
@@ -22,7 +22,7 @@ print(free - left, flush=True)
 sys.stdin.read()
 """
 left, *words = sys.argv[1:]
-stack_size = engine.Engine._stack_size
+stack_size = Stacks.size
 holders: list[subprocess.Popen[str]] = []
 
 
@@ -41,7 +41,7 @@ def then_crowd(self, *arguments, **options):  # type: ignore[no-untyped-def]
     return clients
 
 
-engine.Engine._stack_size = then_crowd  # type: ignore[method-assign]
+Stacks.size = then_crowd  # type: ignore[method-assign]
 try:
     cli.main(words)
 finally:

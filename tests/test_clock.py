@@ -14,7 +14,7 @@ from torch import Tensor
 
 import hpcfed
 from hpcfed import cli, methods
-from hpcfed.clients import engine as engines
+from hpcfed.clients import stacks
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import run_setup
@@ -568,7 +568,7 @@ def test_limited_clients_stop_after_so_many_steps(
     """Rows and losses of uneven clients, in stacks of two."""
     case = Case(device=device)
     engine = case.engine(mode)
-    monkeypatch.setattr(engines, "CPU_ACTIVATIONS", 2 * 4 * engine.cost.activations)
+    monkeypatch.setattr(stacks, "CPU_ACTIVATIONS", 2 * 4 * engine.cost.activations)
     everyone = np.full(5, 2)
     limits = np.array([3, 1, 5, 0, 99])
     # On a GPU: plain, captured, and replayed with other limits than before.

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpcfed.kernels import cpu, cpu_convolution, cpu_dropout
-from hpcfed.kernels.cpu_convolution import Layer
+from hpcfed.kernels import cpu, cpu_convolution, dropout
+from hpcfed.kernels.cpu_convolution import CpuLayer
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.models.stack import StackedNetwork
@@ -38,7 +38,7 @@ def integers(*shape: int) -> Tensor:
     return torch.randint(-2, 3, shape).float().requires_grad_()
 
 
-def expected(x: Tensor, weight: Tensor, bias: Tensor, layer: Layer) -> Tensor:
+def expected(x: Tensor, weight: Tensor, bias: Tensor, layer: CpuLayer) -> Tensor:
     """Return what torch computes, client by client."""
     results = []
     for images, own, own_bias in zip(x.chunk(len(weight)), weight, bias, strict=True):
@@ -50,13 +50,18 @@ def expected(x: Tensor, weight: Tensor, bias: Tensor, layer: Layer) -> Tensor:
 
 @pytest.mark.parametrize(
     "layer",
-    [Layer(3, 0), Layer(3, 1, 0.0, True), Layer(5, 1, 0.5, True), Layer(1, 0, 0.0)],
+    [
+        CpuLayer(3, 0),
+        CpuLayer(3, 1, 0.0, True),
+        CpuLayer(5, 1, 0.5, True),
+        CpuLayer(1, 0, 0.0),
+    ],
 )
 # Channels and outputs of no, one and several whole vectors; an odd and an even side.
 @pytest.mark.parametrize("sizes", [(1, 8, 7), (3, 5, 8), (16, 36, 9)])
 @pytest.mark.usefixtures("many_threads")
 def test_convolution_is_exact_on_small_integers(
-    layer: Layer, sizes: tuple[int, int, int]
+    layer: CpuLayer, sizes: tuple[int, int, int]
 ) -> None:
     torch.manual_seed(0)
     channels, outputs, side = sizes
@@ -76,7 +81,7 @@ def test_convolution_is_exact_on_small_integers(
 
 def test_gradients_go_to_their_sinks() -> None:
     torch.manual_seed(0)
-    layer = Layer(3, 1, 0.0)
+    layer = CpuLayer(3, 1, 0.0)
     x, weight = integers(CLIENTS * SLOTS, 2, 4, 4), integers(CLIENTS, 3, 2, 3, 3)
     bias = integers(CLIENTS, 3)
     sinks = torch.full_like(weight, torch.nan), torch.full_like(bias, torch.nan)
@@ -92,7 +97,7 @@ def test_gradients_go_to_their_sinks() -> None:
 def test_images_of_other_channels_are_refused() -> None:
     with pytest.raises(ValueError, match="weights of 2 channels, and images of 1"):
         cpu_convolution.block(
-            torch.zeros(2, 1, 3, 3), torch.zeros(2, 4, 2, 3, 3), None, Layer(3, 1)
+            torch.zeros(2, 1, 3, 3), torch.zeros(2, 4, 2, 3, 3), None, CpuLayer(3, 1)
         )
 
 
@@ -101,7 +106,7 @@ def test_a_value_that_is_no_number_survives_pooling(at: int) -> None:
     x = torch.zeros(1, 1, 2, 2)
     x.view(-1)[at] = torch.nan
     one = torch.ones(1, 1, 1, 1, 1)
-    y = cpu_convolution.block(x, one, None, Layer(1, 0, 0.0, True))
+    y = cpu_convolution.block(x, one, None, CpuLayer(1, 0, 0.0, True))
     assert y.isnan().all()
 
 
@@ -112,8 +117,8 @@ def test_dropout_draws_the_numbers_of_the_stream(p: float) -> None:
     # Channels-last: numbers count values channels-first all the same.
     x = torch.randn(2 * SLOTS, 4, 5, 6).to(memory_format=torch.channels_last)
     x.requires_grad_()
-    assert cpu_dropout.serves(x)
-    y = cpu_dropout.dropout(x, keys, p)
+    assert dropout.serves(x)
+    y = dropout.dropout(x, keys, p)
     stays = randomness.uniform(keys, x.numel() // 2).view_as(x) >= p
     expected = x * stays / (1 - p)
     assert torch.equal(y, expected)
@@ -143,7 +148,7 @@ def test_without_a_compiler_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> No
     ours = stacked(tensors, x)
     cpu.library.cache_clear()
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert not cpu_convolution.serves(x, Layer(3, 1))
+    assert not cpu_convolution.serves(x, CpuLayer(3, 1))
     torch.testing.assert_close(stacked(tensors, x), ours)
 
 

@@ -36,6 +36,7 @@ from hpcfed.clients.schedule import (
     training_samples,
     training_shifts,
 )
+from hpcfed.clients.stacks import Stacks
 from hpcfed.clients.training import StackTraining
 from hpcfed.data.shards import Shard, sub_shard
 from hpcfed.errors import one_line
@@ -159,7 +160,7 @@ def test_clients_in_lanes_train_as_one_after_the_other(
     alone, alone_losses = trained("loop", network, shard, sgd, keys, device)
     monkeypatch.setattr(Engine, "_has_lanes", lambda self, rows: True)
     monkeypatch.setattr(engines, "LANES", 3)
-    monkeypatch.setattr(Engine, "_stack_size", lambda *args, **sizes: 3)
+    monkeypatch.setattr(Stacks, "size", lambda *args, **sizes: 3)
     side_by_side, losses = trained("loop", network, shard, sgd, keys, device)
     # Atomic sums of cuDNN's gradients round differently from one call to the next.
     off = 0.0 if device == "cpu" else 1e-9
@@ -659,7 +660,7 @@ def test_clients_in_several_stacks_are_as_in_one(
     shard = make_shard((1, 8, 8), SIZES, torch.float64)
     keys = randomness.client_keys(3, "test", 5, torch.arange(len(SIZES)))
     whole, whole_loss = trained("batched", network, shard, SGD, keys, device)
-    monkeypatch.setattr(Engine, "_stack_size", lambda self, batch_size, rows, **_: size)
+    monkeypatch.setattr(Stacks, "size", lambda self, batch_size, rows, **_: size)
     cut, cut_loss = trained("batched", network, shard, SGD, keys, device)
     torch.testing.assert_close(cut, whole, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(cut_loss, whole_loss, equal_nan=True)
@@ -677,7 +678,7 @@ def test_a_stack_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             torch.cuda, "mem_get_info", lambda device, free=free: (free, 2**37)
         )
-        sizes.append(engine._stack_size(50, rows))
+        sizes.append(engine.stacks.size(50, rows))
     assert sizes[0] // 2 == sizes[1] > 100
     assert sizes[2] == 1
 
@@ -816,7 +817,7 @@ def test_less_memory_than_thought_means_fewer_clients_at_a_time(
     few, many = (
         Engine(network, layout, shape=SHAPES["mlp"], mode="batched") for _ in range(2)
     )
-    few._most = 2
+    few.stacks.most = 2
     expected = few.train(TrainingJob(rows, shard, clients, SGD, keys=keys))[0]
     refuse(monkeypatch, 3)
     for _ in range(2):
@@ -918,9 +919,9 @@ def test_a_part_of_a_wider_shard_trains_as_by_itself() -> None:
 def test_a_stack_is_no_larger_than_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
     engine = Engine(network, Layout.of(network), shape=SHAPES["mlp"], mode="batched")
-    monkeypatch.setattr(engine, "_stack_size", lambda *words, **more: 10**6)
+    monkeypatch.setattr(engine.stacks, "size", lambda *words, **more: 10**6)
     stacks = [
-        len(stack) for stack in engine._stacks(np.arange(70_000), 16, torch.empty(1))
+        len(stack) for stack in engine.stacks.cut(np.arange(70_000), 16, torch.empty(1))
     ]
     assert stacks == [35_000, 35_000]
 

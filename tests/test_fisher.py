@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hpcfed.clients import engine as engines
 from hpcfed.clients import fisher as fishers
+from hpcfed.clients import stacks
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.job import Recipe, TrainingJob
@@ -91,7 +92,7 @@ def test_the_pull_is_the_gradient_of_its_terms(
     layout = Layout.of(network)
     engine = Engine(network, layout, shape=(1, 8, 8), mode=mode)
     # Stacks of two, so that references and masks must follow their clients.
-    monkeypatch.setattr(engines, "CPU_ACTIVATIONS", 2 * 4 * engine.cost.activations)
+    monkeypatch.setattr(stacks, "CPU_ACTIVATIONS", 2 * 4 * engine.cost.activations)
     first = layout.row(network, dtype=torch.float64)
     rows = first + 0.1 * torch.rand(4, layout.num_columns, dtype=torch.float64)
     pull = Pull(

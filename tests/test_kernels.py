@@ -21,7 +21,7 @@ from hpcfed.kernels import (
     norms,
     pull,
 )
-from hpcfed.kernels.convolution import Layer
+from hpcfed.kernels.convolution_layer import ConvolutionLayer
 from hpcfed.kernels.pull import CHUNK, Spans, Strengths, add_pull
 from hpcfed.kernels.sgd import Rule, descend
 from hpcfed.models import MODELS
@@ -34,20 +34,22 @@ LINEAR = {"SLOTS": 10, "OUTPUTS": 128, "THREADS": 256, "MIN_BLOCKS": 2, "DEPTH":
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TYPES = [torch.float32, torch.bfloat16]
 LAYERS = {
-    "first of cnn-cifar": Layer(32, 32, 3, 16, 5, 0, True, 0.01, True),
-    "second of cnn-cifar": Layer(14, 14, 16, 32, 5, 1, True, 0.01, True),
-    "third of cnn-cifar": Layer(6, 6, 32, 64, 3, 1, True, 0.01, True),
-    "first of cnn-pfl": Layer(32, 32, 3, 32, 3, 0, True, 0.0, False),
-    "second of cnn-pfl": Layer(30, 30, 32, 64, 3, 0, True, 0.0, True),
-    "one channel": Layer(28, 28, 1, 8, 5, 0, True, 0.01, True),
-    "odd sides": Layer(15, 13, 32, 32, 3, 0, True, 0.0, True),
-    "no bias, no activation": Layer(9, 11, 8, 24, 3, 1, False, 1.0, False),
-    "even kernel": Layer(10, 10, 4, 8, 4, 2, True, 0.1, True),
-    "one by one": Layer(7, 7, 12, 16, 1, 0, True, 0.0, False),
+    "first of cnn-cifar": ConvolutionLayer(32, 32, 3, 16, 5, 0, True, 0.01, True),
+    "second of cnn-cifar": ConvolutionLayer(14, 14, 16, 32, 5, 1, True, 0.01, True),
+    "third of cnn-cifar": ConvolutionLayer(6, 6, 32, 64, 3, 1, True, 0.01, True),
+    "first of cnn-pfl": ConvolutionLayer(32, 32, 3, 32, 3, 0, True, 0.0, False),
+    "second of cnn-pfl": ConvolutionLayer(30, 30, 32, 64, 3, 0, True, 0.0, True),
+    "one channel": ConvolutionLayer(28, 28, 1, 8, 5, 0, True, 0.01, True),
+    "odd sides": ConvolutionLayer(15, 13, 32, 32, 3, 0, True, 0.0, True),
+    "no bias, no activation": ConvolutionLayer(9, 11, 8, 24, 3, 1, False, 1.0, False),
+    "even kernel": ConvolutionLayer(10, 10, 4, 8, 4, 2, True, 0.1, True),
+    "one by one": ConvolutionLayer(7, 7, 12, 16, 1, 0, True, 0.0, False),
 }
 
 
-def reference(x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer) -> Tensor:
+def reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None, layer: ConvolutionLayer
+) -> Tensor:
     """One client after the other, in the precision of the tensors."""
     biases = [None] * len(weight) if bias is None else bias
     parts = zip(x.chunk(len(weight)), weight, biases, strict=True)
@@ -501,7 +503,7 @@ def test_blocks_of_group_norm_hold_whole_groups(groups: int) -> None:
         assert threads % (width // 8) == 0 and 128 <= threads <= 256
 
 
-def convolutions(name: str) -> list[Layer]:
+def convolutions(name: str) -> list[ConvolutionLayer]:
     """The layers that `StackedNetwork` would make of a network, for images of 32 pixels
     a side.
     """
@@ -513,7 +515,7 @@ def convolutions(name: str) -> list[Layer]:
         padding = module.padding[0]
         assert isinstance(padding, int)
         found.append(
-            Layer(
+            ConvolutionLayer(
                 height,
                 width,
                 channels,
@@ -541,8 +543,8 @@ def convolutions(name: str) -> list[Layer]:
 )
 def test_every_convolution_of_the_small_networks_fits(name: str) -> None:
     for layer in convolutions(name):
-        assert layer.supported(), layer
-        assert layer.supported(163 * 1024), "Ampere has less"
+        assert convolution_plan.supported(layer), layer
+        assert convolution_plan.supported(layer, 163 * 1024), "Ampere has less"
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpcfed.clients import engine as engines
+from hpcfed.clients import stacks
 from hpcfed.clients.job import Losses, Recipe, TrainingJob
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.pull import Pull, Strengths
@@ -40,7 +41,7 @@ def test_squared_pull_and_correction_equal_plain_torch(
     case = Case(device=device)
     engine = case.engine(mode)
     # Stacks of two, so that references and corrections must follow their clients.
-    monkeypatch.setattr(engines, "CPU_ACTIVATIONS", 2 * 4 * engine.cost.activations)
+    monkeypatch.setattr(stacks, "CPU_ACTIVATIONS", 2 * 4 * engine.cost.activations)
     pull = Pull(Strengths(squared=0.7), case.reference.to(device))
     corrected = case.correction.to(device)
     job = case.job(recipe, pull=pull, correction=corrected)

@@ -68,11 +68,11 @@ class Planted:
         if self.due("memory", round):
             half = max(1, len(rows) // 2)
             if self._reference:
-                engine._most = half
+                engine.stacks.most = half
             else:
                 self.limit = half
         trained, losses = work()
-        self.limit = engine._most = 0
+        self.limit = engine.stacks.most = 0
         if self.due("nan", round):
             trained[0] = float("nan")
         return trained, losses

@@ -20,12 +20,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from hpcfed.clients.fisher import Fisher
-from hpcfed.clients.job import Losses, RowEngine, Score, TrainingJob
-from hpcfed.clients.objective import NOTHING, Wanted
+from hpcfed.clients.job import EngineAccess, Losses, RowEngine, TrainingJob
 from hpcfed.clients.schedule import training_samples
-from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
-from hpcfed.models.cost import Cost
 from hpcfed.models.own import answers
 from hpcfed.runtime import randomness
 
@@ -36,7 +33,7 @@ Count = Callable[[np.ndarray, np.ndarray], None]
 """Takes positions of clients, and how often each of their samples was trained on."""
 
 
-class PrivateSteps:
+class PrivateSteps(EngineAccess):
     """An engine whose local training is DP-SGD; all else is another engine's."""
 
     def __init__(
@@ -48,13 +45,12 @@ class PrivateSteps:
         multiplier: float,
         count: Count,
     ) -> None:
-        self._engine = engine
+        super().__init__(engine)
         # A copy: it is moved to the rows' device.
         self._network = copy.deepcopy(network).train()
         self._clip = clip
         self._multiplier = multiplier
         self._count = count
-        self.layout = engine.layout
         self._samples = 0
         _check_network(network)
         if self.layout.num_parameters < self.layout.num_columns:
@@ -64,24 +60,8 @@ class PrivateSteps:
             )
 
     @property
-    def mode(self) -> str:
-        return self._engine.mode
-
-    @property
-    def reason(self) -> str:
-        return self._engine.reason
-
-    @property
-    def halvings(self) -> int:
-        return self._engine.halvings
-
-    @property
     def samples(self) -> int:
         return self._engine.samples + self._samples
-
-    @property
-    def cost(self) -> Cost:
-        return self._engine.cost
 
     @property
     def fisher(self) -> Fisher:
@@ -89,14 +69,6 @@ class PrivateSteps:
             "--sample-noise would not hold: this method computes Fisher information of "
             "clients' data, to which nothing adds noise"
         )
-
-    def evaluate(
-        self, rows: Tensor, shard: Shard, clients: np.ndarray, wanted: Wanted = NOTHING
-    ) -> Score:
-        return self._engine.evaluate(rows, shard, clients, wanted)
-
-    def forget(self) -> None:
-        self._engine.forget()
 
     def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
         """Train each row on its client's data, and count how often samples were used."""

@@ -8,8 +8,7 @@ such stacks of one train side by side, see `lanes`.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -19,16 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.clients import evaluation
+from hpcfed.clients.differentiation import TrainableColumns
 from hpcfed.clients.evaluation import Judged, RowEvaluation, StackEvaluation
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.job import Losses, Score, TrainingJob
 from hpcfed.clients.lanes import Lanes, Task, take_turns
 from hpcfed.clients.objective import NOTHING, OBJECTIVES, Sums, Wanted
 from hpcfed.clients.schedule import longest_first
-from hpcfed.clients.training import StackTraining, TrainableColumns
+from hpcfed.clients.stacks import Stacks, num_matrices
+from hpcfed.clients.training import StackTraining
 from hpcfed.data.shards import Shard
-from hpcfed.errors import remark
-from hpcfed.kernels.batch import MOST_CLIENTS
 from hpcfed.models.choice import Way, choose
 from hpcfed.models.cost import Cost, cost, saved_floats
 from hpcfed.models.kernel_layout import KernelLayout
@@ -51,16 +50,6 @@ EVALUATIONS = 4
 """Kinds of evaluation whose memory and captured steps are kept: clients' test data, the
 global test set, and two more, such as new clients' data or other sums.
 """
-MEMORY_SHARE = 0.6
-"""Share of the device's free memory for the rows and activations of a stack."""
-CPU_ACTIVATIONS = 2**24
-"""Floats of activations of a stack on a CPU; larger stacks gain nothing there."""
-
-MATRICES = 6
-"""Matrices as large as the rows that every stack takes: rows in training, gradient,
-momentum, rows set aside, rows as they come and go.
-"""
-
 _Evaluations = tuple[RowEvaluation, StackEvaluation]
 
 
@@ -107,19 +96,21 @@ class Engine:
         self.fisher = Fisher(network, layout, self.cost, bf16=bf16)
         """Diagonals of the Fisher information of rows."""
         self._kernel_layouts: dict[torch.device, KernelLayout] = {}
-        self._fitting: dict[tuple[int, int], int] = {}
-        """Clients that fit into free memory, by batch size and matrices as large as the
-        rows; asked once, because asking takes time.
-        """
         self._trainings: dict[tuple[object, ...], StackTraining] = {}
         self._evaluations: OrderedDict[tuple[object, ...], _Evaluations] = OrderedDict()
         self._lanes: dict[torch.device, Lanes] = {}
-        self._most = 0
-        """Clients of a stack after larger ones ran out of memory; 0: none did."""
-        self.halvings = 0
-        """How often stacks were halved for lack of memory."""
+        self.stacks = Stacks(
+            columns=layout.num_columns,
+            activations=self.cost.activations,
+            alone=self.mode == "loop",
+        )
         self.samples = 0
         """Samples of all steps so far."""
+
+    @property
+    def halvings(self) -> int:
+        """How often stacks were halved for lack of memory."""
+        return self.stacks.halvings
 
     def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
         """Train each row on its client's data; a client without data keeps its row.
@@ -175,11 +166,11 @@ class Engine:
         # steps and few rows idle.
         ids = job.shard.clients[job.clients]
         if self._has_lanes(rows) and len(order) > 1:
-            self._halving(one_by_one, order, ids, "training")
+            self.stacks.halving(one_by_one, order, ids, "training", free=self.forget)
             return trained, Losses(losses, seen)
-        batch_size, matrices = job.recipe.batch_size, _num_matrices(job)
-        for members in self._stacks(order, batch_size, rows, matrices=matrices):
-            self._halving(advance, members, ids, "training")
+        batch_size, matrices = job.recipe.batch_size, num_matrices(job)
+        for members in self.stacks.cut(order, batch_size, rows, matrices=matrices):
+            self.stacks.halving(advance, members, ids, "training", free=self.forget)
         return trained, Losses(losses, seen)
 
     def _has_lanes(self, rows: Tensor) -> bool:
@@ -192,8 +183,8 @@ class Engine:
 
     def _take_turns(self, tasks: Sequence[Task], job: TrainingJob) -> None:
         """Work off the tasks of clients, in as many lanes as memory allows."""
-        batch_size, matrices = job.recipe.batch_size, _num_matrices(job)
-        fit = self._stack_size(batch_size, job.rows, matrices=matrices)
+        batch_size, matrices = job.recipe.batch_size, num_matrices(job)
+        fit = self.stacks.size(batch_size, job.rows, matrices=matrices)
         device = job.rows.device
         lanes = self._lanes.setdefault(device, Lanes(device))
         with lanes.open(min(LANES, fit, len(tasks))) as opened:
@@ -237,8 +228,9 @@ class Engine:
             for name, values in of_members.items():
                 sums[name][at] = values
 
-        for members in self._stacks(order, batch_size, rows):
-            self._halving(score, members, shard.clients[clients], "evaluating")
+        for members in self.stacks.cut(order, batch_size, rows):
+            ids = shard.clients[clients]
+            self.stacks.halving(score, members, ids, "evaluating", free=self.forget)
         return _score(sums, sizes)
 
     def _in_flight(self, shard: Shard) -> int:
@@ -327,121 +319,9 @@ class Engine:
             )
         return self._trainings[key]
 
-    def _halving(
-        self,
-        work: Callable[[np.ndarray], None],
-        members: np.ndarray,
-        ids: np.ndarray,
-        doing: str,
-    ) -> None:
-        """Work on a stack; out of memory, take half as many clients from then on.
-
-        `ids` name all clients of the call, for the message of a failure. Memory and
-        captured steps of the larger stack are freed first.
-        """
-        if self._most and len(members) > self._most:
-            stacks = -(-len(members) // self._most)
-            for smaller in np.array_split(members, stacks):
-                self._halving(work, smaller, ids, doing)
-            return
-        try:
-            with _naming(ids[members], doing):
-                work(members)
-            return
-        except torch.OutOfMemoryError as error:
-            if len(members) == 1:
-                error.add_note(
-                    "not even one client finds memory: smaller batches or a smaller "
-                    "network need less"
-                )
-                raise
-        # Outside of the handler, because the exception keeps alive whatever the failed
-        # work had allocated.
-        self._most = len(members) // 2
-        self.halvings += 1
-        self.forget()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        remark(
-            f"hpcfed: out of memory {doing} {len(members)} clients at a time; going on "
-            f"with {self._most}"
-        )
-        self._halving(work, members, ids, doing)
-
-    def _stacks(
-        self,
-        order: np.ndarray,
-        batch_size: int,
-        rows: Tensor,
-        *,
-        matrices: int = MATRICES,
-    ) -> list[np.ndarray]:
-        """Cut the ordered clients into stacks that are advanced together."""
-        if not len(order):
-            return []
-        size = 1
-        if self.mode != "loop":
-            size = self._stack_size(batch_size, rows, matrices=matrices)
-        size = min(size, self._most or size, MOST_CLIENTS)
-        # Evenly, rather than full stacks and a small rest.
-        return np.array_split(order, -(-len(order) // size))
-
-    def _stack_size(
-        self, batch_size: int, rows: Tensor, *, matrices: int = MATRICES
-    ) -> int:
-        """Return how many clients fit into a GPU's free memory, or pay on a CPU."""
-        if rows.device.type == "cpu":
-            return max(1, CPU_ACTIVATIONS // (batch_size * self.cost.activations))
-        if (batch_size, matrices) not in self._fitting:
-            free, _ = torch.cuda.mem_get_info(rows.device)
-            floats = floats_of_client(
-                columns=self.layout.num_columns,
-                activations=batch_size * self.cost.activations,
-                matrices=matrices,
-            )
-            fit = int(MEMORY_SHARE * free / (floats * rows.element_size()))
-            self._fitting[batch_size, matrices] = max(1, fit)
-        return self._fitting[batch_size, matrices]
-
-
-def floats_of_client(
-    *, columns: int, activations: float, matrices: int = MATRICES
-) -> float:
-    """Return the floats that training takes for each client of a stack, whose batch has
-    so many activations.
-    """
-    # Activations, their gradients, and what the backward pass lays out anew.
-    return matrices * columns + 3 * activations
-
-
-def _num_matrices(job: TrainingJob) -> int:
-    """Return how many matrices as large as the rows a stack of these clients takes."""
-    matrices = MATRICES + max(0, job.recipe.num_moments - 1) + job.recipe.gradient
-    if job.pull is not None:
-        # References, masks and differences.
-        matrices += 4
-    for more in (job.correction, job.gates):
-        if more is not None:
-            # As it comes, and in the kernels' layout.
-            matrices += 2
-    return matrices
-
 
 def _score(sums: Sums, sizes: np.ndarray) -> Score:
     """Return a score; samples count where nothing else was counted."""
     if "count" not in sums:
         sums["count"] = on_device(sizes, sums["loss"].device)
     return Score(sums)
-
-
-@contextmanager
-def _naming(clients: np.ndarray, doing: str) -> Iterator[None]:
-    """Add to an exception which clients were being worked on."""
-    try:
-        yield
-    except Exception as error:
-        named = ", ".join(map(str, clients[:8]))
-        more = ", …" if len(clients) > 8 else ""
-        plural = "s" if len(clients) > 1 else ""
-        error.add_note(f"while {doing} client{plural} {named}{more}")
-        raise

@@ -190,3 +190,43 @@ class RowEngine(Protocol):
 
     def forget(self) -> None:
         """Free what is kept for training on the same shards again."""
+
+
+class EngineAccess:
+    """Leaves to another engine what a subclass does not do itself."""
+
+    def __init__(self, engine: RowEngine) -> None:
+        self._engine = engine
+        self.layout = engine.layout
+
+    @property
+    def mode(self) -> str:
+        return self._engine.mode
+
+    @property
+    def reason(self) -> str:
+        return self._engine.reason
+
+    @property
+    def halvings(self) -> int:
+        return self._engine.halvings
+
+    @property
+    def samples(self) -> int:
+        return self._engine.samples
+
+    @property
+    def cost(self) -> Cost:
+        return self._engine.cost
+
+    @property
+    def fisher(self) -> Fisher:
+        return self._engine.fisher
+
+    def evaluate(
+        self, rows: Tensor, shard: Shard, clients: np.ndarray, wanted: Wanted = NOTHING
+    ) -> Score:
+        return self._engine.evaluate(rows, shard, clients, wanted)
+
+    def forget(self) -> None:
+        self._engine.forget()

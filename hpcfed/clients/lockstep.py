@@ -28,12 +28,11 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.fisher import Fisher
-from hpcfed.clients.job import Losses, RowEngine, Score, TrainingJob
+from hpcfed.clients.job import EngineAccess, Losses, RowEngine, Score, TrainingJob
 from hpcfed.clients.merging import EvaluationJob, Job, mergeable, run_merged
 from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.data.shards import Shard
 from hpcfed.errors import one_line
-from hpcfed.models.cost import Cost
 from hpcfed.plugins import without_exits
 from hpcfed.runtime.timer import Timer
 
@@ -187,48 +186,27 @@ class Lockstep:
         return dict(zip([program.number for program in group], answers, strict=True))
 
 
-class Program:
+class Program(EngineAccess):
     """One run's program; to the program, this is the engine.
 
     It runs only while `start` or `go_on` waits for it.
     """
 
     def __init__(self, number: int, name: str, engine: RowEngine, timer: Timer) -> None:
+        super().__init__(engine)
         self.number = number
         self.name = name
-        self.layout = engine.layout
         self.timer = timer
         self.phase = timer.current
         """The phase that waits."""
         self.call: Job | Collective = _nothing
         """What it waits for."""
         self.ended = False
-        self._engine = engine
         self._thread: threading.Thread | None = None
         self._answers: SimpleQueue[Any] = SimpleQueue()
         self._pauses: SimpleQueue[BaseException | None] = SimpleQueue()
         """An item whenever the program waits or ends: its exception, or None."""
         self._stopped: BaseException | None = None
-
-    @property
-    def mode(self) -> str:
-        return self._engine.mode
-
-    @property
-    def reason(self) -> str:
-        return self._engine.reason
-
-    @property
-    def halvings(self) -> int:
-        return self._engine.halvings
-
-    @property
-    def samples(self) -> int:
-        return self._engine.samples
-
-    @property
-    def cost(self) -> Cost:
-        return self._engine.cost
 
     @property
     def fisher(self) -> Fisher:
@@ -246,9 +224,6 @@ class Program:
     ) -> Score:
         answer: Score = self._wait(EvaluationJob(rows, shard, clients, wanted))
         return answer
-
-    def forget(self) -> None:
-        self._engine.forget()
 
     def turn(self, collective: Collective) -> Any:
         """Return the collective's result, once it was due."""

@@ -9,6 +9,12 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.capture import Replays
+from hpcfed.clients.differentiation import (
+    Differentiation,
+    StepBatch,
+    StepMemory,
+    TrainableColumns,
+)
 from hpcfed.clients.job import Losses, Recipe, TrainingJob
 from hpcfed.clients.objective import OBJECTIVES, StepTargets
 from hpcfed.clients.optimiser import StackOptimiser
@@ -17,41 +23,16 @@ from hpcfed.clients.schedule import in_a_row, num_steps, rounded_up, step_shapes
 from hpcfed.clients.step_tables import StepTables
 from hpcfed.data.shards import Shard
 from hpcfed.kernels.batch import gather_inputs, gatherable
-from hpcfed.kernels.linear import Update
 from hpcfed.kernels.pull import Spans
 from hpcfed.models.forward import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
-from hpcfed.models.layout import Entry, check_whole
+from hpcfed.models.layout import check_whole
 
-HALVES_ALIGNMENT = 8
-"""Columns: cuDNN loads 16 bytes of bfloat16 at once."""
 STEPS_AT_ONCE = 8
 """Steps of one shape that several clients take in one replay. A replay begins some 9 µs
 after the one before has ended: on an H200 24 steps of 100 clients of a small network take
 22.8 ms so, and 23.5 ms one by one.
 """
-
-
-class TrainableColumns:
-    """The columns of a row that training may change, in the kernels' layout."""
-
-    def __init__(
-        self, columns: Tensor, layout: KernelLayout, device: torch.device
-    ) -> None:
-        mask = columns.to(device, torch.float32).unsqueeze(0)
-        # Laid out like a row; padding columns come out as not trainable.
-        kernel_mask = layout.zeros(1, mask)
-        layout.load(mask, kernel_mask)
-        parameters, statistics = kernel_mask
-        self.parameters = parameters[0] != 0
-        self.statistics = statistics[0] != 0
-        self.entries: list[Entry] = []
-        """The tensors with trainable columns; gradients of others are not computed."""
-        on_host = columns.cpu()
-        for plain, e in zip(layout.plain.entries, layout.entries, strict=True):
-            any_trainable = bool(on_host[plain.start : plain.stop].any())
-            if e.trainable and any_trainable:
-                self.entries.append(e)
 
 
 class StackTraining:
@@ -102,14 +83,22 @@ class StackTraining:
             rate_each=rate_each,
             like=self._like,
         )
+        self._differentiate = Differentiation(
+            network,
+            layout,
+            shard,
+            self._optimiser,
+            trainable,
+            gradient_first=(
+                self._pull is not None or corrected or gated or recipe.gradient
+            ),
+        )
         # On the device: a captured step must read it there.
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._capacity = 0
         self._aside: tuple[Tensor, ...] = ()
         self._collected: Tensor | None = None
         """Gradients of several steps, summed, where they are all that is asked for."""
-        self._halved: list[Entry] = []
-        """The weights that the network takes in bfloat16."""
         self._spans: Spans | None = None
         """Where layers lie, if a step is a single pass over the rows."""
 
@@ -230,29 +219,16 @@ class StackTraining:
         # One step's gradient need not be summed up.
         if self._recipe.gradient and self._tables.steps > 1:
             self._collected = torch.zeros_like(self._gradient)
-        self._reserve_halves(clients)
-        self._spans = self._spans_of_one_pass()
-
-    def _reserve_halves(self, clients: int) -> None:
-        """Allocate rows in bfloat16, if the network takes weights of them."""
-        names = self._network.halved(clients, self._device)
-        self._halved = []
-        for e in self._layout.entries:
-            is_aligned = e.start % HALVES_ALIGNMENT == 0
-            if e.trainable and e.name in names and is_aligned:
-                self._halved.append(e)
-        # The network knows the rows' own type by the tensors that are left.
-        if len(self._halved) == len(self._layout.entries):
-            self._halved = []
         self._halves = None
-        if self._halved:
+        if self._differentiate.choose_halves(clients, self._device):
             self._halves = torch.zeros_like(self._rows[0], dtype=torch.bfloat16)
+        self._spans = self._spans_of_one_pass()
 
     def _spans_of_one_pass(self) -> Spans | None:
         """Return where layers lie, if all of a step after the gradient can be one pass,
         and that saves any.
         """
-        if self._pull is None and not self._halved:
+        if self._pull is None and self._halves is None:
             return None
         in_between = self._corrected or self._gated or self._recipe.gradient
         if in_between or self._trainable is not None:
@@ -277,7 +253,7 @@ class StackTraining:
             self._pull.measure(parameters)
 
     def _advance_by(self, steps: int, clients: int, slots: int, full: bool) -> None:
-        """Take so many steps with the first clients."""
+        """Take a number of steps with the first clients."""
         for _ in range(steps):
             self._advance(clients, slots, full)
 
@@ -297,11 +273,16 @@ class StackTraining:
         valid = None
         if self._network.masked and not full:
             valid = tables.valid(self._step, clients, slots)
-        keys = tables.layer_keys(self._step, clients)
+        batch = StepBatch(
+            inputs,
+            StepTargets(self._shard.targets, tables.samples, tables.counts, self._step),
+            valid,
+            keys=tables.layer_keys(self._step, clients),
+        )
         tokens_before = None
         if self._collected is not None:
             tokens_before = self._tokens[:clients].clone()
-        updated = self._differentiate(clients, inputs, valid, keys)
+        updated = self._differentiate(batch, self._memory(clients))
         if self._spans is not None:
             self._descend_in_one_pass(clients, self._spans)
         else:
@@ -312,6 +293,16 @@ class StackTraining:
                 self._collect(clients, tokens_before)
         # On the device too, so that a replayed step goes on by itself.
         self._step += 1
+
+    def _memory(self, clients: int) -> StepMemory:
+        """Return the memory of the first clients."""
+        return StepMemory(
+            self._first(clients),
+            self._gradient[:clients],
+            None if self._halves is None else self._halves[:clients],
+            self._total_loss[:clients],
+            self._tokens[:clients],
+        )
 
     def _collect(self, clients: int, tokens_before: Tensor) -> None:
         """Add this step's gradient to those before, each as often as it has samples, or
@@ -336,93 +327,6 @@ class StackTraining:
         if self._gated:
             self._gradient[:clients] *= self._gates[0][:clients]
 
-    def _differentiate(
-        self, clients: int, inputs: Tensor, valid: Tensor | None, keys: Tensor | None
-    ) -> set[str]:
-        """Write the gradient of each client's mean loss to `_gradient`, and add its
-        summed loss to `_total_loss`.
-
-        Running statistics change where they may. Parameters do not, except weights that
-        update themselves: their names are returned.
-        """
-        parameters, statistics = self._first(clients)
-        # Batch norm changes its statistics in place, frozen ones too: those of a copy.
-        new_statistics = statistics if self._trainable is None else statistics.clone()
-        views = self._layout.views(parameters, new_statistics)
-        tensors = {name: view.detach() for name, view in views.items()}
-        if self._halves is not None:
-            for e in self._halved:
-                half = self._layout.view(self._halves[:clients], e)
-                tensors[e.name] = half.detach()
-        updates = self._updates(tensors, len(inputs) // clients)
-        entries = self._entries_with_gradient(updates)
-        gradient = self._gradient[:clients]
-        leaves = []
-        sinks = {}
-        for e in entries:
-            leaves.append(tensors[e.name].requires_grad_())
-            sinks[e.name] = self._layout.view(gradient, e)
-        outputs = self._network(
-            tensors,
-            inputs,
-            training=True,
-            valid=valid,
-            keys=keys,
-            sinks=sinks,
-            updates=updates,
-            bounded=self._objective.bounded,
-        )
-        step_targets = StepTargets(
-            self._shard.targets, self._tables.samples, self._tables.counts, self._step
-        )
-        loss = self._objective.loss(
-            outputs, step_targets, self._total_loss[:clients], self._tokens[:clients]
-        )
-        # They may be a language model's largest tensor, and their gradient is as large.
-        del outputs
-        # A client's loss depends on its own row alone, so one pass gives every client
-        # its own gradient.
-        try:
-            # A network of the user's need not use all that it has.
-            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-        finally:
-            self._network.join()
-        _copy_missing(gradients, list(sinks.values()))
-        if self._trainable is not None:
-            mask = self._trainable.statistics
-            statistics.copy_(torch.where(mask, new_statistics, statistics))
-        return set(updates)
-
-    def _entries_with_gradient(self, updates: dict[str, Update]) -> list[Entry]:
-        """Return the trainable tensors, except those that update themselves."""
-        entries = self._layout.entries
-        if self._trainable is not None:
-            entries = self._trainable.entries
-        return [e for e in entries if e.trainable and e.name not in updates]
-
-    def _updates(self, tensors: dict[str, Tensor], slots: int) -> dict[str, Update]:
-        """Return which weights update themselves in the backward pass, and how.
-
-        None does where columns are frozen, or where something needs the whole gradient
-        first.
-        """
-        gradient_first = (
-            not self._optimiser.fits_backward
-            or self._pull is not None
-            or self._corrected
-            or self._gated
-            or self._recipe.gradient
-        )
-        if self._trainable is not None or gradient_first:
-            return {}
-        names = self._network.updating(tensors, slots)
-        clients = len(next(iter(tensors.values())))
-        updates = {}
-        for e in self._layout.entries:
-            if e.name in names:
-                updates[e.name] = self._optimiser.update(e, clients)
-        return updates
-
     def _descend(self, clients: int, updated: set[str]) -> None:
         """Take a step on the rows in place; frozen columns keep their bits."""
         parameters, _ = self._first(clients)
@@ -441,29 +345,3 @@ class StackTraining:
         self._optimiser.descend_in_one_pass(
             parameters, gradient, spans, terms=terms, halves=halves
         )
-
-
-def _copy_missing(gradients: tuple[Tensor | None, ...], sinks: list[Tensor]) -> None:
-    """Copy gradients to their sinks, except those that a layer has written there."""
-    pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for gradient, sink in zip(gradients, sinks, strict=True):
-        if gradient is None:
-            sink.zero_()
-        elif gradient.data_ptr() != sink.data_ptr():
-            targets, sources = pairs.setdefault(gradient.dtype, ([], []))
-            if sink.is_cuda and len(sink) == 1:
-                sink, gradient = _as_stored(sink), _as_stored(gradient)
-            targets.append(sink)
-            sources.append(gradient)
-    for targets, sources in pairs.values():
-        # One launch for all of a type, if both sides have the same strides.
-        torch._foreach_copy_(targets, sources)
-
-
-def _as_stored(tensor: Tensor) -> Tensor:
-    """Return one client's tensor on a GPU as a vector in the order of its memory."""
-    own = tensor.squeeze(0)
-    if own.dim() == 4:
-        # Weights of convolutions are channels-last.
-        own = own.permute(0, 2, 3, 1)
-    return own.reshape(-1)

@@ -16,24 +16,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hpcfed.kernels.convolution_plan import (
-    Kind,
-    Layer,
-    Plan,
-    kernel_name,
-    macros,
-    plans,
-)
+from hpcfed.kernels.convolution_layer import ConvolutionLayer, Kind
+from hpcfed.kernels.convolution_plan import KernelCut, kernel_name, macros, plans
 from hpcfed.kernels.cuda import Branch, Kernel
-
-__all__ = ["Layer", "block", "has_warp_groups", "shared_memory"]
 
 
 def block(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    layer: Layer,
+    layer: ConvolutionLayer,
     sink: Tensor | None = None,
     branch: Branch | None = None,
     *,
@@ -47,18 +39,18 @@ def block(
     halves then hold them.
     """
     branch = branch or Branch()
-    result: Tensor = _Block.apply(x, weight, bias, layer, sink, branch, bounded)
+    result: Tensor = _Convolution.apply(x, weight, bias, layer, sink, branch, bounded)
     return result
 
 
-class _Block(torch.autograd.Function):
+class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        layer: Layer,
+        layer: ConvolutionLayer,
         sink: Tensor | None,
         branch: Branch,
         bounded: bool,
@@ -95,7 +87,7 @@ class _Block(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, marks = ctx.saved_tensors
-        layer: Layer = ctx.layer
+        layer: ConvolutionLayer = ctx.layer
         dy = dy.contiguous(memory_format=torch.channels_last)
         clients = len(weight)
         slots = len(x) // len(weight)
@@ -140,7 +132,7 @@ def _weight_gradient(
     dy: Tensor,
     marks: Tensor | None,
     clients: int,
-    layer: Layer,
+    layer: ConvolutionLayer,
     sink: Tensor | None,
     bounded: bool,
 ) -> Tensor:
@@ -159,12 +151,14 @@ def _weight_gradient(
     return torch.sum(partial_sums, 0, out=sink)
 
 
-def _plan(layer: Layer, kind: Kind, device: int, bounded: bool) -> Plan:
+def _plan(layer: ConvolutionLayer, kind: Kind, device: int, bounded: bool) -> KernelCut:
     return plans(layer, shared_memory(device), has_warp_groups(device), bounded)[kind]
 
 
 @cache
-def _kernel(layer: Layer, kind: Kind, device: int, bounded: bool = False) -> Kernel:
+def _kernel(
+    layer: ConvolutionLayer, kind: Kind, device: int, bounded: bool = False
+) -> Kernel:
     plan = _plan(layer, kind, device, bounded)
     return Kernel(
         "convolution.cu",

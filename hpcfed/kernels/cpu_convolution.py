@@ -20,7 +20,7 @@ _SOURCE = "cpu_convolution.c"
 
 
 @dataclass(frozen=True)
-class Layer:
+class CpuLayer:
     """A convolution of square kernels with stride 1, and what follows it."""
 
     kernel: int
@@ -35,7 +35,7 @@ Sinks = tuple[Tensor | None, Tensor | None]
 """Where the gradients of weight and bias go, if not to new memory."""
 
 
-def serves(x: Tensor, layer: Layer) -> bool:
+def serves(x: Tensor, layer: CpuLayer) -> bool:
     """Whether the kernel knows such a layer, and there is a compiler."""
     known = x.device.type == "cpu" and x.dtype == torch.float32
     return known and layer.padding < layer.kernel and cpu.library(_SOURCE) is not None
@@ -45,7 +45,7 @@ def block(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    layer: Layer,
+    layer: CpuLayer,
     sinks: Sinks = (None, None),
 ) -> Tensor:
     """Apply the layer to [clients · slots, channels, height, width].
@@ -53,18 +53,18 @@ def block(
     Weights are [clients, outputs, channels, kernel, kernel]. The result is
     channels-last.
     """
-    result: Tensor = _Block.apply(x, weight, bias, layer, sinks)
+    result: Tensor = _CpuConvolution.apply(x, weight, bias, layer, sinks)
     return result
 
 
-class _Block(torch.autograd.Function):
+class _CpuConvolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        layer: Layer,
+        layer: CpuLayer,
         sinks: Sinks,
     ) -> Tensor:
         images = _padded(_channels_last(x), layer.padding)
@@ -94,7 +94,7 @@ class _Block(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         images, weight, y, winner = ctx.saved_tensors
-        layer: Layer = ctx.layer
+        layer: CpuLayer = ctx.layer
         dy = _channels_last(dy)
         sizes = _sizes(images, weight, layer)
         clients, outputs, channels = weight.shape[:3]
@@ -149,7 +149,7 @@ class _Sizes(ctypes.Structure):
     ]
 
 
-def _sizes(images: Tensor, weight: Tensor, layer: Layer) -> _Sizes:
+def _sizes(images: Tensor, weight: Tensor, layer: CpuLayer) -> _Sizes:
     clients, outputs, channels = weight.shape[:3]
     _, height, width, given = images.shape
     if given != channels:  # the kernel would read beyond its memory

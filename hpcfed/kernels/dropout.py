@@ -1,7 +1,8 @@
-"""Dropout with the clients' own random numbers as one kernel; the mask is never in
-memory.
+"""Dropout with the clients' own random numbers as one kernel, on a GPU or a CPU; the mask
+is never in memory.
 """
 
+import ctypes
 import math
 from functools import cache
 from typing import Any
@@ -10,9 +11,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hpcfed.kernels.cuda import Kernel
+from hpcfed.kernels import cpu, cuda
 
 _THREADS = 256
+_CPU_SOURCE = "cpu_dropout.c"
+
+
+def serves(x: Tensor) -> bool:
+    """Whether a kernel can drop such values, and its compiler is there."""
+    if x.dtype != torch.float32:
+        return False
+    if x.device.type == "cpu":
+        return cpu.library(_CPU_SOURCE) is not None
+    return cuda.available(x.device)
 
 
 def dropout(x: Tensor, keys: Tensor, p: float, *, flat: bool = False) -> Tensor:
@@ -21,8 +32,8 @@ def dropout(x: Tensor, keys: Tensor, p: float, *, flat: bool = False) -> Tensor:
     The others are scaled by 1 / (1 − p). With `flat`, images come out as vectors, one
     channel after the other.
     """
-    is_turned = flat and x.dim() == 4 and not x.is_contiguous()
-    if is_turned:
+    # On a CPU values are contiguous before they are dropped.
+    if x.is_cuda and flat and x.dim() == 4 and not x.is_contiguous():
         turned: Tensor = _TurningDropout.apply(x, keys, p)
         return turned
     y: Tensor = _Dropout.apply(x, keys, p)
@@ -86,6 +97,30 @@ def _turn(
 
 
 def _dropped(x: Tensor, keys: Tensor, p: float) -> Tensor:
+    return (_dropped_on_gpu if x.is_cuda else _dropped_on_cpu)(x, keys, p)
+
+
+def _dropped_on_cpu(x: Tensor, keys: Tensor, p: float) -> Tensor:
+    library = cpu.library(_CPU_SOURCE)
+    assert library is not None, "only where it serves"
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    keys = keys.contiguous()
+    sizes = (len(keys), x.numel() // len(keys), _threshold(p))
+    library.dropout(
+        *(cpu.pointer(tensor) for tensor in (x, y, keys)),
+        *map(ctypes.c_long, sizes),
+        ctypes.c_float(1 - p),
+    )
+    return y
+
+
+def _threshold(p: float) -> int:
+    """Return the smallest number of 24 bits that is at least p: a uniform one has 24."""
+    return math.ceil(p * 2**24)
+
+
+def _dropped_on_gpu(x: Tensor, keys: Tensor, p: float) -> Tensor:
     # Random numbers count values channels-first, whatever the layout in memory, so that
     # a CPU drops the same ones.
     channels = 1
@@ -113,14 +148,12 @@ def _kernel(
     device: int,
     *,
     backward: bool = False,
-) -> Kernel:
-    # The smallest number of 24 bits that is at least p: a uniform number has 24.
-    threshold = math.ceil(p * 2**24)
+) -> cuda.Kernel:
     macros = (
         ("CHANNELS", channels),
         ("PIXELS", pixels),
-        ("THRESHOLD", threshold),
+        ("THRESHOLD", _threshold(p)),
         ("SCALE", f"{1 / (1 - p)!r}f"),
         ("BACKWARD", int(backward)),
     )
-    return Kernel("dropout.cu", name, macros, threads=_THREADS)
+    return cuda.Kernel("dropout.cu", name, macros, threads=_THREADS)

@@ -38,6 +38,13 @@ class Running:
     var: Tensor
     momentum: float
 
+    def count(self, mean: Tensor, var: Tensor, rows: int) -> None:
+        """Count a batch of this mean and biased variance, over `rows` values."""
+        if self.momentum:
+            unbiased = var * (rows / max(1, rows - 1))
+            self.mean.lerp_(mean.to(self.mean.dtype), self.momentum)
+            self.var.lerp_(unbiased.to(self.var.dtype), self.momentum)
+
 
 def batch_norm(
     x: Tensor,
@@ -53,7 +60,7 @@ def batch_norm(
     then counted.
     """
     if training and _serves(x, x.shape[1]):
-        y: Tensor = _BatchNorm.apply(
+        y: Tensor = _LeakyBatchNorm.apply(
             x, weight.float(), bias.float(), running, eps, slope
         )
         return y
@@ -103,7 +110,7 @@ def group_norm(
     return F.silu(normal + shift.float()[:, :, None, None]).to(x.dtype)
 
 
-class _BatchNorm(torch.autograd.Function):
+class _LeakyBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -119,12 +126,7 @@ class _BatchNorm(torch.autograd.Function):
         ctx.slope = slope
         mean, square = _batch_sums(x, None, (), slope) / rows
         var = (square - mean.square()).clamp_min(0)
-        if running.momentum:
-            running.mean.lerp_(mean.to(running.mean.dtype), running.momentum)
-            running.var.lerp_(
-                (var * (rows / max(1, rows - 1))).to(running.var.dtype),
-                running.momentum,
-            )
+        running.count(mean, var, rows)
         numbers = (mean.float(), (var + eps).rsqrt().float(), weight, bias)
         ctx.save_for_backward(x, *numbers)
         return _batch_apply(x, None, numbers, None, slope)
@@ -157,10 +159,7 @@ class _SharedBatchNorm(torch.autograd.Function):
         mean = means.mean(0)
         var = variances.mean(0) + (means - mean).square().mean(0)
         ctx.rows = len(everyones) * (x.numel() // x.shape[1])
-        if running.momentum:
-            running.mean.lerp_(mean.to(running.mean.dtype), running.momentum)
-            unbiased = var * (ctx.rows / max(1, ctx.rows - 1))
-            running.var.lerp_(unbiased.to(running.var.dtype), running.momentum)
+        running.count(mean, var, ctx.rows)
         weight, bias = cuda.aligned(weight), cuda.aligned(bias)
         ctx.save_for_backward(x, mean, (var + eps).rsqrt(), weight)
         return F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
@@ -177,13 +176,8 @@ class _SharedBatchNorm(torch.autograd.Function):
         process_group.allreduce(everyones)
         mean_dy, mean_dy_hat = (everyones / ctx.rows)[:, :, None, None]
         dx = weight * rstd * (dy - mean_dy - hat * mean_dy_hat)
-        return (
-            dx,
-            own[1],
-            own[0],
-            None,
-            None,
-        )  # weights' gradients are averaged over ranks with all others
+        # Weights' gradients are averaged over ranks with all others.
+        return dx, own[1], own[0], None, None
 
 
 def _batch_sums(x: Tensor, dy: Tensor | None, numbers: Any, slope: float) -> Tensor:

@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed.kernels import convolution, cpu_convolution, cuda
+from hpcfed.kernels.convolution_layer import ConvolutionLayer
+from hpcfed.kernels.convolution_plan import supported
+from hpcfed.kernels.cpu_convolution import CpuLayer
 from hpcfed.models.stacked_layer import Batch, StackedLayer
 
 
@@ -105,7 +108,7 @@ class StackedConv2d(StackedConvolution):
             and torch.backends.cudnn.allow_tf32
         )
 
-    def _kernel_layer(self, x: Tensor) -> convolution.Layer | None:
+    def _kernel_layer(self, x: Tensor) -> ConvolutionLayer | None:
         """Return what our kernels need to know, where they serve.
 
         They serve several clients on a GPU, in TensorFloat-32, channels-last.
@@ -114,7 +117,7 @@ class StackedConv2d(StackedConvolution):
             return None
         if self.weight.stride(2) != 1:
             return None
-        layer = convolution.Layer(
+        layer = ConvolutionLayer(
             height=x.shape[2],
             width=x.shape[3],
             channels=x.shape[1],
@@ -126,9 +129,9 @@ class StackedConv2d(StackedConvolution):
             pool=self.pool,
         )
         shared = convolution.shared_memory(x.device.index)
-        return layer if layer.supported(shared) else None
+        return layer if supported(layer, shared) else None
 
-    def _sink(self, layer: convolution.Layer) -> Tensor | None:
+    def _sink(self, layer: ConvolutionLayer) -> Tensor | None:
         """Return the sinks of weight and bias as one, where they are neighbours.
 
         The kernel writes both gradients as one matrix.
@@ -143,11 +146,11 @@ class StackedConv2d(StackedConvolution):
         shape = (len(weight), layer.columns)
         return weight.as_strided(shape, (weight.stride(0), 1))
 
-    def _cpu_layer(self, x: Tensor) -> cpu_convolution.Layer | None:
+    def _cpu_layer(self, x: Tensor) -> CpuLayer | None:
         """Return what our CPU kernel needs to know, where it serves several clients."""
         if self.batch.num_clients == 1 or not self.square:
             return None
-        layer = cpu_convolution.Layer(
+        layer = CpuLayer(
             kernel=self.weight.shape[-1],
             padding=self.geometry["padding"][0],
             slope=self.slope,

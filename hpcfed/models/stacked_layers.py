@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.kernels import batch_norm, cpu_dropout, cuda, dropout, linear
+from hpcfed.kernels import batch_norm, dropout, linear
 from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.runtime import randomness
 
@@ -166,11 +166,8 @@ def dropped(x: Tensor, keys: Tensor, p: float, *, flat: bool = False) -> Tensor:
         # Nothing is left that could be scaled by 1 / (1 − p).
         nothing = x * 0
         return nothing.flatten(1) if flat else nothing
-    if cuda.available(x.device) and x.dtype == torch.float32:
+    if dropout.serves(x):
         return dropout.dropout(x, keys, p, flat=flat)
-    if cpu_dropout.serves(x):
-        y = cpu_dropout.dropout(x, keys, p)
-        return y.flatten(1) if flat else y
     # The same numbers as the kernels draw, so CPU and GPU drop the same values.
     per_client = x.numel() // len(keys)
     drawn = randomness.uniform(keys, per_client).view_as(x)

@@ -7,7 +7,7 @@ from math import isnan
 import torch
 
 from hpcfed import methods
-from hpcfed.clients.engine import CPU_ACTIVATIONS, MATRICES, floats_of_client
+from hpcfed.clients.stacks import CPU_ACTIVATIONS, MATRICES, floats_of_client
 from hpcfed.federation.training import FLOPS
 from hpcfed.options import Settings
 from hpcfed.plan.constants import (

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
-from hpcfed.clients.engine import CPU_ACTIVATIONS, MEMORY_SHARE, floats_of_client
+from hpcfed.clients.stacks import CPU_ACTIVATIONS, MEMORY_SHARE, floats_of_client
 from hpcfed.plan.constants import Calibration, MeasuredWork, RoundPoint, Spread
 from hpcfed.plan.fits import Range, least_squares, ranged
 from hpcfed.plan.links import LinkSpeed, measured_link, ring_allreduce

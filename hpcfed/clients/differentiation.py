@@ -1,0 +1,202 @@
+"""Gradients of a stack of clients: one backward pass gives every client its own."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcfed.clients.objective import OBJECTIVES, StepTargets
+from hpcfed.clients.optimiser import StackOptimiser
+from hpcfed.data.shards import Shard
+from hpcfed.kernels.linear import Update
+from hpcfed.models.forward import Forward
+from hpcfed.models.kernel_layout import KernelLayout, KernelRows
+from hpcfed.models.layout import Entry
+
+HALVES_ALIGNMENT = 8
+"""Columns: cuDNN loads 16 bytes of bfloat16 at once."""
+
+
+class TrainableColumns:
+    """The columns of a row that training may change, in the kernels' layout."""
+
+    def __init__(
+        self, columns: Tensor, layout: KernelLayout, device: torch.device
+    ) -> None:
+        mask = columns.to(device, torch.float32).unsqueeze(0)
+        # Laid out like a row; padding columns come out as not trainable.
+        kernel_mask = layout.zeros(1, mask)
+        layout.load(mask, kernel_mask)
+        parameters, statistics = kernel_mask
+        self.parameters = parameters[0] != 0
+        self.statistics = statistics[0] != 0
+        self.entries: list[Entry] = []
+        """The tensors with trainable columns; gradients of others are not computed."""
+        on_host = columns.cpu()
+        for plain, e in zip(layout.plain.entries, layout.entries, strict=True):
+            any_trainable = bool(on_host[plain.start : plain.stop].any())
+            if e.trainable and any_trainable:
+                self.entries.append(e)
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """What the clients of a step train on."""
+
+    inputs: Tensor
+    """[clients · slots, …]."""
+    targets: StepTargets
+    valid: Tensor | None
+    """Which slots hold samples; None: all, or the network need not know."""
+    keys: Tensor | None
+    """What random layers draw from."""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The first clients of a stack, where a backward pass reads and writes."""
+
+    rows: KernelRows
+    gradient: Tensor
+    halves: Tensor | None
+    """The rows in bfloat16, if the network takes weights of them."""
+    total_loss: Tensor
+    tokens: Tensor
+
+
+class Differentiation:
+    """Forward and backward passes of one network on one shard, for some columns."""
+
+    def __init__(
+        self,
+        network: Forward,
+        layout: KernelLayout,
+        shard: Shard,
+        optimiser: StackOptimiser,
+        trainable: TrainableColumns | None,
+        *,
+        gradient_first: bool,
+    ) -> None:
+        """`gradient_first`: something needs the whole gradient before rows change."""
+        self._network = network
+        self._layout = layout
+        self._optimiser = optimiser
+        self._trainable = trainable
+        self._updates_itself = not gradient_first and trainable is None
+        self._objective = OBJECTIVES[shard.task]
+        self._halved: list[Entry] = []
+        """The weights that the network takes in bfloat16."""
+
+    def choose_halves(self, clients: int, device: torch.device) -> bool:
+        """Choose the weights of which the network takes roundings to bfloat16, and
+        return whether there are any.
+        """
+        names = self._network.halved(clients, device)
+        self._halved = []
+        for e in self._layout.entries:
+            is_aligned = e.start % HALVES_ALIGNMENT == 0
+            if e.trainable and e.name in names and is_aligned:
+                self._halved.append(e)
+        # The network knows the rows' own type by the tensors that are left.
+        if len(self._halved) == len(self._layout.entries):
+            self._halved = []
+        return bool(self._halved)
+
+    def __call__(self, batch: StepBatch, memory: StepMemory) -> set[str]:
+        """Write the gradient of each client's mean loss, and add up its loss.
+
+        Running statistics change where they may. Parameters do not, except weights that
+        update themselves: their names are returned.
+        """
+        parameters, statistics = memory.rows
+        # Batch norm changes its statistics in place, frozen ones too: those of a copy.
+        new_statistics = statistics if self._trainable is None else statistics.clone()
+        views = self._layout.views(parameters, new_statistics)
+        tensors = {name: view.detach() for name, view in views.items()}
+        if memory.halves is not None:
+            for e in self._halved:
+                half = self._layout.view(memory.halves, e)
+                tensors[e.name] = half.detach()
+        updates = self._updates(tensors, len(batch.inputs) // len(parameters))
+        entries = self._entries_with_gradient(updates)
+        leaves = []
+        sinks = {}
+        for e in entries:
+            leaves.append(tensors[e.name].requires_grad_())
+            sinks[e.name] = self._layout.view(memory.gradient, e)
+        outputs = self._network(
+            tensors,
+            batch.inputs,
+            training=True,
+            valid=batch.valid,
+            keys=batch.keys,
+            sinks=sinks,
+            updates=updates,
+            bounded=self._objective.bounded,
+        )
+        loss = self._objective.loss(
+            outputs, batch.targets, memory.total_loss, memory.tokens
+        )
+        # They may be a language model's largest tensor, and their gradient is as large.
+        del outputs
+        # A client's loss depends on its own row alone, so one pass gives every client
+        # its own gradient.
+        try:
+            # A network of the user's need not use all that it has.
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        finally:
+            self._network.join()
+        _copy_missing(gradients, list(sinks.values()))
+        if self._trainable is not None:
+            mask = self._trainable.statistics
+            statistics.copy_(torch.where(mask, new_statistics, statistics))
+        return set(updates)
+
+    def _entries_with_gradient(self, updates: dict[str, Update]) -> list[Entry]:
+        """Return the trainable tensors, except those that update themselves."""
+        entries = self._layout.entries
+        if self._trainable is not None:
+            entries = self._trainable.entries
+        return [e for e in entries if e.trainable and e.name not in updates]
+
+    def _updates(self, tensors: dict[str, Tensor], slots: int) -> dict[str, Update]:
+        """Return which weights update themselves in the backward pass, and how.
+
+        None does where columns are frozen, or where something needs the whole gradient
+        first.
+        """
+        if not (self._updates_itself and self._optimiser.fits_backward):
+            return {}
+        names = self._network.updating(tensors, slots)
+        clients = len(next(iter(tensors.values())))
+        updates = {}
+        for e in self._layout.entries:
+            if e.name in names:
+                updates[e.name] = self._optimiser.update(e, clients)
+        return updates
+
+
+def _copy_missing(gradients: tuple[Tensor | None, ...], sinks: list[Tensor]) -> None:
+    """Copy gradients to their sinks, except those that a layer has written there."""
+    pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for gradient, sink in zip(gradients, sinks, strict=True):
+        if gradient is None:
+            sink.zero_()
+        elif gradient.data_ptr() != sink.data_ptr():
+            targets, sources = pairs.setdefault(gradient.dtype, ([], []))
+            if sink.is_cuda and len(sink) == 1:
+                sink, gradient = _as_stored(sink), _as_stored(gradient)
+            targets.append(sink)
+            sources.append(gradient)
+    for targets, sources in pairs.values():
+        # One launch for all of a type, if both sides have the same strides.
+        torch._foreach_copy_(targets, sources)
+
+
+def _as_stored(tensor: Tensor) -> Tensor:
+    """Return one client's tensor on a GPU as a vector in the order of its memory."""
+    own = tensor.squeeze(0)
+    if own.dim() == 4:
+        # Weights of convolutions are channels-last.
+        own = own.permute(0, 2, 3, 1)
+    return own.reshape(-1)
