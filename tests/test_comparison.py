@@ -19,7 +19,7 @@ import hpcfed
 from hpcfed import cli
 from hpcfed.analysis.comparison import Comparison, compare, print_comparison
 from hpcfed.analysis.comparison.conditions import judge_all, read_conditions
-from hpcfed.analysis.comparison.difference import Measurement, difference, ratio
+from hpcfed.analysis.comparison.difference import Measurement, divide, subtract
 from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.charts import Axis, Dot, dots
@@ -41,13 +41,15 @@ T_OF_TWO, T_OF_THREE = 12.7062, 4.30265
 BOTH = [Path("a"), Path("b")]
 
 
-def readings(*values: float, seeds: tuple[int, ...] = (0, 1, 2)) -> list[Measurement]:
+def measurements(
+    *values: float, seeds: tuple[int, ...] = (0, 1, 2)
+) -> list[Measurement]:
     return [Measurement((seed,), one) for seed, one in zip(seeds, values, strict=False)]
 
 
 def test_equal_seeds_are_compared_in_pairs_on_logarithms() -> None:
     """Two seeds of very different cost: B takes 1.1 and 1.21 times as long."""
-    found = ratio(readings(1.0, 10.0), readings(1.1, 12.1))
+    found = divide(measurements(1.0, 10.0), measurements(1.1, 12.1))
     # Logarithms of the ratios are h and 2 h: their mean 1.5 h, its error h / 2.
     h = log(1.1)
     assert found.change.centre == pytest.approx(1.1**1.5)
@@ -57,22 +59,22 @@ def test_equal_seeds_are_compared_in_pairs_on_logarithms() -> None:
 
 def test_other_seeds_and_repeats_of_one_are_not_paired() -> None:
     """Equal spreads of three values each: Welch's t has 4 degrees of freedom."""
-    before = readings(1.0, 2.0, 3.0)
+    before = measurements(1.0, 2.0, 3.0)
     for seeds in ((3, 4, 5), (0, 0, 0)):
-        ours = readings(1.0, 2.0, 3.0, seeds=(0, 0, 0)) if seeds[0] == 0 else before
-        found = difference(ours, readings(2.0, 3.0, 4.0, seeds=seeds))
+        ours = measurements(1.0, 2.0, 3.0, seeds=(0, 0, 0)) if seeds[0] == 0 else before
+        found = subtract(ours, measurements(2.0, 3.0, 4.0, seeds=seeds))
         assert found.change.centre == pytest.approx(1.0)
         half = 2.77645 * sqrt(2 / 3)
         assert found.change.high == pytest.approx(1.0 + half, rel=1e-4)
         assert found.basis == "3 and 3 runs"
     # In pairs, every difference is 1, without any spread.
-    paired = difference(before, readings(2.0, 3.0, 4.0))
+    paired = subtract(before, measurements(2.0, 3.0, 4.0))
     assert paired.change.low == paired.change.high == pytest.approx(1.0)
 
 
 def test_what_is_sent_from_nothing_is_infinitely_more() -> None:
-    assert ratio(readings(0.0), readings(5.0)).change.centre == inf
-    assert ratio(readings(0.0), readings(0.0)).change.centre == 1.0
+    assert divide(measurements(0.0), measurements(5.0)).change.centre == inf
+    assert divide(measurements(0.0), measurements(0.0)).change.centre == 1.0
 
 
 def process(

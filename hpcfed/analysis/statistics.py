@@ -58,7 +58,7 @@ def of_runs(values: Sequence[float]) -> Estimate:
     centre = exp(fmean(logs))
     if len(logs) < 2:
         return Estimate(centre)
-    factor = _exp(_half_width(logs))
+    factor = bounded_exp(_half_width(logs))
     return Estimate(centre, centre / factor, centre * factor)
 
 
@@ -131,8 +131,8 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
     )
     return Estimate(
         centre,
-        centre * _exp(-down),
-        centre * _exp(up),
+        centre * bounded_exp(-down),
+        centre * bounded_exp(up),
     )
 
 
@@ -168,11 +168,11 @@ def _welch_half_width(one: Sequence[float], other: Sequence[float]) -> float:
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * sqrt(variance)
 
 
-def _exp(power: float) -> float:
-    """Return e to a power that is cut where floats end: an interval of few figures that
-    are far apart may reach beyond.
+def bounded_exp(power: float) -> float:
+    """Return e to a power, cut where floats end: an interval of few figures that are far
+    apart may reach beyond. NaN stays.
     """
-    return exp(min(power, MOST_POWER))
+    return power if isnan(power) else exp(max(-MOST_POWER, min(power, MOST_POWER)))
 
 
 def _half_width(values: Sequence[float]) -> float:

@@ -15,10 +15,10 @@ from hpcfed.analysis.comparison.changes import (
     code_changes,
     option_changes,
 )
-from hpcfed.analysis.comparison.difference import ONE_RUN, Difference, power
+from hpcfed.analysis.comparison.difference import ONE_RUN, Difference
 from hpcfed.analysis.comparison.points import Figure, PointPair, matched
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.statistics import Estimate, of_seeds
+from hpcfed.analysis.statistics import Estimate, bounded_exp, of_seeds
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def overall(figures: Sequence[Figure]) -> Figure:
     if first.counted and not over_runs:
         # What points differ in is no noise.
         found = Difference(Estimate(found.change.centre), f"{len(figures)} points")
-    change = Estimate(*(power(end) for end in astuple(found.change)))
+    change = Estimate(*(bounded_exp(end) for end in astuple(found.change)))
     return replace(whole, found=replace(found, change=change))
 
 

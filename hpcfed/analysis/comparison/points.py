@@ -17,13 +17,12 @@ from hpcfed.analysis.comparison.difference import (
     Difference,
     Measurement,
     Measurements,
-    difference,
-    ratio,
+    divide,
+    subtract,
 )
 from hpcfed.analysis.groups import Group, Process
 from hpcfed.analysis.labels import both_series
-from hpcfed.analysis.statistics import Estimate, middle
-from hpcfed.analysis.statistics import ratio as ratio_of_estimates
+from hpcfed.analysis.statistics import Estimate, middle, ratio
 from hpcfed.options.metrics import HEADLINES, METRICS, label_of
 from hpcfed.results.pace import SECONDS_PER_ROUND
 from hpcfed.results.run import RunRecord
@@ -96,12 +95,12 @@ class PointPair:
     @cached_property
     def seconds(self) -> Figure:
         """Seconds per round, of the slowest rank."""
-        before = _readings(self.before, attrgetter("round_seconds"))
-        after = _readings(self.after, attrgetter("round_seconds"))
+        before = _measured(self.before, attrgetter("round_seconds"))
+        after = _measured(self.after, attrgetter("round_seconds"))
         if min(len(before), len(after)) > 1:
-            found = ratio(before, after)
+            found = divide(before, after)
         else:
-            change = ratio_of_estimates(self.after.seconds, self.before.seconds)
+            change = ratio(self.after.seconds, self.before.seconds)
             found = Difference(change, ROUNDS)
         return Figure(
             SECONDS_PER_ROUND,
@@ -198,9 +197,9 @@ class PointPair:
                 yield Figure(
                     f"{label_of(name, self.before.first.task)}: {whose}",
                     "%" if metric.in_percent else "",
-                    fmean(reading.value for reading in before),
-                    fmean(reading.value for reading in after),
-                    difference(before, after),
+                    fmean(measurement.value for measurement in before),
+                    fmean(measurement.value for measurement in after),
+                    subtract(before, after),
                     neutral=0.0,
                     words=("higher", "lower"),
                 )
@@ -215,8 +214,8 @@ class PointPair:
         counted: bool = False,
     ) -> Figure | None:
         """Compare what every process has measured; None where a side does not know."""
-        before = _readings(self.before, measured)
-        after = _readings(self.after, measured)
+        before = _measured(self.before, measured)
+        after = _measured(self.after, measured)
         if not before or not after:
             return None
         return Figure(
@@ -224,22 +223,22 @@ class PointPair:
             unit,
             scale * _middle(before),
             scale * _middle(after),
-            ratio(before, after),
+            divide(before, after),
             neutral=1.0,
             words=("slower", "faster") if unit in ("ms", "s") else ("more", "less"),
             counted=counted,
         )
 
 
-def _readings(group: Group, measured: Callable[[Process], float]) -> list[Measurement]:
+def _measured(group: Group, measured: Callable[[Process], float]) -> list[Measurement]:
     """Return what every process has measured, as far as it has."""
-    readings = []
+    measurements = []
     for process in group.processes:
         value = measured(process)
         if isfinite(value):
             seeds = tuple(int(run.facts["seed"]) for run in process.runs)
-            readings.append(Measurement(seeds, value))
-    return readings
+            measurements.append(Measurement(seeds, value))
+    return measurements
 
 
 def _phase_seconds(process: Process, phase: str) -> float:
@@ -290,7 +289,7 @@ def _judged(
     group: Group, series: str, scale: float, after: int | None
 ) -> list[Measurement]:
     """Return every seed's value after a round, or its last one."""
-    readings = []
+    measurements = []
     for run in group.seeds:
         if after is None:
             value = run.last(series)
@@ -298,12 +297,12 @@ def _judged(
             known = run.rounds.get(series)
             value = float(known[after - 1]) if after and known is not None else nan
         if not isnan(value):
-            readings.append(Measurement((int(run.facts["seed"]),), scale * value))
-    return readings
+            measurements.append(Measurement((int(run.facts["seed"]),), scale * value))
+    return measurements
 
 
-def _middle(readings: Measurements) -> float:
-    return middle([reading.value for reading in readings])
+def _middle(measurements: Measurements) -> float:
+    return middle([measurement.value for measurement in measurements])
 
 
 def matched(

@@ -1,34 +1,24 @@
-"""A comparison in words and cells, for the page and for the terminal."""
+"""A comparison in words."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from hpcfed.analysis.comparison.changes import Change
 from hpcfed.analysis.comparison.comparison import Comparison
 from hpcfed.analysis.comparison.points import Figure, PointPair
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.labels import label
+from hpcfed.analysis.labels import label, size_text
 from hpcfed.analysis.statistics import Estimate
-from hpcfed.errors import count
-from hpcfed.words import DASH, MINUS, interval, number, ratio, signed
+from hpcfed.words import interval, number, ratio, signed
 
 MOST_NAMED = 5
 """Changes or points that a sentence names; more are counted."""
 WIDEST = 60
 """Letters of a name in a sentence or on the terminal; tables of the page have all."""
-LEAST_SHARE = 0.01
-"""The share of a round's time below which a phase is left out of tables."""
 NOISE = (
     "one run on a side cannot tell noise; a folder of several runs may stand for A or B"
 )
 """Said of figures that several runs would tell better."""
 ARROW = "\N{RIGHTWARDS ARROW}"
-
-
-@dataclass(frozen=True)
-class Cells:
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def verdicts(comparison: Comparison) -> list[str]:
@@ -52,10 +42,10 @@ def _different_rounds(points: Sequence[PointPair]) -> list[str]:
             "Rounds differ, and no round was evaluated on both sides: what models have "
             "learnt is not compared."
         ]
-    return [f"Rounds differ: both sides are judged {_when(points)}."]
+    return [f"Rounds differ: both sides are judged {when(points)}."]
 
 
-def _when(points: Sequence[PointPair]) -> str:
+def when(points: Sequence[PointPair]) -> str:
     """Return `after round 5, the last that both evaluated`, or `after the last round`."""
     rounds = {point.common_round for point in points} - {0}
     if rounds <= {None}:
@@ -109,14 +99,14 @@ def _named(names: Iterable[str]) -> str:
 
 def group_name(group: Group) -> str:
     """Return `fedavg, lr 0.1, 20 clients on 2 ranks`."""
-    size = f"{count(group.clients, 'client')} on {count(group.ranks, 'rank')}"
+    size = size_text(group.clients, group.ranks)
     return ", ".join(filter(None, (label(group.key), size)))
 
 
 def point_name(point: PointPair) -> str:
     """Return `lr 0.1, 20 clients on 2 ranks`, with both where they changed."""
-    clients = _both(point.before.clients, point.after.clients)
-    ranks = _both(point.before.ranks, point.after.ranks)
+    clients = both(point.before.clients, point.after.clients)
+    ranks = both(point.before.ranks, point.after.ranks)
     return ", ".join(filter(None, (label(point.key), f"{clients} on {ranks}")))
 
 
@@ -198,103 +188,6 @@ def signed_text(change: Estimate) -> str:
     return interval(change, write=signed)
 
 
-def _per_cent(value: float) -> str:
-    return f"{value:.2f}"
-
-
-def change_cells(comparison: Comparison) -> Cells:
-    """Return options, then code and machine, that changed."""
-    rows = []
-    for change in (*comparison.options, *comparison.code):
-        rows.append([change.name, change.before, change.after, change.default])
-    return Cells(("changed", "A", "B", "default"), rows)
-
-
-def cost_cells(comparison: Comparison) -> Cells:
-    """Return the costs of a round, the seconds also by phase."""
-    rows = []
-    seconds, *others = comparison.costs
-    rows.append(_figure_row(seconds))
-    rows += [_figure_row(phase) for phase in long_phases(comparison)]
-    rows += [_figure_row(figure) for figure in others]
-    return Cells(("costs", "A", "B", "B / A", "verdict", "interval over"), rows)
-
-
-def long_phases(comparison: Comparison) -> list[Figure]:
-    """Return the phases that take more than a moment of a round."""
-    seconds = comparison.costs[0]
-    least = LEAST_SHARE * max(seconds.before, seconds.after)
-    phases = comparison.phases
-    return [phase for phase in phases if max(phase.before, phase.after) >= least]
-
-
-def headline_cells(comparison: Comparison) -> Cells:
-    """Return accuracies, or what the task is judged by."""
-    rows = [_figure_row(figure) for figure in comparison.headlines]
-    columns = (_when(comparison.points), "A", "B", f"B {MINUS} A", "verdict")
-    return Cells((*columns, "interval over"), rows)
-
-
-def _figure_row(figure: Figure) -> list[str]:
-    unit = f", {figure.unit}" if figure.unit else ""
-    change = figure.change
-    told = ratio_text(change) if figure.neutral else signed_text(change)
-    basis = figure.found.basis if change.bounded else DASH
-    text = _per_cent if figure.unit == "%" else number
-    sides = [text(figure.before), text(figure.after)]
-    return [f"{figure.name}{unit}", *sides, told, verdict(figure), basis]
-
-
-def point_cells(comparison: Comparison) -> Cells:
-    """Return a row for every point, where there are several. Memory and bytes have
-    columns where they differ at a point.
-    """
-    points = comparison.points
-    costs = {
-        "memory, B / A": [point.memory for point in points],
-        "bytes, B / A": [point.sent for point in points],
-    }
-    shown = {name: of for name, of in costs.items() if any(map(_differs, of))}
-    metrics = [figure.name for figure in comparison.headlines]
-    columns = ["point", "clients", "ranks", "A, ms", "B, ms", "B / A", "verdict"]
-    columns += shown
-    for name in metrics:
-        whose = name.partition(",")[0]
-        columns.append(f"{whose}, B {MINUS} A")
-    rows = []
-    for place, point in enumerate(points):
-        row = _point_row(point)
-        row += [_ratio_cell(of[place]) for of in shown.values()]
-        judged = {figure.name: figure for figure in point.headlines}
-        row += [_signed_cell(judged.get(name)) for name in metrics]
-        rows.append(row)
-    return Cells(columns, rows)
-
-
-def _differs(figure: Figure | None) -> bool:
-    return figure is not None and figure.told_apart
-
-
-def _ratio_cell(figure: Figure | None) -> str:
-    return DASH if figure is None else ratio_text(figure.change)
-
-
-def _signed_cell(figure: Figure | None) -> str:
-    return DASH if figure is None else signed_text(figure.change)
-
-
-def _point_row(point: PointPair) -> list[str]:
-    seconds = point.seconds
-    return [
-        label(point.key) or DASH,
-        _both(point.before.clients, point.after.clients),
-        _both(point.before.ranks, point.after.ranks),
-        number(seconds.before),
-        number(seconds.after),
-        ratio_text(seconds.change),
-        verdict(seconds),
-    ]
-
-
-def _both(before: int, after: int) -> str:
+def both(before: int, after: int) -> str:
+    """Return `20`, or `20 → 40` where they differ."""
     return f"{before:,}" if before == after else f"{before:,} {ARROW} {after:,}"

@@ -6,26 +6,15 @@ from math import inf, log
 
 from hpcfed.analysis.comparison import Comparison
 from hpcfed.analysis.comparison.points import Figure, PointPair
-from hpcfed.analysis.comparison.texts import (
-    MINUS,
-    Cells,
-    change_cells,
-    changed,
-    cost_cells,
-    headline_cells,
-    long_phases,
-    point_cells,
-    point_name,
-    verdict,
-    verdicts,
-)
-from hpcfed.analysis.findings import Table
+from hpcfed.analysis.comparison.tables import shown_costs, tables
+from hpcfed.analysis.comparison.texts import changed, point_name, verdict, verdicts
 from hpcfed.analysis.labels import both_series
 from hpcfed.analysis.render.charts import Axis, Dot, Drawing, Line, dots, lines
 from hpcfed.analysis.render.sections.accuracy import curve_of
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.options.metrics import HEADLINES, METRICS, label_of
 from hpcfed.results.pace import SECONDS_PER_ROUND
+from hpcfed.words import MINUS
 
 MOST_DOTS = 16
 """In a chart; of more points, those that differ most."""
@@ -42,26 +31,13 @@ def comparison(compared: Comparison) -> Section:
     section.text += [changed(compared), *verdicts(compared)]
     several = len(compared.points) > 1
     section.charts += _of_points(compared) if several else _of_one(compared)
-    changes = change_cells(compared)
-    if changes.rows:
-        section.tables.append(_table(changes, words=True))
-    if several:
-        section.tables.append(_table(point_cells(compared), "every point"))
-    caption = "all points together" if several else ""
-    section.tables.append(_table(cost_cells(compared), caption))
-    section.tables.append(_table(headline_cells(compared), caption))
+    section.tables += tables(compared)
     return section
-
-
-def _table(cells: Cells, caption: str = "", *, words: bool = False) -> Table:
-    return Table(cells.columns, cells.rows, caption, words=words)
 
 
 def _of_one(compared: Comparison) -> Iterator[Drawing]:
     """Draw ratios of all costs, and curves of A and B over each other."""
-    seconds, *others = compared.costs
-    figures = [seconds, *long_phases(compared), *others]
-    by_name = {figure.name: figure for figure in figures}
+    by_name = {figure.name: figure for figure in shown_costs(compared)}
     yield _dots("costs of a round, B / A", by_name, "B / A")
     (point,) = compared.points
     yield from _curves(point)
