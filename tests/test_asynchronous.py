@@ -21,8 +21,9 @@ from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import fedasync, fedbuff
-from hpcfed.methods._asynchronous import Received, Wave
-from hpcfed.methods._timetable import Idle, Pace, Timetable, Training, waves
+from hpcfed.methods._asynchronous import Wave
+from hpcfed.methods._timetable import Idle, InTraining, Pace, Timetable, waves
+from hpcfed.methods._waves import Received
 from hpcfed.options import check
 from hpcfed.options.channel import channel_line
 from hpcfed.runtime.launcher import Launch
@@ -36,14 +37,14 @@ def scripted(*numbers: float) -> Callable[[], float]:
     return iter(numbers).__next__
 
 
-def on_time(arrivals: list[Training]) -> list[OnTime]:
+def on_time(arrivals: list[InTraining]) -> list[OnTime]:
     """Seconds, client and version of those that were not lost."""
     return [
         (one.seconds, one.position, one.version) for one in arrivals if not one.lost
     ]
 
 
-def runs_of(arrivals: list[Training], buffer: int) -> list[list[int]]:
+def runs_of(arrivals: list[InTraining], buffer: int) -> list[list[int]]:
     clients = [one.position for one in arrivals]
     versions = [one.version for one in arrivals]
     runs = waves(clients, versions, received=0, buffer=buffer)

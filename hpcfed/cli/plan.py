@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpcfed.cli.parser import CommandParser
 from hpcfed.cli.settings import keyword_settings
-from hpcfed.options import check_text, read_toml
+from hpcfed.options import check_text, named, read_toml
 from hpcfed.options.units import parse_bytes_per_second, parse_seconds
 
 SUMMARY = "what a run will take on more ranks than there are here"
@@ -21,7 +21,7 @@ def command(arguments: list[str]) -> None:
     check_text(str(options.config), "CONFIG.toml")
     values = read_toml(options.config)
     # Nothing is written there by a plan.
-    for name in ("out", "overwrite"):
+    for name in named(study_sets=True):
         values.pop(name, None)
     settings = keyword_settings(values)
     # Late: this loads torch.

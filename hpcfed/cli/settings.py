@@ -170,5 +170,6 @@ def _resume(given: Mapping[str, Any], path: Path | None) -> Settings:
         raise UserError("--resume: must be a path, got nothing")
     check_text(folder, "--resume")
     # A job that resumes by name has nothing to find out.
-    beside = {name: given[name] for name in given if name not in ("resume", "requeue")}
+    beside = {name: given[name] for name in allowed if name in given}
+    beside.pop("requeue", None)
     return resumed(Path(folder), beside)

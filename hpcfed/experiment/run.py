@@ -31,7 +31,7 @@ from hpcfed.experiment.serving import (
 )
 from hpcfed.experiment.signs import showing_life
 from hpcfed.experiment.tracking import check_account
-from hpcfed.options import Settings
+from hpcfed.options import Settings, named
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.observer import Observer, observer
 from hpcfed.runtime.signals import STOPPED, Stop
@@ -167,7 +167,7 @@ def distinct_names(runs: Sequence[Settings]) -> list[str]:
     swept = []
     for option, value in every[0].items():
         differs = any(values[option] != value for values in every)
-        if differs and option not in ("out", "resume"):
+        if differs and option not in named(changes="nothing"):
             swept.append(option)
     # A run with a single seed that was given as one of several.
     swept = swept or ["seed"]

@@ -31,7 +31,7 @@ Draw = Callable[[], float]
 """Returns a random number in [0, 1)."""
 
 
-class Training(NamedTuple):
+class InTraining(NamedTuple):
     """A client that trains; in the order of arrival."""
 
     seconds: float
@@ -66,7 +66,7 @@ class Timetable:
     def __init__(
         self,
         pace: Pace,
-        training: Iterable[Training] = (),
+        training: Iterable[InTraining] = (),
         *,
         now: float = 0.0,
         received: int = 0,
@@ -81,15 +81,15 @@ class Timetable:
         self._idle = Idle(len(pace.seconds), busy)
 
     @property
-    def training(self) -> list[Training]:
+    def training(self) -> list[InTraining]:
         """Those that train now, in the order in which they will arrive."""
         return sorted(self._training)
 
-    def receive(self, uploads: int, draw: Draw) -> list[Training]:
+    def receive(self, uploads: int, draw: Draw) -> list[InTraining]:
         """Go on until so many uploads have arrived, and return them in that order; with
         them those that were lost meanwhile.
         """
-        arrivals: list[Training] = []
+        arrivals: list[InTraining] = []
         wanted = self.received + uploads
         self._invite(draw)
         while self.received < wanted:
@@ -122,7 +122,7 @@ class Timetable:
                 return
             arrival = self.now + pace.seconds.item(position)
             lost = rate > 0 and draw() < rate
-            heappush(training, Training(arrival, position, version, lost))
+            heappush(training, InTraining(arrival, position, version, lost))
 
     def _one_there(self, presence: Availability, draw: Draw) -> int | None:
         """Draw one of those that are there and do not train; None where nobody is."""

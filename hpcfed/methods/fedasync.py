@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from hpcfed.errors import UserError
-from hpcfed.methods import _asynchronous, fedavg
-from hpcfed.methods._asynchronous import Received, State, Versions, Wave
+from hpcfed.methods import _asynchronous, _waves, fedavg
+from hpcfed.methods._asynchronous import State, Versions, Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
+from hpcfed.methods._waves import Received
 from hpcfed.options import RunConfig, option
 from hpcfed.runtime.device import on_device
 
@@ -72,15 +73,15 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     w = state.w
     flags, heard = [], w.new_zeros(())
     for wave in waves:
-        received = _asynchronous.receive(fed, wave, versions, fed.options.prox_mu)
+        received = _waves.receive(fed, wave, versions, fed.options.prox_mu)
         made, num_finite = mixed(fed, w, received, wave)
         w = made[max(made)]
-        versions = _asynchronous.kept({**versions, **made}, wave)
+        versions = _waves.kept({**versions, **made}, wave)
         flags.append((wave, received.finite))
         heard = heard + num_finite
     # While the device works on all of that.
     later = _asynchronous.following(fed, state, cohort.round + 1, buffer=1)
-    _asynchronous.exclude(fed, cohort, flags, heard)
+    _waves.exclude(fed, cohort, flags, heard)
     return State(w, **_asynchronous.after(state, versions, *later, buffer=1))
 
 

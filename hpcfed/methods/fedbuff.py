@@ -16,10 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hpcfed.methods import _asynchronous, _server_rate, fedavg
-from hpcfed.methods._asynchronous import Received, Wave
+from hpcfed.methods import _asynchronous, _server_rate, _waves, fedavg
+from hpcfed.methods._asynchronous import Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.methods._server_rate import server_rate
+from hpcfed.methods._waves import Received
 from hpcfed.options import option
 from hpcfed.runtime.device import on_device
 
@@ -70,16 +71,16 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     server = Server(state.w, state.buffer, state.samples)
     flags, heard = [], state.w.new_zeros(())
     for wave in waves:
-        received = _asynchronous.receive(fed, wave, versions)
+        received = _waves.receive(fed, wave, versions)
         sums, samples, num_finite = summed(fed, received, wave)
         rate = server_rate(fed, cohort.round)
         server, made = stepped(fed, server, wave, sums, samples, rate=rate)
-        versions = _asynchronous.kept({**versions, **made}, wave)
+        versions = _waves.kept({**versions, **made}, wave)
         flags.append((wave, received.finite))
         heard = heard + num_finite
     # While the device works on all of that.
     later = _asynchronous.following(fed, state, cohort.round + 1, buffer=size)
-    _asynchronous.exclude(fed, cohort, flags, heard)
+    _waves.exclude(fed, cohort, flags, heard)
     rest = _asynchronous.after(state, versions, *later, buffer=size)
     return State(**server._asdict(), **rest)
 

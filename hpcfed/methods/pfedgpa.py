@@ -20,12 +20,11 @@ server guides them. For comparison they are guided from a random row, too, as li
 the algorithm has it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-from hpcfed.errors import UserError
 from hpcfed.methods import (
     GENERATED,
     IN_PLACE,
@@ -35,8 +34,7 @@ from hpcfed.methods import (
     Positions,
     Tensor,
 )
-from hpcfed.options import NEWCOMERS, Choice, Need, RunConfig, option
-from hpcfed.server.options import ServerOptions
+from hpcfed.methods._generating import Options
 from hpcfed.server.schedule import is_banked, learns_after
 
 FINALS = (
@@ -67,100 +65,6 @@ FIGURES = (
 client's newest update, and on which share of its test data they answer as its upload
 does.
 """
-
-_GUIDED = Need(
-    "--new-clients 10 and --guided-updates",
-    lambda run: run.new_clients > 0 and run.guided_updates > 0,
-)
-
-
-class Options(ServerOptions):
-    finetune_epochs: int | None = option(
-        None,
-        "epochs of fine-tuning at the end (default: --epochs; 0: none)",
-        zero=True,
-        ge=0,
-        le=100_000,
-        zero_was_unset=True,
-    )
-    direct: bool = option(
-        False,
-        "also judge rows that are generated without inversion, as in the paper's ablation",
-    )
-    memorisation: bool = option(
-        False,
-        "also measure how far generated rows are from uploads, and judge two trivial "
-        "rivals of them",
-    )
-    generated_body: Literal["global", "own"] = option(
-        "global",
-        "columns beside generated ones: FedAvg's, or those of the client's newest upload "
-        "(which keeps a row of every client)",
-    )
-    warm_start: bool = option(
-        False, "clients begin with columns that the loaded server generates"
-    )
-    warm_rows: Literal["each", "average"] = option(
-        "each",
-        "a warm start's rows: a sample for each client, or the average of these for all",
-        needs=Need("--warm-start", lambda run: run.warm_start),
-    )
-    guided_updates: int = option(
-        3,
-        "new clients: local updates after which the server guides them",
-        ge=0,
-        needs=NEWCOMERS,
-    )
-    guidance: float = option(
-        0.0,
-        "new clients: ω, what their own progress counts for beyond once",
-        ge=-1,
-        needs=_GUIDED,
-    )
-    guided_start: int = option(
-        20,
-        "new clients: diffusion time at which guidance starts",
-        ge=1,
-        needs=_GUIDED,
-    )
-    guided_steps: int = option(
-        20,
-        "new clients: reverse steps of one guidance",
-        ge=1,
-        needs=_GUIDED,
-    )
-    guided_noise: bool = option(
-        False,
-        "new clients: add fresh noise in each of these steps, as line 12 prints",
-        needs=_GUIDED,
-    )
-    guided_sign: Literal["progress", "printed"] = option(
-        "progress",
-        "new clients: guide along their progress, or by line 11's printed sign, against "
-        "it",
-        needs=_GUIDED,
-    )
-
-    def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
-        yield from super().fit(config, ranks)
-        if self.guided_start > self.diffusion_steps:
-            reason = "it goes no further than --diffusion-steps"
-            yield Choice("guided_start", self.diffusion_steps, reason)
-
-    def check(self, config: RunConfig) -> None:
-        super().check(config)
-        if self.warm_start and not self.server_load:
-            raise UserError(
-                "--warm-start needs a trained server: add --server-load with a "
-                "server.h5 of an earlier run"
-            )
-        guided = config.new_clients and self.guided_updates
-        if guided and self.guided_start > self.diffusion_steps:
-            raise UserError(
-                f"--guided-start {self.guided_start} is beyond --diffusion-steps "
-                f"{self.diffusion_steps}"
-            )
-
 
 Request: TypeAlias = Callable[[Positions], tuple[Tensor, Positions]]
 """Asks the server for these clients' columns: returns them, and whom it knows."""
