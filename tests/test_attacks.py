@@ -671,7 +671,7 @@ def stolen_gradients(
     seen = []
 
     def look(
-        self: idlg.Attack,
+        self: idlg.ImageThief,
         network: torch.nn.Module,
         weights: dict[str, torch.Tensor],
         target: dict[str, torch.Tensor],
@@ -681,7 +681,7 @@ def stolen_gradients(
         seen.append(target | {f"known {name}": w for name, w in weights.items()})
         return like.clone()
 
-    monkeypatch.setattr(idlg.Attack, "_reconstruct", look)
+    monkeypatch.setattr(idlg.ImageThief, "_reconstruct", look)
     cli.main(f"attack idlg --images 1 --device cpu {words}".split())
     return seen
 

@@ -33,6 +33,8 @@ from hpcfed.options import Options, RunConfig
 from hpcfed.runtime import randomness
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
+Named = dict[str, Tensor]
+"""Tensors by the names of their parameters."""
 METHODS = ("fedavg", "fedavg-noise", "parfed", "fedlg", "genefl")
 STEP = 0.01
 """Learning rate of the client's step, by which FedLG and GENE-FL judge their layers."""
@@ -53,7 +55,7 @@ class Theft(NamedTuple):
     psnr: float
 
 
-class Trained(NamedTuple):
+class TrainedNetwork(NamedTuple):
     """A network that a run has trained."""
 
     folder: Path
@@ -66,7 +68,7 @@ class Trained(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Attack:
+class ImageThief:
     """A server that reconstructs images, each from one client's upload."""
 
     model: str = "smooth"
@@ -75,7 +77,7 @@ class Attack:
     noise: float = 0.001
     """Variance of the noise on the gradient of fedavg-noise."""
     seed: int = 0
-    trained: Trained | None = None
+    trained: TrainedNetwork | None = None
     """What the client's network has learned; None for a fresh one."""
 
     def steal(
@@ -161,7 +163,7 @@ class Attack:
             psnr=psnr(stolen, original),
         )
 
-    def _add_noise(self, target: dict[str, Tensor]) -> None:
+    def _add_noise(self, target: Named) -> None:
         """Add Gaussian noise to the gradient, as a private client would."""
         draw = torch.Generator().manual_seed(self.seed)
         for name, tensor in target.items():
@@ -170,31 +172,19 @@ class Attack:
             target[name] = tensor + math.sqrt(self.noise) * noise.to(tensor.device)
 
     def _uploaded(
-        self,
-        method: str,
-        layout: Layout,
-        weights: dict[str, Tensor],
-        gradient: dict[str, Tensor],
+        self, method: str, layout: Layout, weights: Named, gradient: Named
     ) -> list[str]:
         """Return the parameters that a client of this method sends."""
         if method.startswith("fedavg"):
             return list(weights)
-        layers = self._layers_sent(method, layout, weights, gradient)
-        found = []
-        for entry in layout.entries:
-            if entry.trainable and entry.layer in layers:
-                found.append(entry.name)
-        return found
+        before, update = _row(weights, weights), _row(gradient, weights)
+        layers = self._layers_sent(method, layout, before, update)
+        sent = [e for e in layout.entries if e.trainable and e.layer in layers]
+        return [entry.name for entry in sent]
 
     def _layers_sent(
-        self,
-        method: str,
-        layout: Layout,
-        weights: dict[str, Tensor],
-        gradient: dict[str, Tensor],
+        self, method: str, layout: Layout, before: Tensor, update: Tensor
     ) -> set[str]:
-        before = _row(weights, weights)
-        update = _row(gradient, weights)
         if method == "parfed":
             few = self._fitted(parfed.Options(), shared_layers=SMOOTH_LAYERS["parfed"])
             return set(few.names)
@@ -218,16 +208,15 @@ class Attack:
             return options.model_copy(update=smooth)
         if self.trained is None:
             return options
-        chosen = {}
-        for choice in options.fit(self.trained.config, ranks=1):
-            chosen[choice.option] = choice.value
+        fitted = options.fit(self.trained.config, ranks=1)
+        chosen = {choice.option: choice.value for choice in fitted}
         return options.model_copy(update=chosen)
 
     def _reconstruct(
         self,
         network: nn.Module,
-        weights: dict[str, Tensor],
-        target: dict[str, Tensor],
+        weights: Named,
+        target: Named,
         label: int,
         like: Tensor,
     ) -> Tensor:
@@ -248,9 +237,7 @@ class Attack:
                 network, weights, image, labels, names=list(target), differentiable=True
             )
             # Σ ‖g − g′‖² over the uploaded parameters.
-            squares = []
-            for name, wanted in target.items():
-                squares.append((gradient[name] - wanted).square().sum())
+            squares = [(gradient[n] - target[n]).square().sum() for n in target]
             loss = torch.stack(squares).sum()
             loss.backward()
             return loss
@@ -270,13 +257,13 @@ class Attack:
 
 def _gradient(
     network: nn.Module,
-    weights: dict[str, Tensor],
+    weights: Named,
     image: Tensor,
     label: Tensor,
     *,
     names: Sequence[str] | None = None,
     differentiable: bool = False,
-) -> dict[str, Tensor]:
+) -> Named:
     """Return the gradient of the loss by the named parameters, or by all."""
     leaves = {}
     parameters = dict(network.named_parameters())
@@ -295,17 +282,14 @@ def smooth(shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Build three convolutions of 12 channels with sigmoids, and a linear layer: all
     derivatives exist, and none is small.
     """
-    layers: dict[str, nn.Module] = {}
+    network = nn.Sequential()
     channels = shape[0]
     for number in (1, 2, 3):
-        layers[f"conv{number}"] = nn.Conv2d(channels, 12, 5, padding=2)
-        layers[f"act{number}"] = nn.Sigmoid()
+        network.add_module(f"conv{number}", nn.Conv2d(channels, 12, 5, padding=2))
+        network.add_module(f"act{number}", nn.Sigmoid())
         channels = 12
-    layers["flatten"] = nn.Flatten()
-    layers["head"] = nn.Linear(12 * shape[1] * shape[2], classes)
-    network = nn.Sequential()
-    for name, layer in layers.items():
-        network.add_module(name, layer)
+    network.add_module("flatten", nn.Flatten())
+    network.add_module("head", nn.Linear(12 * shape[1] * shape[2], classes))
     draw = torch.Generator().manual_seed(seed)
     for parameter in network.parameters():
         nn.init.uniform_(parameter, -0.5, 0.5, generator=draw)
@@ -322,21 +306,19 @@ def _rescale_input(network: nn.Module, low: float, high: float) -> None:
 
 
 def psnr(image: Tensor, original: Tensor) -> float:
-    """Return the peak signal-to-noise ratio in dB, of values in [0, 1]; infinite for the
-    very image.
+    """Return the peak signal-to-noise ratio in dB, of values in [0, 1]; infinite for
+    equal images.
     """
     error = float((image - original).square().mean())
-    if not error:
-        return math.inf
-    return 10 * math.log10(1 / error)
+    return 10 * math.log10(1 / error) if error else math.inf
 
 
-def _weights(network: nn.Module) -> dict[str, Tensor]:
+def _weights(network: nn.Module) -> Named:
     """Return a network's parameters by name."""
     return {name: p.detach() for name, p in network.named_parameters()}
 
 
-def _row(values: dict[str, Tensor], order: Iterable[str]) -> Tensor:
+def _row(values: Named, order: Iterable[str]) -> Tensor:
     """Return the values as one row, [1, parameters], in this order of names."""
     flat = [values[name].flatten() for name in order]
     return torch.cat(flat)[None]

@@ -20,7 +20,7 @@ def command(arguments: list[str]) -> None:
     _check(options)
     trained = None
     if options.run is not None:
-        from hpcfed.cli.trained import read_trained
+        from hpcfed.attacks.trained import read_trained
 
         trained = read_trained(options.run, options.client, options.data_root)
         config = trained.config
@@ -46,6 +46,12 @@ def _parser() -> CommandParser:
     )
     # These are not options of a run: only the data set's have the same names.
     add = parser.add_argument
+
+    def number(flag: str, default: float, meaning: str) -> None:
+        kind = type(default)
+        metavar, told = "N" if kind is int else "X", f"{meaning} (default: {default})"
+        add(flag, type=kind, default=default, metavar=metavar, help=told)
+
     add("name", metavar="idlg", help="the attack")
     add(
         "--methods",
@@ -53,13 +59,7 @@ def _parser() -> CommandParser:
         metavar="A,B",
         help="methods whose uploads are attacked (default: all, %(default)s)",
     )
-    add(
-        "--images",
-        type=int,
-        default=2,
-        metavar="N",
-        help="images to steal (default: 2)",
-    )
+    number("--images", 2, "images to steal")
     add(
         "--run",
         type=Path,
@@ -79,27 +79,9 @@ def _parser() -> CommandParser:
         metavar="NAME",
         help="smooth (default): sigmoids, for which the attack works; or resnet18",
     )
-    add(
-        "--steps",
-        type=int,
-        default=300,
-        metavar="N",
-        help="outer steps of L-BFGS (default: 300)",
-    )
-    add(
-        "--noise",
-        type=float,
-        default=0.001,
-        metavar="X",
-        help="variance of the noise of fedavg-noise (default: 0.001)",
-    )
-    add(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="seed of the network, the images and the noise (default: 0)",
-    )
+    number("--steps", 300, "outer steps of L-BFGS")
+    number("--noise", 0.001, "variance of the noise of fedavg-noise")
+    number("--seed", 0, "seed of the network, the images and the noise")
     add(
         "--dataset",
         metavar="NAME",

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from hpcfed.analysis.render.console import Output, say
 from hpcfed.attacks.figure import check_figure, save_figure
-from hpcfed.attacks.idlg import METHODS, Attack, Theft, Trained
+from hpcfed.attacks.idlg import METHODS, ImageThief, Theft, TrainedNetwork
 from hpcfed.data.datasets import Dataset
 from hpcfed.data.loading import load
 from hpcfed.data.synthetic import SyntheticSize
@@ -21,7 +21,9 @@ COLUMNS = ("what is uploaded", "of the network", "label", "PSNR, dB", "least to 
 
 
 def steal(
-    options: argparse.Namespace, config: RunConfig, trained: Trained | None = None
+    options: argparse.Namespace,
+    config: RunConfig,
+    trained: TrainedNetwork | None = None,
 ) -> None:
     """Run the attack on each method, print what it stole, and write the figure.
 
@@ -37,11 +39,11 @@ def steal(
     # Synthetic images follow from the seed of the run that has learned them.
     dataset = _dataset(config, trained.seed if trained else options.seed)
     model = config.network() if trained else options.model or "smooth"
-    attack = Attack(model, options.steps, options.noise, options.seed, trained)
+    thief = ImageThief(model, options.steps, options.noise, options.seed, trained)
     # Each theft takes seconds to minutes: print it as it comes.
     thefts: list[Theft] = []
     begin = time.monotonic()
-    for theft in attack.steal(dataset, methods, options.images, device):
+    for theft in thief.steal(dataset, methods, options.images, device):
         thefts.append(theft)
         now = time.monotonic()
         seconds, begin = now - begin, now

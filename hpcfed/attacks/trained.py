@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hpcfed.attacks.idlg import Trained
+from hpcfed.attacks.idlg import TrainedNetwork
 from hpcfed.clients.initial import Tensors, read_weights
 from hpcfed.data import DATASETS
 from hpcfed.errors import UserError
@@ -19,9 +19,11 @@ from hpcfed.results.sandbox import try_out
 from hpcfed.results.stored import read_run
 
 
-def read_trained(folder: Path, client: int | None, data_root: Path | None) -> Trained:
-    """Read a run's global model, or the row of a client from its last snapshot: of the
-    named one, or of the first that took part where the method has no global model.
+def read_trained(
+    folder: Path, client: int | None, data_root: Path | None
+) -> TrainedNetwork:
+    """Read a run's global model, or a client's row from its last snapshot. Without
+    `client`, a method that has no global model gives the first client that took part.
     """
     if not (folder / RECORD).exists() and (seeds := seed_folders(folder)):
         raise UserError(f"--run {folder} has several seeds; name one, as in {seeds[0]}")
@@ -32,16 +34,16 @@ def read_trained(folder: Path, client: int | None, data_root: Path | None) -> Tr
     seed = int(record.facts["seed"])
     if client is None and (folder / MODEL).is_file():
         weights = read_weights(folder)
-        return Trained(folder, config, seed, weights, "the global model")
+        return TrainedNetwork(folder, config, seed, weights, "the global model")
     if not snapshots(folder):
         raise UserError(
-            f"--run {folder}: there is neither a {MODEL}, which a complete run leaves "
-            "whose method has a global model, nor a row of a client, which "
-            "--snapshot-every 10 writes"
+            f"--run {folder} has no {MODEL} and no snapshot. A run writes {MODEL} when "
+            "it completes, if its method has a global model; --snapshot-every 10 writes "
+            "rows of clients"
         )
     try_out(snapshots(folder))
     weights, whose = _weights_of_client(folder, config, client)
-    return Trained(folder, config, seed, weights, whose)
+    return TrainedNetwork(folder, config, seed, weights, whose)
 
 
 def _config(folder: Path, record: RunRecord, data_root: Path | None) -> RunConfig:
@@ -71,7 +73,7 @@ def _weights_of_client(
     if client is None and there:
         client = there[0]
     if client not in there:
-        known = ", ".join(map(str, there)) or "nobody"
+        known = ", ".join(map(str, there)) or "no client"
         raise UserError(
             f"--client {client}: in round {snapshot.round}, the last with a snapshot, "
             f"{known} took part"
