@@ -47,7 +47,7 @@ Open = Callable[[Tracked, str], Tracker]
 
 
 @dataclass
-class Mark:
+class TrackerMark:
     """How far a tracker has got."""
 
     rounds: int = 0
@@ -70,7 +70,7 @@ class Tracking:
         """What is written of every learning of the server's model so far."""
         self._trackers: dict[str, Tracker] = {}
         for name, open_tracker in openers.items():
-            mark = self._marks.setdefault(name, Mark())
+            mark = self._marks.setdefault(name, TrackerMark())
             with self._surviving(name):
                 self._trackers[name] = open_tracker(run, mark.id)
                 mark.id = self._trackers[name].id
@@ -132,12 +132,12 @@ class Tracking:
             self._say(f"--{name} is off from here on: {one_line(error)}")
 
 
-def _read_marks(path: Path) -> dict[str, Mark]:
+def _read_marks(path: Path) -> dict[str, TrackerMark]:
     """Read how far trackers have got; nothing where no one has written that down."""
     try:
         check_file(path, MOST_BYTES)
         found = json.loads(path.read_text())
-        return TypeAdapter(dict[str, Mark]).validate_python(found)
+        return TypeAdapter(dict[str, TrackerMark]).validate_python(found)
     except (OSError, ValueError, RecursionError):
         return {}
 
