@@ -25,7 +25,7 @@ from hpcfed.models.own import Sample as Shape
 from hpcfed.plan.ceilings import Ceilings
 from hpcfed.plan.work import local_work, run_work
 from hpcfed.profile.timeline import Timeline
-from hpcfed.profile.workloads import Measured, workloads
+from hpcfed.profile.workloads import ProfiledRun, workloads
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import memory
@@ -171,7 +171,7 @@ def utilisation(record: RunRecord, options: dict[str, Any]) -> float:
     seen = Timeline(rank=0, role="worker", host="", device="")
     ceilings = Ceilings(flops=1e9, bytes_per_second=1e9)
     settings = keyword_settings({**COMMON, **options})
-    measured = Measured(settings, record, [seen], {"float32": ceilings}, cuda=False)
+    measured = ProfiledRun(settings, record, [seen], {"float32": ceilings}, cuda=False)
     return workloads(measured)[0].compute
 
 

@@ -19,10 +19,10 @@ from hpcfed.plan.ceilings import Ceilings
 from hpcfed.profile import watch as watching
 from hpcfed.profile.sessions import Event, covered, operators
 from hpcfed.profile.tables import print_verdicts, short_name
-from hpcfed.profile.timeline import Session, Timeline
-from hpcfed.profile.trace import trace
+from hpcfed.profile.timeline import Timeline, trace
 from hpcfed.profile.verdict import Workload, advice, words
 from hpcfed.profile.workloads import busy
+from hpcfed.results.profiles import Session
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.observer import Observer, observed_by, observer
 from hpcfed.runtime.timer import PHASES
@@ -291,7 +291,10 @@ def test_a_gpu_is_as_busy_as_without_the_profiler() -> None:
         Timeline(1, "server", "host", "gpu"),
     )
     for each, pace in ((line, 1.25), (other, 0.5)):
-        each.sessions.append(Session("denoiser", 3, 12.0, 0.25, []))
+        session = Session(
+            name="denoiser", number=3, seconds=12.0, busy=0.25, operators=[]
+        )
+        each.sessions.append(session)
         each.paces["denoiser"] = pace
     assert busy([line], "denoiser", cuda=True) == pytest.approx(0.8)
     assert busy([line, other], "denoiser", cuda=True) == 1.0, "not more than always"

@@ -11,11 +11,10 @@ from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.render.run_page import run_content
 from hpcfed.analysis.render.run_page.profile import MOST_OPERATORS, operators, profile
 from hpcfed.errors import UserError
-from hpcfed.profile.lanes import MOMENTS, Lane, lanes
-from hpcfed.profile.timeline import PROFILER, Span, Timeline
+from hpcfed.profile.timeline import MOMENTS, PROFILER, Span, Timeline, lanes
 from hpcfed.results.details import RunDetails
 from hpcfed.results.folder import PROFILE
-from hpcfed.results.profiles import read_profile
+from hpcfed.results.profiles import Lane, read_profile
 from tests.points import run_of
 
 
@@ -61,7 +60,7 @@ def test_longest_part_first_and_other_operators_together(tmp_path: Path) -> None
 def test_no_profile_and_what_is_none(tmp_path: Path) -> None:
     assert read_profile(tmp_path) is None
     for content in ([], {}, _content() | {"parts": [{"name": 3}]}):
-        with pytest.raises(UserError, match="no profile of a run"):
+        with pytest.raises(UserError, match="not a profile of a run"):
             read_profile(_write(tmp_path, content))
     (tmp_path / PROFILE).unlink()
     (tmp_path / PROFILE).symlink_to("/etc/passwd")

@@ -25,9 +25,9 @@ def command(arguments: list[str]) -> None:
     check_start(settings, launched())
     # Torch's profiler would complain about missing GPUs. It reads this when it loads.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from hpcfed.profile.command import profile
+    from hpcfed.profile.profile_run import profile_run
 
-    profile(
+    profile_run(
         settings,
         warmup=options.profile_warmup,
         active=options.profile_rounds,

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hpcfed.profile.timeline import Operator, Session, Span
+from hpcfed.profile.timeline import Span
+from hpcfed.results.profiles import Operator, Session
 
 MOST_EVENTS = 20_000
 """Events of one session in the trace, the longest first; a page that shows more would
@@ -145,7 +146,8 @@ def operators(events: Sequence[Event]) -> list[Operator]:
         stack.append(event)
     found = []
     for name, nanoseconds in times.items():
-        operator = Operator(name, nanoseconds / 1e9, calls[name])
+        seconds = nanoseconds / 1e9
+        operator = Operator(name=name, seconds=seconds, calls=calls[name])
         found.append(operator)
     return sorted(found, key=lambda operator: -operator.seconds)
 

@@ -10,9 +10,10 @@ import numpy as np
 from hpcfed.analysis.noise import MOST_VARIATION
 from hpcfed.analysis.render.console import Output, bare_table, say
 from hpcfed.plan.ceilings import TRIALS, Ceilings
-from hpcfed.profile.timeline import ROUNDS, Session, Timeline
+from hpcfed.profile.timeline import ROUNDS, Timeline
 from hpcfed.profile.verdict import Workload, words
 from hpcfed.results.folder import PROFILE, TRACE
+from hpcfed.results.profiles import Session
 from hpcfed.results.run import RunRecord
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import bytes_text

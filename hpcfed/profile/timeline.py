@@ -1,6 +1,16 @@
-"""What one rank has seen while a run was profiled."""
+"""What each rank has seen while a run was profiled, and the two forms in which it is
+left: trace.json has every span, in the form that Perfetto and Chrome open; profile.json
+has lanes, coarse enough for a page, since a long run has too many spans to draw.
+"""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hpcfed.results.profiles import Lane, Session
 
 ROUNDS = "rounds"
 """The session that looks at rounds; others have the names of the server's networks."""
@@ -8,6 +18,12 @@ PROFILER = "profiler"
 """The track of what starting and stopping a session takes; it is no part of the run's
 own times.
 """
+
+
+MOMENTS = 400
+"""Pieces that the whole time is cut into."""
+TRACKS = ("phases", "server", PROFILER)
+"""Tracks that a lane is made of, outer ones first. Others are kernels and operators."""
 
 
 @dataclass(frozen=True)
@@ -19,31 +35,6 @@ class Span:
     name: str
     begin: float
     seconds: float
-
-
-@dataclass(frozen=True)
-class Operator:
-    """A kernel on a GPU, an operator on a CPU, over a whole session."""
-
-    name: str
-    seconds: float
-    """Its own time, without what it calls."""
-    calls: int
-
-
-@dataclass(frozen=True)
-class Session:
-    """Some rounds or steps under torch's profiler."""
-
-    name: str
-    number: int
-    """How many rounds or steps."""
-    seconds: float
-    busy: float
-    """The share of that time in which the device (on a CPU: an operator of torch) was
-    at work.
-    """
-    operators: list[Operator]
 
 
 @dataclass
@@ -64,3 +55,111 @@ class Timeline:
     """
     paces: dict[str, float] = field(default_factory=dict)
     """Seconds of such a step of each of the server's networks."""
+
+
+def lanes(timelines: Sequence[Timeline]) -> list[list[Lane]]:
+    """Return what took most of each moment, for every rank."""
+    end = 0.0
+    for line in timelines:
+        for span in line.spans:
+            if span.track in TRACKS:
+                end = max(end, span.begin + span.seconds)
+    return [_of_rank(line, end / MOMENTS) for line in timelines]
+
+
+def _of_rank(line: Timeline, moment: float) -> list[Lane]:
+    found: list[Lane] = []
+    # Without times, as of a run that failed at once, there is nothing to cut.
+    for number, name in enumerate(_names(line, moment) if moment > 0 else ()):
+        begin, end = number * moment, (number + 1) * moment
+        if found and (found[-1].name, found[-1].end) == (name, begin):
+            begin = found.pop().begin
+        if name:
+            found.append(Lane(name, begin, end))
+    return found
+
+
+def _names(line: Timeline, moment: float) -> list[str]:
+    """Return what took most of each moment; nothing where the rank was idle."""
+    names = [""] * MOMENTS
+    # A later track lies within an earlier one: the server's parts in its phase, and what
+    # the profiler takes in either.
+    for track in TRACKS:
+        took: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(MOMENTS))
+        for span in line.spans:
+            if span.track == track:
+                end = span.begin + span.seconds
+                name = PROFILER if track == PROFILER else span.name
+                took[name] += _shares(span.begin / moment, end / moment)
+        for number in np.flatnonzero(sum(took.values()) >= 0.5) if took else ():
+            names[number] = max(took, key=lambda name: float(took[name][number]))
+    return names
+
+
+def _shares(begin: float, end: float) -> np.ndarray:
+    """Return the share of every moment that lies between two times, in moments."""
+    starts = np.arange(MOMENTS)
+    inside = np.minimum(starts + 1, end) - np.maximum(starts, begin)
+    shares: np.ndarray = inside.clip(0, 1)
+    return shares
+
+
+def trace(timelines: list[Timeline]) -> dict[str, Any]:
+    """Return the trace: a process for every rank, a thread for every track."""
+    events: list[dict[str, Any]] = []
+    for line in timelines:
+        # Tracks are numbered in the order in which they first appear.
+        names = dict.fromkeys(span.track for span in line.spans)
+        tracks = {name: number for number, name in enumerate(names)}
+        events += _metadata(line, tracks)
+        events += _slices(line, tracks)
+        events += _counters(line)
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _metadata(line: Timeline, tracks: dict[str, int]) -> list[dict[str, Any]]:
+    """Return the names of a rank's process and of its threads."""
+    # "M" is metadata; the sort index has viewers show ranks in order.
+    title = f"rank {line.rank}, {line.role}, {line.device} on {line.host}"
+    event = {"ph": "M", "pid": line.rank}
+    events: list[dict[str, Any]] = [
+        event | {"name": "process_name", "args": {"name": title}},
+        event | {"name": "process_sort_index", "args": {"sort_index": line.rank}},
+    ]
+    for name, number in tracks.items():
+        thread = {"name": "thread_name", "tid": number, "args": {"name": name}}
+        events.append(event | thread)
+    return events
+
+
+def _slices(line: Timeline, tracks: dict[str, int]) -> list[dict[str, Any]]:
+    """Return a complete event ("X") for every span; times are in microseconds."""
+    events = []
+    for span in line.spans:
+        event = {
+            "ph": "X",
+            "name": span.name,
+            # "kernels, stream 7" and others like it are of one category.
+            "cat": span.track.partition(",")[0],
+            "pid": line.rank,
+            "tid": tracks[span.track],
+            "ts": 1e6 * span.begin,
+            "dur": 1e6 * span.seconds,
+        }
+        events.append(event)
+    return events
+
+
+def _counters(line: Timeline) -> list[dict[str, Any]]:
+    """Return a counter event ("C") for every look at memory."""
+    events = []
+    for seconds, used in line.memory:
+        event = {
+            "ph": "C",
+            "name": "memory",
+            "pid": line.rank,
+            "ts": 1e6 * seconds,
+            "args": {"MiB": used / 2**20},
+        }
+        events.append(event)
+    return events

@@ -34,7 +34,7 @@ TRAINED = ("trained_samples", "trained_steps", "train_flops")
 
 
 @dataclass(frozen=True)
-class Measured:
+class ProfiledRun:
     """A finished run, and what was seen and measured of it."""
 
     settings: Settings
@@ -46,7 +46,7 @@ class Measured:
     cuda: bool
 
 
-def workloads(measured: Measured) -> list[Workload]:
+def workloads(measured: ProfiledRun) -> list[Workload]:
     """Return the clients' training, and both networks of the server if it has one."""
     found = [_clients_training(measured)]
     options = server_options(measured.settings)
@@ -56,7 +56,7 @@ def workloads(measured: Measured) -> list[Workload]:
     return found
 
 
-def _clients_training(measured: Measured) -> Workload:
+def _clients_training(measured: ProfiledRun) -> Workload:
     record = measured.record
     # Seconds by round, the mean over ranks.
     phase = PHASES.index("train")
@@ -85,7 +85,7 @@ def _clients_training(measured: Measured) -> Workload:
 
 
 def _network_training(
-    measured: Measured, options: ServerOptions, network: str
+    measured: ProfiledRun, options: ServerOptions, network: str
 ) -> Workload:
     learnings = measured.record.learnings
     timelines = measured.timelines
@@ -175,8 +175,8 @@ def _overhead(timelines: list[Timeline], name: str) -> float:
 
 
 def busy(timelines: list[Timeline], name: str, *, cuda: bool) -> float:
-    """Return the share of time at work of the rank that was busy most; NaN where
-    nobody has looked.
+    """Return the share of time at work of the busiest rank; NaN if no profiler has
+    looked.
 
     On a GPU it is what a step's kernels took, by the pace of steps without the
     profiler, since that slows launches.

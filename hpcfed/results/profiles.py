@@ -1,7 +1,8 @@
-"""What `hpcfed profile` leaves in a run's folder, read back as a file that anybody may
-have handed in.
+"""What `hpcfed profile` leaves in a run's folder. It is read back as a file that
+anybody may have handed in.
 """
 
+from math import nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ MOST_BYTES = 2**26
 
 class Part(BaseModel):
     """The clients' training, or one of the server's networks, beside the device's
-    ceilings; None where something is not known.
+    ceilings; None for what is unknown.
     """
 
     name: str
@@ -37,8 +38,11 @@ class Part(BaseModel):
 
 
 class Operator(BaseModel):
+    """A kernel on a GPU, an operator on a CPU, over a whole session."""
+
     name: str
     seconds: float
+    """Its own time, without what it calls."""
     calls: int
 
 
@@ -47,6 +51,12 @@ class Session(BaseModel):
 
     name: str
     number: int
+    """How many rounds or steps."""
+    seconds: float = nan
+    busy: float = nan
+    """The share of that time in which the device (on a CPU: an operator of torch) was
+    at work.
+    """
     operators: list[Operator]
 
 
@@ -104,4 +114,4 @@ def read_profile(folder: Path) -> Profile | None:
         return Profile.model_validate(parsed(path.read_text()))
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: no profile of a run: {reason}") from None
+        raise UserError(f"{path}: not a profile of a run: {reason}") from None

@@ -1,4 +1,4 @@
-"""`hpcfed profile` after its command line has been understood: a run, looked at."""
+"""Runs with the profiler looking on, judges what it saw, and writes and prints it."""
 
 import json
 from dataclasses import asdict, replace
@@ -13,11 +13,10 @@ from hpcfed.experiment.run import run
 from hpcfed.options import Settings
 from hpcfed.plan.ceilings import Ceilings
 from hpcfed.profile import tables
-from hpcfed.profile.lanes import lanes
-from hpcfed.profile.trace import trace
+from hpcfed.profile.timeline import lanes, trace
 from hpcfed.profile.verdict import Workload, advice, words
 from hpcfed.profile.watch import ProfileWatch
-from hpcfed.profile.workloads import Measured, workloads
+from hpcfed.profile.workloads import ProfiledRun, workloads
 from hpcfed.results.folder import PROFILE, TRACE
 from hpcfed.results.json_values import plain
 from hpcfed.results.publish import publish
@@ -32,7 +31,7 @@ Advised = list[tuple[Workload, list[str]]]
 """The run's workloads, each with options that may help."""
 
 
-def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None:
+def profile_run(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None:
     """Run, and on the root write trace.json and profile.json beside run.h5 and print
     what is in them.
     """
@@ -45,12 +44,12 @@ def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None
     if folder is None:
         return
     record = read_run(folder)
-    # Measured after the run, on a device that nobody else uses by then.
+    # ProfiledRun after the run, on a device that is idle by then.
     ceilings = {"float32": Ceilings.of(watch.device)}
     if record.config.get("server_precision") == "bf16":
         ceilings["bfloat16"] = Ceilings.of(watch.device, torch.bfloat16)
     cuda = watch.device.type == "cuda"
-    measured = Measured(
+    measured = ProfiledRun(
         _recorded(settings, record), record, watch.timelines, ceilings, cuda
     )
     # What to change next depends on the options that the run had.
@@ -76,7 +75,7 @@ def _recorded(settings: Settings, record: RunRecord) -> Settings:
 
 
 def _write(
-    folder: Path, watch: ProfileWatch, measured: Measured, advised: Advised
+    folder: Path, watch: ProfileWatch, measured: ProfiledRun, advised: Advised
 ) -> None:
     timeline = json.dumps(trace(watch.timelines))
     publish(timeline.encode(), folder / TRACE)
@@ -85,7 +84,7 @@ def _write(
 
 
 def _content(
-    watch: ProfileWatch, measured: Measured, advised: Advised
+    watch: ProfileWatch, measured: ProfiledRun, advised: Advised
 ) -> dict[str, Any]:
     """Return what profile.json holds."""
     record = measured.record
@@ -112,7 +111,7 @@ def _content(
             "host": line.host,
             "device": line.device,
             "memory": line.memory,
-            "sessions": [asdict(session) for session in line.sessions],
+            "sessions": [session.model_dump() for session in line.sessions],
             "lanes": of_rank,
         }
         ranks.append(facts)
@@ -130,7 +129,7 @@ def _content(
 
 
 def _print(
-    folder: Path, watch: ProfileWatch, measured: Measured, advised: Advised
+    folder: Path, watch: ProfileWatch, measured: ProfiledRun, advised: Advised
 ) -> None:
     # Output of ranks goes through their launcher, and so to no terminal.
     console = Output(force_terminal=None if launched().alone else False)
