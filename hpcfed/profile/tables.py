@@ -1,14 +1,16 @@
 """What a profile prints."""
 
 from collections.abc import Sequence
-from math import isnan
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from hpcfed.analysis.findings import COUNT, SHARE, Kind, Row, Table
 from hpcfed.analysis.noise import MOST_VARIATION
-from hpcfed.analysis.render.console import Output, bare_table, say
+from hpcfed.analysis.render.console import Output, say
+from hpcfed.analysis.render.console import print_tables as print_findings
+from hpcfed.analysis.run_findings.costs import TOTAL_SECONDS
+from hpcfed.analysis.run_findings.profile import of_parts
 from hpcfed.plan.ceilings import TRIALS, Ceilings
 from hpcfed.profile.timeline import ROUNDS, Timeline
 from hpcfed.profile.verdict import Workload, words
@@ -16,10 +18,11 @@ from hpcfed.results.folder import PROFILE, TRACE
 from hpcfed.results.profiles import Session
 from hpcfed.results.run import RunRecord
 from hpcfed.runtime.timer import PHASES
-from hpcfed.words import bytes_text
+from hpcfed.words import bytes_text, formatted
 
 MOST_OPERATORS = 8
 """Operators that are shown of a session."""
+OPERATOR_MS = Kind("s", formatted(".3f"), 1e3)
 NAME_LENGTH = 42
 """Letters of their names."""
 NOT_QUIET = (
@@ -40,7 +43,7 @@ def print_tables(
     for session in _first_sessions(timelines):
         tables.append(_operator_table(session, cuda=cuda))
     for table in tables:
-        console.print(table)
+        print_findings(console, [table])
         console.print()
 
 
@@ -64,24 +67,7 @@ def print_verdicts(
         )
     if any(ceiling.variation > MOST_VARIATION for ceiling in ceilings.values()):
         say(console, NOT_QUIET)
-    table = bare_table(
-        "beside these ceilings", "seconds", "warm", "busy", "MFU", "bandwidth, at least"
-    )
-    for workload, _ in workloads:
-        table.add_row(
-            workload.name,
-            f"{workload.seconds:.2f}",
-            f"{workload.warm:.2f}",
-            _share(workload.busy),
-            _share(workload.compute),
-            _share(workload.bandwidth),
-        )
-    console.print(table)
-    # Without this line a reader would divide the first column by the run's FLOPs.
-    say(
-        console,
-        "warm: at the pace of the last rounds or steps, which MFU and bandwidth are of",
-    )
+    print_findings(console, [of_parts([workload for workload, _ in workloads])])
     console.print()
     # What takes longest comes first: that is where a change pays.
     longest_first = sorted(workloads, key=lambda both: -both[0].seconds)
@@ -112,33 +98,28 @@ def print_files(console: Output, folder: Path) -> None:
     )
 
 
-def _share(value: float) -> str:
-    return "" if isnan(value) else f"{value:.1%}"
-
-
-def _phase_table(record: RunRecord) -> Any:
+def _phase_table(record: RunRecord) -> Table:
     """Return every rank's seconds over the whole run, the longest phase first."""
     # Over rounds: [ranks, phases].
     sums = record.phases.sum(0)
-    titles = [f"rank {rank}" for rank in range(len(sums))]
-    table = bare_table("seconds by phase", *titles)
+    rows: list[Row] = []
     for i in np.argsort(-sums.mean(0), kind="stable"):
         by_rank = sums[:, i]
         # Phases that a method does not have are left out.
         if by_rank.any():
-            cells = [f"{seconds:.3f}" for seconds in by_rank]
-            table.add_row(PHASES[i], *cells)
-    return table
+            rows.append([PHASES[i], *map(TOTAL_SECONDS, by_rank.tolist())])
+    ranks = [f"rank {rank}" for rank in range(len(sums))]
+    return Table(("seconds by phase", *ranks), rows)
 
 
-def _server_table(record: RunRecord) -> Any:
+def _server_table(record: RunRecord) -> Table:
     """Return the seconds of every learning, by phase."""
-    titles = [f"after round {learning.round + 1}" for learning in record.learnings]
-    table = bare_table("the server's seconds", *titles)
+    rows: list[Row] = []
     for phase in record.learnings[0].seconds:
-        seconds = [f"{learning.seconds[phase]:.3f}" for learning in record.learnings]
-        table.add_row(phase, *seconds)
-    return table
+        seconds = [learning.seconds[phase] for learning in record.learnings]
+        rows.append([phase, *map(TOTAL_SECONDS, seconds)])
+    titles = [f"after round {learning.round + 1}" for learning in record.learnings]
+    return Table(("the server's seconds", *titles), rows)
 
 
 def _first_sessions(timelines: list[Timeline]) -> list[Session]:
@@ -151,22 +132,18 @@ def _first_sessions(timelines: list[Timeline]) -> list[Session]:
     return list(found.values())
 
 
-def _operator_table(session: Session, *, cuda: bool) -> Any:
+def _operator_table(session: Session, *, cuda: bool) -> Table:
     """Return the longest kernels or operators of a session."""
     unit = "rounds" if session.name == ROUNDS else f"steps of the {session.name}"
     kind = "kernels" if cuda else "operators"
-    title = f"{kind} in {session.number} {unit}"
-    table = bare_table(title, "ms", "share", "calls")
     # Shares are of all of them, also of those that are not shown.
     total = sum(operator.seconds for operator in session.operators)
+    rows: list[Row] = []
     for operator in session.operators[:MOST_OPERATORS]:
-        table.add_row(
-            short_name(operator.name),
-            f"{1e3 * operator.seconds:.3f}",
-            f"{operator.seconds / total:.1%}",
-            str(operator.calls),
-        )
-    return table
+        time = OPERATOR_MS(operator.seconds), SHARE(operator.seconds / total)
+        rows.append([short_name(operator.name), *time, COUNT(operator.calls)])
+    title = f"{kind} in {session.number} {unit}"
+    return Table((title, "ms", "share", "calls"), rows)
 
 
 def short_name(name: str) -> str:

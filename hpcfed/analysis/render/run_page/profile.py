@@ -1,9 +1,8 @@
 """What `hpcfed profile` has found: where the time goes, what limits it, what to try."""
 
 from collections.abc import Iterator, Sequence
-from math import nan
 
-from hpcfed.analysis.findings import SECONDS, SHARE, Cell, Kind, Row, Table
+from hpcfed.analysis.findings import SHARE, Kind, Row, Table
 from hpcfed.analysis.noise import MOST_VARIATION
 from hpcfed.analysis.render.charts import (
     Axis,
@@ -15,6 +14,7 @@ from hpcfed.analysis.render.charts import (
     timeline,
 )
 from hpcfed.analysis.render.sections.section import Section
+from hpcfed.analysis.run_findings.profile import of_parts
 from hpcfed.results.profiles import Operator, Part, Profile, Rank, Session
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import number
@@ -49,7 +49,7 @@ def profile(found: Profile) -> Section:
         )
     section.charts += drawn
     section.charts += _ranks(found.ranks)
-    section.tables.append(_parts(found))
+    section.tables.append(of_parts(found.parts))
     section.tables += _ceilings(found)
     return section
 
@@ -78,28 +78,6 @@ def _unsteady(found: Profile) -> list[str]:
     ]
 
 
-def _parts(found: Profile) -> Table:
-    rows: list[Row] = []
-    for part in found.parts:
-        shares = (part.busy, part.compute, part.bandwidth)
-        cells = [_cell(SHARE, share) for share in shares]
-        warm = _cell(SECONDS, part.warm)
-        rows.append([part.name, SECONDS(part.seconds), warm, *cells])
-    columns = (
-        "part",
-        "seconds",
-        "warm",
-        "busy",
-        "MFU",
-        "bandwidth, at least",
-    )
-    caption = (
-        f"beside the measured ceilings of {found.device}; warm: at the pace of the "
-        "last rounds or steps, which MFU and bandwidth are of"
-    )
-    return Table(columns, rows, caption)
-
-
 def _ceilings(found: Profile) -> list[Table]:
     """Return the speeds that shares are of; older profiles do not have them."""
     rows: list[Row] = []
@@ -109,10 +87,6 @@ def _ceilings(found: Profile) -> list[Table]:
     columns = ("ceiling", "products, TFLOP/s", "copies, GB/s", "trials vary by")
     caption = f"measured on {found.device} after the run, the best of several trials"
     return [Table(columns, rows, caption)] if rows else []
-
-
-def _cell(kind: Kind, value: float | None) -> Cell:
-    return kind(nan if value is None else value)
 
 
 def _roofline(found: Profile) -> list[Drawing]:
