@@ -266,7 +266,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
             read_trace(trace(tmp_path, heading=heading))
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match=r"binary\.csv: it is no UTF-8 text"):
+    with pytest.raises(UserError, match=r"binary\.csv: it is not UTF-8 text"):
         read_trace(binary)
     with pytest.raises(UserError, match="Is a directory"):
         read_trace(tmp_path)

@@ -318,7 +318,7 @@ def test_seeds_are_claimed_with_their_run(
         said.append(mistake(capsys, "run", *[word.format(out) for word in words]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hpcfed.experiment.run.go_together", meanwhile)
+    monkeypatch.setattr("hpcfed.experiment.run.run_in_step", meanwhile)
     with pytest.raises(KeyboardInterrupt):
         started("--resume", out)
     assert f"another run is writing to {out}/seed-0" in said[0]

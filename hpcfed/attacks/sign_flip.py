@@ -6,6 +6,6 @@ from hpcfed.attacks.view import AttackView
 
 
 def forge(view: AttackView) -> Tensor:
-    # Needs to know nobody else: it works where all sampled clients are malicious.
+    # It needs no other client: it works even if all sampled clients are malicious.
     start, update = view.own_updates()
     return start - view.strength * update

@@ -43,7 +43,7 @@ class Tampering:
         """Put forged rows in the place of attackers' rows."""
         rows, sent, cohort = upload.rows, upload.sent, upload.cohort
         if sent is not None:
-            # What stays with a client is no update that anybody sees.
+            # What stays with a client is not sent: the server never sees it.
             rows = rows.where(sent.columns(), upload.start)
         malicious = np.isin(cohort.clients, self.attackers)
         if not malicious.any():

@@ -64,7 +64,7 @@ class AttackView:
 
     def benign_update(self) -> Tensor:
         """Return the mean update of all benign members that send a column, each counts
-        alike; 0 where nobody does.
+        alike; 0 where none does.
 
         Members that have diverged do not count, as long as there are others: the server
         leaves them out, too.

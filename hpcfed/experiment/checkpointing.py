@@ -27,7 +27,7 @@ from hpcfed.runtime.signals import Stop
 
 LAST_BYTES = 64 * 2**20
 """The most bytes of states, of all ranks, for which a complete run keeps a checkpoint
-that nobody has asked for.
+without being asked to.
 """
 CHANNEL = "way-"
 """What names of the channel's tensors begin with in every version of the files. No
@@ -93,8 +93,8 @@ class Checkpointer:
             self._write(self._done, state, required=False)
 
     def after_new_rounds(self, state: Any, *, stopping: bool) -> None:
-        """Write that checkpoint if all ranks stop and nobody has written it; remove one
-        that is of no more use.
+        """Write that checkpoint if all ranks stop and it is not there yet; remove one
+        that is no longer needed.
         """
         if stopping and self._newest < self._done:
             self._write(self._done, state, required=True)
@@ -163,7 +163,7 @@ def save(
     *,
     required: bool = True,
 ) -> str | None:
-    """Write a checkpoint after so many rounds; the same call on every worker.
+    """Write a checkpoint after `rounds` rounds; the same call on every worker.
 
     When it returns, every rank knows that the checkpoint is whole. If a disk refuses
     it, a `required` checkpoint ends the run; another returns the reason on every rank.
@@ -263,7 +263,7 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def check_state(setup: Setup, state: Any, hook: str) -> None:
-    """Refuse a state that is no dataclass of tensors, before anything relies on it."""
+    """Refuse a state that is not a dataclass of tensors, before anything relies on it."""
     method = setup.settings.config.method
     if not is_dataclass(state) or isinstance(state, type):
         kind = type(state).__name__

@@ -20,7 +20,7 @@ from hpcfed.runtime.sharing import once_per_host
 from hpcfed.runtime.world import World
 
 VALIDATION_PER_CLASS = 100
-"""Samples of a validation set whose size nobody has named."""
+"""Samples of a validation set whose size is not given."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def load_dataset(config: RunConfig, world: World) -> Dataset:
 
 
 def load_alone(config: RunConfig) -> Dataset:
-    """Load the data set in a process that is no rank; nothing is downloaded."""
+    """Load the data set in a process that is not a rank; nothing is downloaded."""
     return _load(config, download=False)
 
 

@@ -93,7 +93,7 @@ class AfterTraining:
             score = fed.evaluate(rows, here)
             ids = fed.clients[here]
             has_data = on_device(fed.sizes[ids] > 0, fed.device)
-            # A cohort in which nobody has data stays as drawn, but has not trained.
+            # A cohort without any data stays as drawn, but has not trained.
             accuracy = metric("accuracy", score.sums).where(has_data, torch.nan)
             others = np.flatnonzero(~np.isin(self._ids, ids))
             earlier = self._accuracy[on_device(others, fed.device)]
@@ -341,7 +341,7 @@ def _accuracy_of(
     if "accuracy" not in setup.metrics:
         return np.full(total, np.nan)
     with setup.timer.phase("evaluate"):
-        # NaN where nobody fills in anything: 0 / 0.
+        # NaN where no rank fills in anything: 0 / 0.
         sums = torch.zeros(2, total, dtype=torch.float64, device=fed.device)
         for members, rows in groups:
             score = fed.evaluate(rows, members)

@@ -87,8 +87,8 @@ def _is_disks(error: Exception) -> bool:
 def ending_when_stalled(
     world: World, reporting: Reporting, timers: Sequence[Timer], seconds: float
 ) -> Iterator[None]:
-    """End this rank when a phase lasts for too long: a rank that hangs tells nobody, so
-    those that wait for it must. 0 seconds: never.
+    """End this rank when a phase lasts for too long: a rank that hangs cannot
+    say so, but those that wait for it can. 0 seconds: never.
     """
 
     def advanced() -> tuple[int, str]:

@@ -122,7 +122,7 @@ class RunProgress:
 
     def stop(self, round: int, *, patience: int | None = None, why: str = "") -> None:
         """Say that the run ends with this round, before its last: at the target, after
-        so many evaluations that were no better, or for another reason.
+        `patience` evaluations that were no better, or for another reason.
         """
         if why:
             self.say(f"{why}: ended with round {round + 1}")

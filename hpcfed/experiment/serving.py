@@ -30,7 +30,7 @@ def open_transport(
     widths = generated(layout, options).widths
     seeds = [one.config.seed for one in settings]
     # Each seed counts itself what it sends. So the transport has collectives
-    # of its own, whose count nobody reads.
+    # of its own, whose count is not read.
     return Colocated(widths, options, Collectives(world), seeds=seeds)
 
 

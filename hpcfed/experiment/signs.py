@@ -36,7 +36,7 @@ def showing_life(
 
     paths = [folder / SIGN for folder in folders]
     over = threading.Event()
-    # A daemon, because nobody waits for a file system that hangs.
+    # A daemon, because the run must not wait for a file system that hangs.
     beating = threading.Thread(
         target=_beat,
         args=(paths, reporting.phase, changes, over),

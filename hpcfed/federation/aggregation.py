@@ -174,7 +174,7 @@ def cluster_means(
     """Return the mean of what every cluster has sent, and [clusters, groups], the weight
     of those who sent a group.
 
-    `totals` are the clusters' sums of rows from `with_groups`. A group that nobody has
+    `totals` are the clusters' sums of rows from `with_groups`. A group that no client has
     sent stays as in `previous`, [clusters, columns].
     """
     width = previous.shape[1]

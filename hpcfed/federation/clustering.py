@@ -24,7 +24,7 @@ def left_vectors(shard: Shard, vectors: int, *, classes: int | None = None) -> T
     """Return the first left singular vectors of every client of the shard, [clients,
     features, vectors], in float64; zeros where it has too few samples.
 
-    With a number of classes: so many vectors of each class by itself, one class after
+    With a number of classes: `vectors` vectors of each class by itself, one class after
     the other.
     """
     found = []
@@ -183,7 +183,7 @@ def nearest_in_turn(
             found[i] = members.argmax()
             continue
         distances = np.linalg.norm(centres - point, axis=1)
-        # An empty cluster has no mean, and nobody to learn from.
+        # An empty cluster has no mean, and no client to learn from.
         distances[members == 0] = np.inf
         k = found[i] = distances.argmin()
         centres[k] = (members[k] * centres[k] + point) / (members[k] + 1)

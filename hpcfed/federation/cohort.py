@@ -96,14 +96,14 @@ class Sent:
 
 
 def client_weights(sizes: np.ndarray, by: Weighing) -> np.ndarray:
-    """Return what clients with so many samples weigh against each other; those without
+    """Return what clients with `sizes` samples weigh against each other; those without
     data have trained nothing, and count for nothing.
     """
     return sizes if by == "samples" else (sizes > 0).astype(np.float64)
 
 
 def shares(sizes: np.ndarray) -> np.ndarray:
-    """Return nᵢ / Σn; equal shares when nobody has data, so that the mean of untouched
+    """Return nᵢ / Σn; equal shares if no client has data, so that the mean of untouched
     rows is that row.
     """
     total = sizes.sum()

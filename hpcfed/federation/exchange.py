@@ -211,8 +211,8 @@ class Exchange:
         return clock is not None and clock.is_over
 
     def greet(self, rows: Tensor, cohort: Cohort, columns: int | None = None) -> Tensor:
-        """Count the rows that clients who join are given to begin with, or so many
-        `columns` of all of them together, and return the rows.
+        """Count the rows that joining clients are given to begin with, or the number of
+        `columns` that all of them get together, and return the rows.
 
         Clients without training data count for nothing, as in a round.
         """

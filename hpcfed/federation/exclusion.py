@@ -24,7 +24,7 @@ def finite_members(
     every rank.
 
     The log counts the others as excluded. Raises where `stop` forbids that, or where
-    nobody would be left.
+    no member would be left.
     """
     finite = torch.isfinite(rows).all(1).cpu().numpy()
     everyones = collectives.allgather(cohort.chosen[finite])

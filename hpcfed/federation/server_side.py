@@ -73,7 +73,7 @@ class ServerSide:
         # No longer kept alive: it may be half of the memory.
         cohort.in_flight.received = None
         with self._timer.phase("aggregate"):
-            # A robust rule would bear diverged rows, and nobody would hear of them.
+            # A robust rule would bear diverged rows, and they would go unreported.
             is_plain = self._config.aggregation == "mean"
             if is_plain:
                 row = self._aggregated(rows, self._exchange.late_at_zero(cohort))
@@ -113,7 +113,7 @@ class ServerSide:
         rank; one collective for all clusters.
 
         `cluster` is that of every client of the federation. A group of columns that
-        nobody has sent stays as it was in `previous`, [clusters, columns]. Beside the
+        no client has sent stays as it was in `previous`, [clusters, columns]. Beside the
         means: [clusters, groups], the weight of those who sent a group; without `sent`
         there is one group.
         """
@@ -205,7 +205,7 @@ class ServerSide:
         return self._model
 
     def _aggregated(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Make one row of the cohort's; of nobody's rows, the row that was sent."""
+        """Make one row of the cohort's rows; an empty cohort leaves the row that was sent."""
         sent_row = cohort.in_flight.sent_row
         if not len(cohort.clients) and sent_row is not None:
             return sent_row

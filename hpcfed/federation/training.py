@@ -357,7 +357,7 @@ class LocalTraining:
         """Count what clients train, for the round in progress."""
         log, samples = self._members.log, int(job.num_samples().sum())
         flops = FLOPS * samples * self._multiply_adds(job.columns)
-        # Time of an evaluation is no time of training: neither is what is trained there.
+        # An evaluation's time does not count as training; nor does what is trained in it.
         if self._timer.current == "evaluate":
             log.finetuned_samples += samples
             log.finetune_flops += flops

@@ -52,7 +52,7 @@ class WeightsAndBiases:
 
 def check_key() -> None:
     """Refuse to begin without an account: wandb would ask for one, and a job on a
-    cluster has nobody to answer.
+    cluster cannot answer.
     """
     import wandb
 

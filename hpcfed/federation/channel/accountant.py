@@ -76,13 +76,13 @@ class Accountant:
         return "other data of the client"
 
     def epsilon(self, noise_multiplier: float, rounds: int) -> float:
-        """Return ε after so many rounds with noise of deviation `noise_multiplier` × C
+        """Return ε after `rounds` rounds with noise of deviation `noise_multiplier` × C
         on the sum of updates.
         """
         return _epsilon_on(self, noise_multiplier, rounds, INTERVAL)
 
     def epsilons(self, noise_multiplier: float, rounds: int) -> "np.ndarray":
-        """Return upper bounds of ε after each of so many rounds; the last is the best.
+        """Return upper bounds of ε after each of `rounds` rounds; the last is the best.
 
         Most are ε of a somewhat later round, on a coarser grid: 1500 rounds take 1.4
         s by pld, on one ARM core.
@@ -90,7 +90,7 @@ class Accountant:
         return _spending(self, noise_multiplier, rounds)
 
     def noise_multiplier(self, epsilon: float, rounds: int) -> float:
-        """Return the least noise multiplier that keeps within ε for so many rounds."""
+        """Return the least noise multiplier that keeps within ε for `rounds` rounds."""
         return _calibrated(self, epsilon, rounds)
 
 

@@ -65,7 +65,7 @@ class VirtualClock:
                 "a round ends would depend on its members, and decide who is there in "
                 "the next; give --deadline, as in 30, and rounds end at fixed times"
             )
-        # Nobody would ever be there where nobody has data.
+        # Without clients that have data, there is no presence to ask for.
         there = self.devices.presence(self.holders) if len(self.holders) else None
         self._holders_there = there
         self._everyone = np.arange(len(self.devices.speed))
@@ -153,7 +153,7 @@ class VirtualClock:
         return round.clients[round.arrived]
 
     def skip(self) -> None:
-        """End a round in which nobody takes part. It takes no time, unless rounds have
+        """End a round without members. It takes no time, unless rounds have
         fixed times.
         """
         if self._fixed:
@@ -229,7 +229,7 @@ class MembersTime:
         self.sent[at] += num_bytes
 
     def steps_in_time(self, clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Return how many of so many steps each has time for in this round."""
+        """Return how many of its `steps` each has time for in this round."""
         if not self.partial:
             return steps
         return np.minimum(steps, self._limits()[self._at(clients)])
@@ -325,5 +325,5 @@ def arrivals(
     is_all = len(came) == min(wanted, len(seconds))
     if is_all or np.isinf(deadline):
         return np.sort(came), min(last, deadline)
-    # Nobody tells the server that a client has vanished: it waits to the deadline.
+    # The server cannot know that a client has vanished: it waits to the deadline.
     return np.sort(came), deadline

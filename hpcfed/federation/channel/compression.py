@@ -64,7 +64,7 @@ class UploadCompression:
     def __call__(self, upload: Upload) -> Upload:
         """Put updates as the server unpacks them in place of those that are sent."""
         rows, cohort = upload.rows, upload.cohort
-        # Nobody has data, or nothing is shared: nothing is sent.
+        # No member has data, or nothing is shared: nothing is sent.
         if not cohort.log.cohort_size or not rows.shape[1]:
             return upload
         kept, keys = self._kept(upload), self._keys(upload)
@@ -261,10 +261,10 @@ class DownloadCompression:
 
 def packed_bytes(compressor: Compressor, row: Tensor) -> int:
     """Return the bytes in which a compressor packs all columns of such a row."""
-    nobody = row.new_empty(0, len(row))
+    no_rows = row.new_empty(0, len(row))
     warm = row.new_empty(0, compressor.warm_columns(len(row)))
     keys = torch.empty(0, dtype=torch.int64, device=row.device)
-    size = compressor(Updates(nobody, keys, warm=warm)).size
+    size = compressor(Updates(no_rows, keys, warm=warm)).size
     assert isinstance(size, int), "it depends on the number of columns alone"
     return size
 

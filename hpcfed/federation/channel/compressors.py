@@ -63,7 +63,7 @@ class Compressor(Protocol):
     """Packs the updates of all members at once, each as if it were alone."""
 
     def warm_columns(self, columns: int) -> int:
-        """Return how many numbers a client keeps between updates of so many columns."""
+        """Return how many numbers a client keeps between updates of `columns` columns."""
 
     def __call__(self, updates: Updates) -> Packed: ...
 
@@ -200,8 +200,8 @@ class ScaledSign(_Memoryless):
 
 
 def num_kept(columns: Tensor | int, keep: float) -> Tensor | int:
-    """Return k: a share of so many columns, rounded up, so at least one where there is
-    any.
+    """Return k, the share of the columns that is kept, rounded up: at least one if there
+    is any.
     """
     # 0.07 of 100 are 7, although 0.07 * 100 is 7.000000000000001.
     slack = 1e-9

@@ -44,17 +44,17 @@ class Devices:
     def download_seconds(
         self, clients: np.ndarray, num_bytes: np.ndarray | float
     ) -> np.ndarray:
-        """Return what each of these clients takes to receive so many bytes."""
+        """Return what each of these clients takes to receive these bytes."""
         return num_bytes / self.downlink[clients]
 
     def train_seconds(self, clients: np.ndarray, steps: np.ndarray | int) -> np.ndarray:
-        """Return what each of these clients takes for so many local steps."""
+        """Return what each of these clients takes for these local steps."""
         return steps * self.step_seconds / self.speed[clients]
 
     def upload_seconds(
         self, clients: np.ndarray, num_bytes: np.ndarray | float
     ) -> np.ndarray:
-        """Return what each of these clients takes to send so many bytes."""
+        """Return what each of these clients takes to send these bytes."""
         return num_bytes / self.uplink[clients]
 
     def presence(self, clients: np.ndarray) -> Availability | None:

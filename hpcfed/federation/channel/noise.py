@@ -49,8 +49,8 @@ class CentralNoise:
     """Makes the mean of a round's rows private: w + (Σ updates + noise) / K.
 
     K is the number of clients that a round is expected to have. Clients that were not
-    drawn, came late or diverged count as updates of 0: so nobody learns how many there
-    were.
+    drawn, came late or diverged count as updates of 0, so that their number stays
+    hidden.
     """
 
     deviation: float

@@ -71,7 +71,7 @@ def read_trace(path: Path) -> Trace:
                 except ValueError as mistake:
                     raise UserError(f"{path}, line {number}: {mistake}") from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UserError(f"{path}: {reason}") from None
     if not columns.client:
         raise UserError(f"{path}: there is no client below the heading")
