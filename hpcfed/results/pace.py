@@ -17,9 +17,8 @@ MS_PER_ROUND = f"ms {PER_ROUND}"
 SECONDS_PER_ROUND = f"seconds {PER_ROUND}"
 """What tables and axes call it."""
 PER_ROUND_MEANS = (
-    "ms per round: the median of the rounds that count, all but the first to warm up, "
-    "each on its slowest rank; phases: medians of their means over ranks, which need not "
-    "add up"
+    "ms per round: the median over all rounds except warm-up, each timed on its slowest "
+    "rank; phases: medians of the mean over ranks, so they need not add up"
 )
 """What a page says about it."""
 WARMUP = 1
