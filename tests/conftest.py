@@ -25,14 +25,14 @@ Finished = subprocess.CompletedProcess[str]
 LONGEST = (
     "nccl", "gpu_server", "resume", "slurm", "pfedgpa_ranks", "folder", "genefl", "engine", "mpi", "hostile", "deepspeed",
     "paper", "faults", "readme", "ranks", "seeds", "cli", "placement", "record", "baselines", "requeue", "study_page",
-    "pfedgpa_server", "genfed", "rivals", "kernels", "stalls", "own_methods", "python", "new_clients", "pfedgpa_files",
+    "pfedgpa_server", "genfed", "rivals", "kernels", "stalls", "own_methods", "python", "new_clients", "pfedgpa_files", "bad_updates",
     "examples", "config", "extending", "profile", "learning", "server", "pfedgpa", "fisher",
 )  # fmt: skip
 """Files of tests that take longer than others, roughly in order."""
 
 
 SLOW = (
-    "baselines", "deepspeed", "faults", "hostile", "learning", "mpi", "paper", "pfedgpa", "pfedgpa_files", "pfedgpa_ranks",
+    "bad_updates", "baselines", "deepspeed", "faults", "hostile", "learning", "mpi", "paper", "pfedgpa", "pfedgpa_files", "pfedgpa_ranks",
     "pfedgpa_server", "placement", "profile", "ranks", "requeue", "resume", "seeds", "slurm", "stalls", "study_page",
 )  # fmt: skip
 """Files whose tests make whole runs, or start jobs of several ranks: `launch/test

@@ -43,7 +43,6 @@ examples:
   python -m benchmarks.faults --trials 5 --kinds kill,flip
 """
 
-import argparse
 import random
 import signal
 import sys
@@ -55,6 +54,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from benchmarks.arguments import parser_of
 from benchmarks.faults import canaries, injections
 from benchmarks.faults.asides import ASIDE, Aside
 from benchmarks.faults.disks import small_disk
@@ -347,9 +347,7 @@ def _nothing() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--trials",
         type=int,

@@ -15,7 +15,6 @@ examples:
   python -m benchmarks.harness.fingerprints --compare before.json
 """
 
-import argparse
 import hashlib
 import json
 import subprocess
@@ -28,6 +27,7 @@ import h5py
 import numpy as np
 
 from benchmarks import launching
+from benchmarks.arguments import parser_of
 
 COMMON = "--clients 6 --rounds 3 --participation 0.7 --snapshot-every 1 --deterministic --device cpu"
 NEWCOMERS = "--new-clients 2 --new-updates 2"
@@ -206,9 +206,7 @@ def compare(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--package",
         type=Path,

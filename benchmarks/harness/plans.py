@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import add_device, parser_of
 from hpcfed import methods
 from hpcfed.clients.network import client_layout, client_network
 from hpcfed.options import Settings, resolve
@@ -201,11 +202,9 @@ PARTS = {"clients": predict_clients, "cores": predict_cores, "server": predict_s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add_device(parser)
     parser.add_argument("--fit", type=int, nargs="+", default=[10, 30, 100, 300])
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16])

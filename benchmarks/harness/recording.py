@@ -8,7 +8,6 @@ example:
   python -m benchmarks.harness.recording --rounds 60 --repeats 5
 """
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import parser_of
 from benchmarks.measuring import settings_of
 from hpcfed.experiment.assemble import assemble
 from hpcfed.experiment.evaluate import evaluate
@@ -43,9 +43,7 @@ def seconds(settings: Settings, world: World, *, recorded: bool) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clients", type=int, default=20)

@@ -8,7 +8,6 @@ examples:
   python -m benchmarks.harness.soak --rounds 5000 -- --method pfedhn
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import launching
+from benchmarks.arguments import parser_of
 from hpcfed.results.checkpoints import MARKER
 from hpcfed.results.stored import read_run
 
@@ -98,9 +98,7 @@ def soak(rounds: int, words: list[str], out: Path) -> tuple[Sample, Sample]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("words", nargs="*", help="options of hpcfed run, after --")
     asked = parser.parse_args()

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from benchmarks import launching
+from benchmarks.arguments import parser_of
 
 MILESTONES = (
     "python",
@@ -114,9 +115,7 @@ def _line(name: str, seconds: dict[str, float]) -> str:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--cases",
         nargs="+",

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import launching
+from benchmarks.arguments import parser_of
 from hpcfed.options.command_line import flags
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
@@ -215,9 +216,7 @@ def stop_and_resume(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=40)

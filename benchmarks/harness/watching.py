@@ -9,7 +9,6 @@ examples:
   mpirun -n 2 python -m benchmarks.harness.watching --rounds 200 --repeats 5
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.arguments import parser_of
 from benchmarks.measuring import settings_of
 from hpcfed.experiment.assemble import assemble
 from hpcfed.experiment.failures import Reporting
@@ -55,9 +55,7 @@ def _watcher(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clients", type=int, default=8)

@@ -15,7 +15,6 @@ example:
   python -m benchmarks.hostile.fuzz --files 5000
 """
 
-import argparse
 import io
 import random
 import shutil
@@ -27,6 +26,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.arguments import parser_of
 from benchmarks.faults import canaries
 from benchmarks.hostile import cases
 from benchmarks.hostile.cases import CASES
@@ -217,9 +217,7 @@ def campaign(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--files",
         type=int,

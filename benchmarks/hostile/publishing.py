@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from benchmarks import launching
+from benchmarks.arguments import parser_of
 from hpcfed.results.publish import publish
 
 LONGEST = 0.08
@@ -115,9 +116,7 @@ def campaign(folder: Path, kills: int, seed: int) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--kills", type=int, default=200, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

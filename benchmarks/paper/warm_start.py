@@ -21,6 +21,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.arguments import parser_of
 from benchmarks.paper.cells import pairs_of
 from hpcfed.errors import UserError
 from hpcfed.results.run import RunRecord
@@ -120,9 +121,7 @@ def _run(folder: Path, values: dict[str, str]) -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of all runs")
     parser.add_argument("--dataset", choices=DATASETS, default="fashion-mnist")
     parser.add_argument("--data-root", help="folder of the data sets")

@@ -14,7 +14,6 @@ examples:
   python -m benchmarks.rivals.published blazefl-resnet18 --out runs/bf16 -- --precision bf16
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import hpcfed
+from benchmarks.arguments import parser_of
 from benchmarks.launching import ROOT
 
 SETTINGS = ROOT / "benchmarks/published"
@@ -109,9 +109,7 @@ def line(name: str, made: Outcome) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PUBLISHED))
     parser.add_argument("--out", type=Path, default=Path("runs/published"))
     parser.add_argument("--data-root", type=Path, help="folder of CIFAR-10 and -100")

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks import launching
+from benchmarks.arguments import add_device, parser_of
 from hpcfed.runtime import world as worlds
 from hpcfed.server.engines import import_engine
 from hpcfed.server.latent_diffusion import LatentDiffusion
@@ -77,15 +78,13 @@ def memory(device: torch.device) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3]
     )
     parser.add_argument("--learnings", type=int, default=50)
     parser.add_argument("--server", choices=("small", "paper"), default="small")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add_device(parser)
     parser.add_argument(
         "--json", type=Path, help="also write every learning's figures to this file"
     )

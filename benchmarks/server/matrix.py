@@ -45,6 +45,7 @@ import h5py
 import numpy as np
 
 from benchmarks import launching
+from benchmarks.arguments import parser_of
 from benchmarks.server.cells import LAYOUTS, WORK, Cell, cells
 from hpcfed.errors import UserError
 from hpcfed.results.stored import read_run
@@ -284,9 +285,7 @@ def versions() -> str:
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=WORK, default=["small", "paper"])
     parser.add_argument(
         "--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3]

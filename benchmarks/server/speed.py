@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.arguments import add_device
 from benchmarks.measuring import synchronize
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
@@ -196,7 +197,7 @@ def main() -> None:
         default="first,torch,deepspeed",
         help=f"engines, of {', '.join(ENGINES)}",
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add_device(parser)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     for engine in asked.engines.split(","):

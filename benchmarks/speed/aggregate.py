@@ -15,7 +15,6 @@ examples:
   srun --ntasks 4 --gpus-per-task 1 python -m benchmarks.speed.aggregate --clients 10 100 --columns 11000000
 """
 
-import argparse
 import platform
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.arguments import add_device, parser_of
 from benchmarks.measuring import settings_of, synchronize
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup, assemble
@@ -97,9 +97,7 @@ def measure(setup: Setup, columns: int, *, repeats: int) -> dict[str, np.ndarray
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--columns",
         type=int,
@@ -116,7 +114,7 @@ def main() -> None:
         default=2.5,
         help="leave out work whose rows need more on a rank",
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add_device(parser)
     parser.add_argument("--backend", choices=["auto", "nccl", "gloo"], default="auto")
     parser.add_argument(
         "--deterministic", action="store_true", help="sums in client order"

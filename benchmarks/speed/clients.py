@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 import numpy as np
 import torch
 
+from benchmarks.arguments import parser_of
 from benchmarks.measuring import settings_of
 from benchmarks.speed.round import rounds_of
 from hpcfed.analysis.costmodel import CostModel, Measured, fit
@@ -144,9 +145,7 @@ def _expected(model: CostModel, like: Measured, clients: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     counts = [10, 30, 100, 300, 1000, 3000, 10_000]

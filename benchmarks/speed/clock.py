@@ -8,7 +8,6 @@ example:
   python -m benchmarks.speed.clock --clients 10000 --cohorts 100,1000
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import hpcfed
+from benchmarks.arguments import parser_of
 from hpcfed.federation.channel.clock import MembersTime, VirtualClock
 from hpcfed.federation.federation import Federation
 
@@ -78,9 +78,7 @@ def measure(watch: Stopwatch, options: dict[str, Any]) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--cohorts", default="100,1000")
     parser.add_argument("--rounds", type=int, default=40)

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.arguments import parser_of
 from benchmarks.launching import environment
 from benchmarks.measuring import settings_of
 from benchmarks.speed.round import WORKS
@@ -212,9 +213,7 @@ def show(found: list[Counted], bytes_per_second: float, *, rows: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--rows", type=int, default=16, help="kernels (default: 16)")
     parser.add_argument("--play", type=Path, help=argparse.SUPPRESS)

@@ -13,7 +13,6 @@ examples:
   python -m benchmarks.speed.engine --parts uneven many --rounds 10
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from benchmarks.arguments import add_device, parser_of
 from benchmarks.measuring import settings_of, synchronize
 from hpcfed.experiment.assemble import Setup, assemble, assemble_stacked
 from hpcfed.federation.log import RoundLog
@@ -300,14 +300,12 @@ PARTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument(
         "--rounds", type=int, default=10, help="counted rounds (default: 10)"
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add_device(parser)
     options = parser.parse_args()
     world = worlds.enter(device=options.device)
     print(

@@ -13,7 +13,6 @@ examples:
   python -m benchmarks.speed.evaluating --works pfedgpa-cifar10 --rounds 50
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.arguments import add_device, parser_of
 from benchmarks.measuring import settings_of, synchronize
 from benchmarks.speed.round import WORKS
 from hpcfed.experiment.assemble import Setup, assemble
@@ -108,14 +108,12 @@ def in_turns(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument(
         "--rounds", type=int, default=20, help="counted rounds (default: 20)"
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add_device(parser)
     options = parser.parse_args()
     world = worlds.enter(device=options.device)
     machine = f"{world.locations[0].device_name}, torch {torch.__version__}"

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.arguments import add_device, parser_of
 from benchmarks.measuring import synchronize
 from hpcfed import methods
 from hpcfed.clients import engine as engines
@@ -81,10 +82,8 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser = parser_of(__doc__)
+    add_device(parser)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--precision", choices=["bf16", "tf32", "fp32"], default="bf16")
     parser.add_argument("--images", type=int, default=500, help="of each client")

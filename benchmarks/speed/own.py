@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from benchmarks.arguments import parser_of
 from benchmarks.measuring import synchronize
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.job import Recipe, TrainingJob
@@ -208,9 +209,7 @@ def measure(name: str, arguments: argparse.Namespace, device: torch.device) -> N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=[*NETWORKS])
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--samples", type=int, default=64, help="of each client")

@@ -23,6 +23,7 @@ import numpy as np
 
 import hpcfed
 from benchmarks import launching
+from benchmarks.arguments import parser_of
 
 COLUMNS = ("clients", "cohort", "start, s", "round, ms", "evaluated round, s", "GiB")
 
@@ -65,9 +66,7 @@ def options_of(arguments: argparse.Namespace, clients: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--clients", default="10000,100000,1000000")
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=12)

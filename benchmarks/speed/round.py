@@ -32,6 +32,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from benchmarks.arguments import add_device, parser_of
 from benchmarks.measuring import settings_of, synchronize
 from hpcfed.clients.engine import Engine
 from hpcfed.experiment.assemble import Setup, assemble
@@ -185,9 +186,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument(
         "--engines", nargs="+", choices=["batched", "loop"], default=["batched", "loop"]
@@ -198,7 +197,7 @@ def main() -> None:
     parser.add_argument(
         "--warmup", type=int, default=2, help="rounds before (default: 2)"
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add_device(parser)
     parser.add_argument("--precision", choices=["bf16", "tf32", "fp32"], default="tf32")
     parser.add_argument(
         "--profile",

@@ -16,7 +16,6 @@ examples:
   python -m benchmarks.speed.zoo --json zoo.json --resume          those that the file lacks
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -32,6 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.arguments import parser_of
 from benchmarks.speed.own import loop, milliseconds, ours, some_data
 from benchmarks.speed.zoo_networks import ZOO
 from hpcfed.clients.engine import LOOP_ABOVE_COLUMNS
@@ -208,9 +208,7 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--networks", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--clients", type=int, default=4)
