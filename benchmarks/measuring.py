@@ -1,11 +1,18 @@
-"""Settings and clocks that several benchmarks share."""
+"""Settings, rounds and clocks that several benchmarks share."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpcfed import methods
+from hpcfed.experiment.assemble import Setup, assemble
+from hpcfed.federation.log import RoundLog
 from hpcfed.options import Settings, resolve
+from hpcfed.runtime.timer import Timer
+from hpcfed.runtime.world import World
 
 
 def settings_of(values: dict[str, Any]) -> Settings:
@@ -13,6 +20,38 @@ def settings_of(values: dict[str, Any]) -> Settings:
     # Sources are for messages about mistakes, of which there are none.
     sources = {name: name for name in values}
     return resolve(values, sources, methods.load("fedavg").Options)
+
+
+def setup_of(values: dict[str, Any], world: World) -> Setup:
+    """Assemble a FedAvg run with these options."""
+    return assemble(settings_of(values), world, Timer(world.device))
+
+
+def rounds_of(setup: Setup) -> Callable[[int], RoundLog]:
+    """Return a function that does the next round and returns its log."""
+    fed = setup.federation
+    state = setup.method.init(fed)
+
+    def one(round: int) -> RoundLog:
+        nonlocal state
+        cohort = fed.sample(round)
+        state = setup.method.round(fed, state, cohort)
+        return cohort.log
+
+    return one
+
+
+def milliseconds(
+    work: Callable[[int], object], device: torch.device, *, rounds: int, warmup: int = 3
+) -> np.ndarray:
+    """Return the milliseconds of each round of work, without those that warm up."""
+    seconds = []
+    for round in range(warmup + rounds):
+        begin = time.perf_counter()
+        work(round)
+        synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return 1e3 * np.array(seconds[warmup:])
 
 
 def synchronize(device: torch.device) -> None:

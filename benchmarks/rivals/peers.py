@@ -50,7 +50,7 @@ from benchmarks.rivals.children import Failed, in_children
 from benchmarks.rivals.machine import Machine, device_of, probe, wants_mps
 from benchmarks.rivals.others import run_pfl, run_plain
 from benchmarks.rivals.work import Gate, Job, Report, Work, work_of
-from benchmarks.speed.round import WORKS, rounds_of
+from benchmarks.speed.round import WORKS, timed_rounds
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import assemble
 from hpcfed.runtime import world as worlds
@@ -98,7 +98,7 @@ def run_hpcfed(job: Job) -> Report:
     settings = settings_of(values)
     world = worlds.enter(device=job.device)
     setup = assemble(settings, world, Timer(world.device))
-    seconds, samples = rounds_of(setup, warmup=job.warmup, rounds=job.rounds)
+    seconds, samples = timed_rounds(setup, warmup=job.warmup, rounds=job.rounds)
     work.check(samples)
     world.close()
     return Report(seconds.tolist())

@@ -25,11 +25,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.arguments import add_device, parser_of
-from benchmarks.measuring import settings_of, synchronize
+from benchmarks.measuring import setup_of, synchronize
 from hpcfed.errors import count
-from hpcfed.experiment.assemble import Setup, assemble
+from hpcfed.experiment.assemble import Setup
 from hpcfed.runtime import world as worlds
-from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 
@@ -47,7 +46,7 @@ def federation_of(clients_per_rank: int, world: World, *, deterministic: bool) -
         "clients": clients_per_rank * world.num_workers,
         "deterministic": deterministic,
     }
-    return assemble(settings_of(values), world, Timer(world.device))
+    return setup_of(values, world)
 
 
 def milliseconds(

@@ -23,12 +23,10 @@ import numpy as np
 import torch
 
 from benchmarks.arguments import parser_of
-from benchmarks.measuring import settings_of
-from benchmarks.speed.round import rounds_of
+from benchmarks.measuring import setup_of
+from benchmarks.speed.round import timed_rounds
 from hpcfed.analysis.costmodel import CostModel, Measured, fit
-from hpcfed.experiment.assemble import assemble
 from hpcfed.runtime import world as worlds
-from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 RESNET20 = "benchmarks/examples/resnet.py:ResNet"
@@ -71,8 +69,8 @@ def measure(
     cuda = world.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    setup = assemble(settings_of(values), world, Timer(world.device))
-    seconds, _ = rounds_of(setup, warmup=options.warmup, rounds=options.rounds)
+    setup = setup_of(values, world)
+    seconds, _ = timed_rounds(setup, warmup=options.warmup, rounds=options.rounds)
     measured = Measured(
         clients=clients,
         ranks=1,

@@ -30,13 +30,11 @@ from torch import Tensor
 
 from benchmarks.arguments import parser_of
 from benchmarks.launching import environment
-from benchmarks.measuring import settings_of
+from benchmarks.measuring import setup_of
 from benchmarks.speed.round import WORKS
-from hpcfed.experiment.assemble import assemble
 from hpcfed.kernels.cuda import Kernel
 from hpcfed.plan.ceilings import Ceilings
 from hpcfed.runtime import world as worlds
-from hpcfed.runtime.timer import Timer
 
 TIME = "gpu__time_duration.sum"
 READ = "dram__bytes_read.sum"
@@ -112,7 +110,7 @@ def play(works: list[str], file: Path) -> None:
         notes[name] = {}
         note_launches(notes[name])
         values = WORKS[name] | {"engine": "batched", "device": "cuda"}
-        setup = assemble(settings_of(values), world, Timer(world.device))
+        setup = setup_of(values, world)
         fed = setup.federation
         state = setup.method.init(fed)
         for round in range(4):

@@ -24,9 +24,13 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.arguments import add_device, parser_of
-from benchmarks.measuring import settings_of, synchronize
+from benchmarks.measuring import (
+    milliseconds,
+    rounds_of,
+    settings_of,
+    setup_of,
+)
 from hpcfed.experiment.assemble import Setup, assemble, assemble_stacked
-from hpcfed.federation.log import RoundLog
 from hpcfed.models.networks import build
 from hpcfed.options import Settings
 from hpcfed.runtime import world as worlds
@@ -48,33 +52,6 @@ CIFAR = SYNTHETIC | {
 }
 
 
-def milliseconds(
-    work: Callable[[int], object], world: World, *, rounds: int, warmup: int = 3
-) -> np.ndarray:
-    """Return the milliseconds of each counted round of work."""
-    seconds = []
-    for round in range(warmup + rounds):
-        begin = time.perf_counter()
-        work(round)
-        synchronize(world.device)
-        seconds.append(time.perf_counter() - begin)
-    return 1e3 * np.array(seconds[warmup:])
-
-
-def rounds_of(setup: Setup) -> Callable[[int], RoundLog]:
-    """Return a function that does the next round and returns its log."""
-    fed = setup.federation
-    state = setup.method.init(fed)
-
-    def one(round: int) -> RoundLog:
-        nonlocal state
-        cohort = fed.sample(round)
-        state = setup.method.round(fed, state, cohort)
-        return cohort.log
-
-    return one
-
-
 def uneven(world: World, rounds: int, device: str) -> None:
     """Compare a round of uneven clients with one of as many samples, spread evenly."""
     times = {}
@@ -88,9 +65,9 @@ def uneven(world: World, rounds: int, device: str) -> None:
             | partition
             | {"clients": 100, "train_per_client": 600, "device": device}
         )
-        setup = assemble(settings_of(values), world, Timer(world.device))
+        setup = setup_of(values, world)
         sizes = setup.federation.sizes
-        times[name] = milliseconds(rounds_of(setup), world, rounds=rounds)
+        times[name] = milliseconds(rounds_of(setup), world.device, rounds=rounds)
         print(
             f"  {name:15} {np.median(times[name]):9.2f} ms a round, {sizes.sum()} "
             f"samples, {sizes.max()} of one client"
@@ -122,13 +99,13 @@ def large(
             "precision": precision,
             "device": device,
         }
-        setup = assemble(settings_of(config), world, Timer(world.device))
+        setup = setup_of(config, world)
         fed = setup.federation
         rows = fed.initial_row().expand(clients, -1)
         train = partial(_train, fed, rows)
-        ours = milliseconds(train, world, rounds=rounds)
+        ours = milliseconds(train, world.device, rounds=rounds)
         plain = milliseconds(
-            _plain_loop(setup, clients, batch, precision), world, rounds=rounds
+            _plain_loop(setup, clients, batch, precision), world.device, rounds=rounds
         )
         steps = clients * samples // batch
         print(
@@ -192,10 +169,13 @@ def many(world: World, rounds: int, device: str) -> None:
             "epochs": 1,
             "device": device,
         }
-        setup = assemble(settings_of(values), world, Timer(world.device))
+        setup = setup_of(values, world)
         if world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        each = np.median(milliseconds(rounds_of(setup), world, rounds=rounds)) / clients
+        each = (
+            np.median(milliseconds(rounds_of(setup), world.device, rounds=rounds))
+            / clients
+        )
         first = first or each
         memory = ""
         if world.device.type == "cuda":
@@ -233,11 +213,9 @@ def stacks(world: World, rounds: int, device: str) -> None:
         )
         times = {}
         for engine in ("batched", "loop"):
-            setup = assemble(
-                settings_of(values | {"engine": engine}), world, Timer(world.device)
-            )
+            setup = setup_of(values | {"engine": engine}, world)
             times[engine] = np.median(
-                milliseconds(rounds_of(setup), world, rounds=rounds)
+                milliseconds(rounds_of(setup), world.device, rounds=rounds)
             )
         print(
             f"  {model:10} {times['batched']:8.1f} ms a round together, "
@@ -260,7 +238,9 @@ def seeds(world: World, rounds: int, device: str) -> None:
         setups = [assemble(one, world, Timer(world.device)) for one in settings]
         alone = 0.0
         for setup in setups:
-            alone += np.median(milliseconds(rounds_of(setup), world, rounds=rounds))
+            alone += np.median(
+                milliseconds(rounds_of(setup), world.device, rounds=rounds)
+            )
         together = _stacked(settings, world, rounds)
         print(
             f"  {model:10} {alone:.2f} ms a round for five seeds one by one, "

@@ -22,12 +22,11 @@ import numpy as np
 import torch
 
 from benchmarks.arguments import add_device, parser_of
-from benchmarks.measuring import settings_of, synchronize
+from benchmarks.measuring import setup_of, synchronize
 from benchmarks.speed.round import WORKS
-from hpcfed.experiment.assemble import Setup, assemble
+from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import AfterTraining, evaluate
 from hpcfed.runtime import world as worlds
-from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 TEST_PER_CLIENT = {"pfl-cifar10": 10, "pfedgpa-cifar10": 100}
@@ -40,7 +39,7 @@ def measure(work: str, device: str, world: World, rounds: int) -> None:
         "engine": "batched",
         "device": device,
     }
-    setup = assemble(settings_of(values), world, Timer(world.device))
+    setup = setup_of(values, world)
     state = setup.method.init(setup.federation)
 
     def plain(round: int) -> None:

@@ -18,7 +18,6 @@ examples:
 
 import argparse
 import gc
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -29,8 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from benchmarks import measuring
 from benchmarks.arguments import parser_of
-from benchmarks.measuring import synchronize
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.job import Recipe, TrainingJob
 from hpcfed.data.shards import Shard
@@ -157,13 +156,10 @@ def milliseconds(
     """Return the median of counted rounds; NaN where the device's memory is too small,
     or torch cannot do it.
     """
-    seconds = []
     try:
-        for _ in range(warmup + rounds):
-            begin = time.perf_counter()
-            work()
-            synchronize(device)
-            seconds.append(time.perf_counter() - begin)
+        times = measuring.milliseconds(
+            lambda _: work(), device, rounds=rounds, warmup=warmup
+        )
     except (RuntimeError, NotImplementedError) as error:
         print(f"    cannot: {str(error).splitlines()[0][:100]}")
         return float("nan")
@@ -171,7 +167,7 @@ def milliseconds(
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return 1e3 * float(np.median(seconds[warmup:]))
+    return float(np.median(times))
 
 
 def measure(name: str, arguments: argparse.Namespace, device: torch.device) -> None:

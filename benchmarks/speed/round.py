@@ -32,13 +32,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from benchmarks import measuring
 from benchmarks.arguments import add_device, parser_of
-from benchmarks.measuring import settings_of, synchronize
+from benchmarks.measuring import setup_of, synchronize
 from hpcfed.clients.engine import Engine
-from hpcfed.experiment.assemble import Setup, assemble
+from hpcfed.experiment.assemble import Setup
 from hpcfed.plan.ceilings import Ceilings
 from hpcfed.runtime import world as worlds
-from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
 SYNTHETIC = {
@@ -73,26 +73,24 @@ WORKS: dict[str, dict[str, Any]] = {
 }
 
 
-def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, float]:
+def timed_rounds(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, float]:
     """Return the seconds of each counted round, on the slowest rank, and the samples
     trained on per round.
     """
-    fed, world = setup.federation, setup.world
-    state = setup.method.init(fed)
+    one, device = measuring.rounds_of(setup), setup.world.device
     seconds = []
     samples = 0
     for round in range(warmup + rounds):
         # Ranks begin together; the slowest one counts.
         setup.collectives.barrier()
-        synchronize(world.device)
+        synchronize(device)
         begin = time.perf_counter()
-        cohort = fed.sample(round)
-        state = setup.method.round(fed, state, cohort)
-        float(cohort.log.loss_sum)  # a user reads the loss, too
-        synchronize(world.device)
+        log = one(round)
+        float(log.loss_sum)  # a user reads the loss, too
+        synchronize(device)
         seconds.append(time.perf_counter() - begin)
         if round >= warmup:
-            samples += int(cohort.log.samples_seen)
+            samples += int(log.samples_seen)
     gathered = setup.collectives.gather_vectors(np.array([samples, *seconds[warmup:]]))
     if gathered is None:
         return np.empty(0), 0.0
@@ -157,10 +155,10 @@ def measure(
         "precision": options.precision,
         "device": options.device,
     }
-    setup = assemble(settings_of(values), world, Timer(world.device))
+    setup = setup_of(values, world)
     if world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    seconds, samples = rounds_of(setup, warmup=options.warmup, rounds=options.rounds)
+    seconds, samples = timed_rounds(setup, warmup=options.warmup, rounds=options.rounds)
     if options.profile and world.is_root:
         profile(setup)
     if not len(seconds):

@@ -4,37 +4,32 @@ import sys
 
 import torch
 
-from benchmarks.measuring import settings_of
+from benchmarks.measuring import rounds_of, setup_of
 from benchmarks.rivals.cpu.work import LR, MOMENTUM, WEIGHT_DECAY, Part, Turns, part_of
-from benchmarks.speed.engine import rounds_of
-from hpcfed.experiment.assemble import assemble
 from hpcfed.runtime import world as worlds
-from hpcfed.runtime.timer import Timer
 
 
 def run(part: Part, turns: Turns) -> None:
     """Do rounds as `hpcfed run` does them, without evaluation."""
     work = part.work
-    settings = settings_of(
-        {
-            "dataset": "synthetic",
-            "synthetic_shape": "x".join(map(str, work.shape)),
-            "model": work.model,
-            "clients": work.clients,
-            "train_per_client": work.images,
-            "test_per_client": 1,
-            "partition": "iid",
-            "batch_size": work.batch,
-            "epochs": 1,
-            "lr": LR,
-            "momentum": MOMENTUM,
-            "weight_decay": WEIGHT_DECAY,
-            "device": "cpu",
-        }
-    )
+    values = {
+        "dataset": "synthetic",
+        "synthetic_shape": "x".join(map(str, work.shape)),
+        "model": work.model,
+        "clients": work.clients,
+        "train_per_client": work.images,
+        "test_per_client": 1,
+        "partition": "iid",
+        "batch_size": work.batch,
+        "epochs": 1,
+        "lr": LR,
+        "momentum": MOMENTUM,
+        "weight_decay": WEIGHT_DECAY,
+        "device": "cpu",
+    }
     world = worlds.enter(device="cpu")
     torch.set_num_threads(part.threads)
-    setup = assemble(settings, world, Timer(world.device))
+    setup = setup_of(values, world)
     one_round = rounds_of(setup)
     turns.tell(version=f"torch {torch.__version__}")
     for number in range(part.rounds):
