@@ -25,8 +25,8 @@ wait for each other.
 def begun(
     ranks: int, *words: object, python: Sequence[str] = ("-m", "hpcfed")
 ) -> subprocess.Popen[str]:
-    """Starts `hpcfed`, or another program of Python, with these words on so many ranks,
-    and does not wait.
+    """Start `hpcfed`, or another program of Python, with these words on MPI ranks, and
+    do not wait.
     """
     program = mpirun_path()
     if program is None:

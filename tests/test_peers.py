@@ -104,7 +104,7 @@ def test_rivals_end_a_round_with_the_row_of_hpcfed() -> None:
         ("--chunk -1", "--chunk"),
         ("--processes 3", "--processes 3 does not divide pfl-cifar10's cohort of 50"),
         ("--rivals flower", "invalid choice: 'flower'"),
-        ("--json /nowhere/peers.json", "there is no such folder"),
+        ("--json /nowhere/peers.json", "its folder does not exist"),
         ("--wroks pfl-cifar10", "--wroks"),
     ],
 )

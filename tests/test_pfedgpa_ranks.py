@@ -205,7 +205,7 @@ def test_a_failing_rank_ends_all(
     culprit: str, ranks: int, rank: int, tmp_path: Path, mpirun: Callable
 ) -> None:
     """A server rank while a worker waits for it, and a worker while another worker and
-    the server wait: for ever, if nobody ended them.
+    the server wait: for ever, if they were not ended.
     """
     words = flags(**TINY, server_ranks=1, out=tmp_path / "run")
     result = mpirun(ranks, HERE / "failing_server.py", "run", *words, FAIL=culprit)

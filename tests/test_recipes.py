@@ -43,7 +43,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
 def trial(
     record: RunRecord, ranks: int, repeat: int, seconds: Sequence[float]
 ) -> TrialRecord:
-    """Return a finished trial on so many ranks with these seconds of rounds."""
+    """Return a finished trial on these ranks with these seconds of rounds."""
     run = replace(
         record,
         facts=record.facts | {"ranks": ranks},

@@ -55,7 +55,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slurm:
 
 
 def stopped_after(rounds: int, *words: object) -> None:
-    """Let a job run and be stopped with a checkpoint after so many rounds."""
+    """Let a job run and be stopped with a checkpoint after this number of rounds."""
     settings = requeued(cli.parse_run([str(word) for word in [*WORDS[1:], *words]]))
     with pytest.raises(SystemExit) as ended:
         run(settings, StopAfter(rounds))

@@ -5,7 +5,7 @@ so on until it is complete. Then its numbers and its last state are compared, bi
 bit, to those of a run that nothing has interrupted, and the next run begins. A fault
 that a run has to bear (a client's update is NaN, a rank is slow, the device is out of
 memory) does not end its life; the uninterrupted run has the same NaN. Every fault is a
-trial; one that came after the run's end is none.
+trial, unless it came after the run's end.
 
   kill, killall         a rank, all ranks get SIGKILL
   term                  SIGTERM, SIGINT or SIGUSR2 to mpirun, to a rank or to all: exit code 75 (or mpirun's own)
@@ -163,7 +163,7 @@ class Campaign:
                 if not self._traps.users_files and job.reported():
                     self._traps.users_files = canaries.leave_own(out, canaries.OWN[:2])
                 if damaged and "is damaged" not in job.told():
-                    self._remark("nobody has noticed the damage", job)
+                    self._remark("the damage was not noticed", job)
                 damaged = self._live(job, orders, out)
             finally:
                 job.end()
@@ -358,7 +358,7 @@ def main() -> None:
         "--minutes",
         type=float,
         default=float("inf"),
-        help="end after so many minutes, whatever is left",
+        help="end after this number of minutes, even if trials are left",
     )
     parser.add_argument(
         "--rounds", type=int, default=200, help="rounds of a run (default: 200)"

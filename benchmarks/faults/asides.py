@@ -1,5 +1,4 @@
-"""Trials of benchmarks/faults that have short runs of their own, of a single process
-each.
+"""Trials that start short runs of their own, each in a single process.
 
 The undisturbed runs that they are compared to are made once and shared by all trials.
 """

@@ -1,5 +1,4 @@
-"""Files that no run may touch, and what leads a run to them; for benchmarks/faults
-and benchmarks/hostile/fuzz.py.
+"""Files that no run may touch, and what leads a run to them.
 
 A tree of canaries lies outside a run's folder. A snapshot of it before and after a
 trial tells whether a file was read only. Entries of the run's folder are replaced by
@@ -46,7 +45,7 @@ def build(folder: Path) -> None:
     ):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"nobody may change {name}\n" * 10)
+        path.write_text(f"this file must not change: {name}\n" * 10)
     checkpoint = folder / "tree/checkpoints/00000003"
     checkpoint.mkdir(parents=True)
     (checkpoint / "complete.json").write_text("{}")

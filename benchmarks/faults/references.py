@@ -112,9 +112,7 @@ class Queue:
             (self._bin / name).chmod(0o755)
 
     def start(self, restarts: int, words: list[str], folder: Path | None = None) -> Job:
-        """Start the script as Slurm does when a job has been queued again so many
-        times.
-        """
+        """Start the script as Slurm does after a number of restarts of the job."""
         variables = {
             "SLURM_JOB_ID": str(self._job),
             "SLURM_SUBMIT_DIR": str(ROOT),
@@ -165,7 +163,7 @@ def disturbed_run(whole: Path, out: Path) -> str | None:
 
 
 def pace(orders: Path, seconds: float) -> None:
-    """Have every round of a run take so many seconds longer from now on."""
+    """Make every round of a run take longer by these seconds, from now on."""
     temporary = orders / "unfinished-pace"
     temporary.write_text(str(seconds))
     # So that a rank reads all of it or nothing.

@@ -49,7 +49,7 @@ class Schedule:
             self._refill()
 
     def tick_off(self, kind: str, reported: int) -> None:
-        """Note that a kind had its turn, after so many rounds, and say so."""
+        """Count a turn of this kind of fault, and print it with the rounds done so far."""
         self._pending.remove(kind)
         each = (time.monotonic() - self._begin) / self.done
         left = min(each * (self._trials - self.done), self._end - time.monotonic())

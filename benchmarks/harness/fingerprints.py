@@ -6,8 +6,8 @@ on two. Each data set of metrics and parameters in the files of a run becomes on
 SHA-256. Times, memory and energy are left out, and so is what describes the machine.
 Two versions of the code compute the same if their fingerprints are equal.
 
-Options that begin with `--package` name the folder that holds the version to run, so
-that a checkout of an older version can be measured by this script.
+`--package` names the folder that holds the version to run, so that this script can
+measure a checkout of an older version.
 
 examples:
   python -m benchmarks.harness.fingerprints --out before.json
@@ -187,9 +187,7 @@ def _fingerprints(path: Path, name: str) -> dict[str, str]:
 
 
 def compare(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> int:
-    """Print what differs and return how many data sets do; one that is new counts for
-    nothing.
-    """
+    """Print what differs and return how many data sets do; new ones do not count."""
     differing = 0
     for case, old in before.items():
         new = after.get(case, {})

@@ -31,7 +31,7 @@ def serve(path: str) -> None:
     import hpcfed.cli.commands
     import hpcfed.experiment.run  # noqa: F401
 
-    # The kernel buries children that nobody waits for.
+    # The kernel removes ended children; this process does not wait for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)

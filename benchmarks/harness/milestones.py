@@ -1,5 +1,5 @@
 """hpcfed with a clock: `python milestones.py FILE WORD …` does what `hpcfed
-WORD …` does, and its root writes to FILE when it had come how far.
+WORD …` does, and its root writes to FILE when it reached each milestone.
 
 A line of JSON has, for each milestone, the seconds on the machine's monotonic clock.
 """

@@ -68,6 +68,6 @@ def prepare(originals: Path, case: Path, kind: str, chance: random.Random) -> Co
     """Copy the originals, change them, and return the commands that get them."""
     shutil.rmtree(case, ignore_errors=True)
     shutil.copytree(originals / "cases", case)
-    # What links lead to, and what nobody may touch.
+    # What links lead to: no command may touch it.
     canaries.build(case / "outside")
     return CASES[kind](case, chance)

@@ -4,7 +4,7 @@ either work, or refuse the file in one line with exit code 2.
 Real HDF5 files (of a run, its snapshots, its server, a study) are changed in many ways,
 byte by byte and through h5py, and handed to show, report and its exports, and resume.
 Other cases are about everything else that users hand in: JSON, TOML, npz, names, texts
-with control characters, and what is no plain file (a terabyte of nothing, FIFOs,
+with control characters, and entries that are not plain files (an empty terabyte, FIFOs,
 devices, links). See benchmarks/hostile/cases.py.
 
 A process of its own reads, so that a crash of libhdf5 is one more row of the table. It

@@ -134,7 +134,7 @@ def reshape(file: h5py.File, random: random.Random) -> None:
 
 
 def huge(file: h5py.File, random: random.Random) -> None:
-    """Declare shapes that the file does not hold; now and then the run claims so many
+    """Declare shapes that the file does not hold; now and then the run claims too many
     rounds.
     """
     name = random.choice(items(file, h5py.Dataset))

@@ -87,7 +87,7 @@ def kill_once(
 
 
 def campaign(folder: Path, kills: int, seed: int) -> dict[str, int]:
-    """Kill so many processes, and count what was read."""
+    """Kill a number of processes, and count what was read."""
     figures = dict.fromkeys(
         (
             "kills",

@@ -102,7 +102,7 @@ def sign(path: Path) -> None:
     """Have a checkpoint's marker agree with a file that was changed."""
     marker = path.parent / MARKER
     if marker.exists():
-        # Otherwise the checksum would give the change away, and nobody would read it.
+        # Otherwise the checksum would give the change away before the text is read.
         content = json.loads(marker.read_text())
         for part in content["parts"]:
             if part["name"] == path.name:
@@ -271,7 +271,7 @@ def _escape_toml(case: Path, chance: random.Random) -> Commands:
 
 
 def rename(case: Path, chance: random.Random) -> Commands:
-    """Use names that are no UTF-8, or as long as names may be."""
+    """Use names that are not UTF-8, or as long as names may be."""
     what = chance.choice(("run", "study", "config.toml", "study.toml", "data.npz"))
     names = [b"a\xff\xfeb", b"\xc3", b"a" * 255, b"a b\\'\"$`;*", b"-"]
     names.append("é\u202e".encode())

@@ -58,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _positive(word: str) -> int:
     if not word.isdecimal() or not int(word):
-        raise argparse.ArgumentTypeError(f"{word} is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"{word} is not a whole number above 0")
     return int(word)
 
 
@@ -113,14 +113,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         default=math.inf,
         metavar="SECONDS",
-        help="no cell begins after so many seconds",
+        help="begin no cell after this number of seconds",
     )
     add(
         "--stop-after",
         type=float,
         default=math.inf,
         metavar="SECONDS",
-        help="after so many seconds the cells at work end their round and write a checkpoint; "
+        help="after this number of seconds the running cells end their round and write a checkpoint; "
         "the next call resumes them (exit code 75)",
     )
     add(
@@ -128,7 +128,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=_positive,
         default=1,
         metavar="N",
-        help="so many cells at once, each in a process of its own; on a GPU start nvidia-cuda-mps-control -d before, "
+        help="run this number of cells at once, each in a process of its own; on a GPU start nvidia-cuda-mps-control -d before, "
         "or they take turns (default: 1)",
     )
     add("--device", choices=["auto", "cpu", "cuda"], default="auto")

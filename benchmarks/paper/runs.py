@@ -104,7 +104,7 @@ def _how_far(cell: Cell) -> str:
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Send this process SIGTERM when the block lasts longer than so many seconds."""
+    """Send this process SIGTERM when the block lasts longer than these seconds."""
     if seconds == math.inf:
         yield
         return

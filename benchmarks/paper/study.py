@@ -441,7 +441,7 @@ class Study(BaseModel):
 
 
 def read_study(path: Path) -> Study:
-    """Read a study's file, and refuse names in it that stand for nothing."""
+    """Read a study's file, and refuse unknown names in it."""
     try:
         study = Study.model_validate(load_toml(path))
     except ValidationError as failure:
@@ -477,7 +477,7 @@ def _mistake(failure: ValidationError) -> str:
 
 
 def _check_all_names(path: Path, study: Study) -> None:
-    """Refuse names that stand for nothing: a slip in one would cost a figure of a
+    """Refuse unknown names: a slip in one would cost a figure of a
     table, without a word.
     """
     ablation = study.ablation

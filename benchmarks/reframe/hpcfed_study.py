@@ -67,7 +67,7 @@ class HpcfedStudy(rfm.RunOnlyRegressionTest):
     python = variable(str, value=os.environ.get("HPCFED_PYTHON", "python3"))
     """The Python that hpcfed is installed in."""
     least_accuracy = variable(float, value=0.5)
-    """Every point must come to this accuracy: a run that learns nothing is no result."""
+    """Every point must reach this accuracy: a run that learns nothing does not count."""
     references = variable(str, value="")
     """A JSON file: references by system, then by figure, as ReFrame has them."""
 

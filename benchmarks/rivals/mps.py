@@ -110,7 +110,7 @@ def servers(variables: Variables) -> list[str] | None:
 
 
 def ask(order: str, variables: Variables) -> str | None:
-    """Give the daemon an order; return what it says, or None where there is no daemon."""
+    """Give the daemon an order; return its answer, or None if it is not running."""
     try:
         said = subprocess.run(
             [CONTROL],

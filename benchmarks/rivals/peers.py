@@ -6,7 +6,7 @@ call.
   vmap          torch.func: functional_call, grad and vmap over the clients' stacked weights, eager
   loop          one torch module that trains one client after the other
 
-A round is sampling, local training and aggregation; nobody evaluates. All train the
+A round is sampling, local training and aggregation, without evaluation. All train the
 same network on the same number of synthetic images, which are on the device beforehand.
 All may use TF32 and cudnn.benchmark. Every line is measured in fresh processes, one
 line at a time.
@@ -280,7 +280,7 @@ def check(options: argparse.Namespace) -> None:
                 cohort = f"{work.name}'s cohort of {work.cohort}"
                 raise UserError(f"--processes {number} does not divide {cohort}")
     if options.json and not options.json.absolute().parent.is_dir():
-        raise UserError(f"--json {options.json}: there is no such folder")
+        raise UserError(f"--json {options.json}: its folder does not exist")
 
 
 def main(words: Sequence[str]) -> int:

@@ -223,7 +223,7 @@ def measure(chosen: Sequence[Cell], folder: Path, *, compared: bool) -> list[Out
 
 
 def _shares(runs: dict[str, str], number: int) -> list[dict[str, str]]:
-    """Deal the runs out to so many jobs, or fewer."""
+    """Deal the runs out to at most this number of jobs."""
     names = list(runs)
     dealt = [names[first::number] for first in range(number)]
     return [{name: runs[name] for name in share} for share in dealt if share]

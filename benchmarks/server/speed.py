@@ -60,7 +60,7 @@ FIRST_BATCH = 50
 
 
 def bank(columns: int, *, clients: int, rounds: int, device: torch.device) -> Tensor:
-    """Return uploads of so many clients and rounds."""
+    """Return uploads of a number of clients and rounds."""
     random = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -144,7 +144,7 @@ def first_written(
 def ours(
     rows: Tensor, widths: Sequence[int], options: ServerOptions, slot: RankSlot
 ) -> LearningReport:
-    """Learn as a run does, after a few steps for nothing: libraries load and compile
+    """Learn as a run does, after a few steps that do not count: libraries load and compile
     their kernels in the first ones.
     """
     few = {

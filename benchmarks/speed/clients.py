@@ -51,7 +51,7 @@ class Point:
 def measure(
     network: str, clients: int, options: argparse.Namespace, world: World
 ) -> Point:
-    """Time rounds of so many clients."""
+    """Time rounds with this number of clients."""
     values = {
         "dataset": "synthetic",
         "synthetic_shape": NETWORKS[network],

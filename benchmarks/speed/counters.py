@@ -4,7 +4,7 @@ memory, and bytes that must.
 Nsight Compute (`ncu`) runs this program once more and reads the counters of every kernel
 of one round, each kernel alone on the device. What a kernel of ours must move is what it
 is given: every tensor once, those that it changes in place twice. For torch's kernels
-nobody says. "Floor" is what the bytes that must move take at the speed of a large copy,
+it is unknown. "Floor" is what the bytes that must move take at the speed of a large copy,
 as a share of the kernel's time.
 
 examples:

@@ -46,7 +46,7 @@ def measure(options: dict[str, Any]) -> dict[str, float]:
 
 
 def options_of(arguments: argparse.Namespace, clients: int) -> dict[str, Any]:
-    """Return the options of a run with so many clients."""
+    """Return the options of a run with this number of clients."""
     return {
         "dataset": "synthetic",
         "synthetic_shape": "1x4x4",

@@ -140,7 +140,7 @@ def built(row: Row) -> nn.Module:
 def all_measured(
     todo: Sequence[tuple[str, bool]], work: Work, jobs: int
 ) -> Iterator[Row]:
-    """Measure one network after the other, or so many at once in processes."""
+    """Measure one network after the other, or `jobs` at once in processes."""
     if jobs == 1:
         for key, adapters in todo:
             yield measured(key, adapters, work)

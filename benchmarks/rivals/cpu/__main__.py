@@ -5,7 +5,7 @@
   flower        Flower's simulation engine on Ray (`flwr[simulation]`): one worker with all threads, or one per core
   fedjax        Google's simulator: compiled steps, one client after the other, or a client on each of two devices
 
-Every round trains all clients for one epoch of SGD and averages them; nobody evaluates.
+Every round trains all clients for one epoch of SGD and averages them, without evaluation.
 All train the same network on as many synthetic images, which are in memory beforehand.
 Each simulator sets up in a process of its own. Then they take turns, one round each, and
 wait while others compute.
@@ -153,7 +153,7 @@ def _pipe(stream: IO[str] | None) -> IO[str]:
 
 
 def lines_of(work: Work, simulators: Sequence[str], cores: int) -> Iterator[Line]:
-    """Yield every simulator in its sensible settings for so many cores."""
+    """Yield every simulator in its sensible settings for a number of cores."""
     for who in simulators:
         yield Line(who, work, processes=1, threads=cores)
         if who != "hpcfed" and cores > 1:
@@ -264,7 +264,7 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, Pythons]:
         if getattr(options, name) < 1:
             raise UserError(f"--{name} {getattr(options, name)}: use 1 or more")
     if options.json and not options.json.absolute().parent.is_dir():
-        raise UserError(f"--json {options.json}: there is no such folder")
+        raise UserError(f"--json {options.json}: its folder does not exist")
     return options, interpreters(options.python)
 
 
