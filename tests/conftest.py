@@ -18,6 +18,10 @@ pytest.register_assert_rewrite(
     "tests.runs", "tests.federations", "tests.naive", "tests.page"
 )
 
+# Tests start hundreds of processes. Each would compile hpcfed again, which takes half a
+# second, if it could not keep what the first one has compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 MPIRUN_FILES = "PRTE_MCA_prte_tmpdir_base"
 Finished = subprocess.CompletedProcess[str]
