@@ -229,11 +229,11 @@ class Exchange:
 
 
 def refuse_if_private(config: RunConfig, deed: str) -> None:
-    """Refuse what a method with `private_mean` has promised not to do."""
+    """Refuse what a method with PRIVATE_MEAN has promised not to do."""
     if config.privacy != "none":
         raise UserError(
             f"--privacy {config.privacy} would not hold: method {config.method} {deed}, "
-            "although its Options say private_mean; all that its server may learn of "
+            "although its file says PRIVATE_MEAN; all that its server may learn of "
             "uploads is fed.mean(fed.upload(rows, cohort), cohort)"
         )
 

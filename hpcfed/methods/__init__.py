@@ -53,6 +53,7 @@ from hpcfed.options import (
     LocalWork,
     Need,
     Options,
+    Promises,
     RunConfig,
     Switch,
     Training,
@@ -147,6 +148,15 @@ class Method:
     """
     VALIDATES: bool = False
     """Whether the server judges uploads on a validation set of its own."""
+    PRIVATE_MEAN: bool = False
+    """Whether all that the server learns of a round's uploads is one `fed.mean` of rows,
+    after it has sent one row to all: then noise on the mean hides each of them. It
+    belongs to the file that defines `round`.
+    """
+    VOTES: bool | None = None
+    """Whether a majority of signs can replace that mean, because all rows start from
+    one; None: as PRIVATE_MEAN says.
+    """
     Options: type[Options] = Options
     """The options that the method adds to those of every run."""
 
@@ -222,7 +232,6 @@ def load(name: str) -> Method:
             f"method {name} lacks {', '.join(lacking)}; define them, or take them from "
             "another method, as by: from hpcfed.methods import fedavg; EXTENDS = fedavg"
         )
-    offered["Options"] = _own_options(module, offered)
     method = Method(**offered)
     _check_init(name, module, method)
     _check_kinds(name, method)
@@ -275,28 +284,19 @@ def _offered(name: str, module: ModuleType) -> dict[str, Any]:
             f"method {name}: EXTENDS is {parent!r}, not a module; write: from "
             "hpcfed.methods import fedavg; EXTENDS = fedavg"
         )
+    if "round" in vars(module):
+        # What the round of another method promises need not hold for this one.
+        for promise in ("PRIVATE_MEAN", "VOTES"):
+            offered.pop(promise, None)
     # Read at the time of loading, so that a test may replace a function of a module.
     for field in fields(Method):
         if hasattr(module, field.name):
             offered[field.name] = getattr(module, field.name)
+    # Files that were written for older versions promise it in their Options.
+    own = vars(module).get("Options")
+    if isinstance(own, type) and vars(own).get("private_mean"):
+        offered["PRIVATE_MEAN"] = True
     return offered
-
-
-def _own_options(module: ModuleType, offered: dict[str, Any]) -> Any:
-    """Return the options of a method, as a class of its own where only its round is its
-    own: what other methods say of theirs (`private_mean`) need not hold for it.
-    """
-    found = offered.get("Options", Options)
-    own = vars(module)
-    if "round" not in own or "Options" in own or not isinstance(found, type):
-        return found
-    return _subclass(found, module.__name__)
-
-
-@cache
-def _subclass(options: type[Options], module: str) -> type[Options]:
-    """Return the options as a class of this module, the same one at every call."""
-    return type("Options", (options,), {"__module__": module})
 
 
 def _check_kinds(name: str, method: Method) -> None:
@@ -393,4 +393,11 @@ def _declared(name: str) -> dict[str, FieldInfo]:
     return dict(load(name).Options.model_fields) if name in names() else {}
 
 
-ask_methods(_declared)
+def _promises(name: str) -> Promises:
+    """Return what the round of a method promises."""
+    method = load(name)
+    votes = method.PRIVATE_MEAN if method.VOTES is None else method.VOTES
+    return Promises(private_mean=method.PRIVATE_MEAN, votes=votes)
+
+
+ask_methods(_declared, _promises)

@@ -24,11 +24,10 @@ from hpcfed.methods._steps import followed, one_step, stepped
 from hpcfed.options import LocalWork, RunConfig, Training, option
 
 EXTENDS = fedavg
+PRIVATE_MEAN = True
 
 
 class Options(_steps.Options):
-    private_mean = True
-
     apfl_alpha: float = option(
         0.5, "α: share of the personal row in a client's mixture", ge=0, le=1
     )

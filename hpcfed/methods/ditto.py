@@ -22,11 +22,10 @@ from hpcfed.methods._interface import (
 from hpcfed.options import LocalWork, RunConfig, Training, option
 
 EXTENDS = fedavg
+PRIVATE_MEAN = True
 
 
 class Options(options.Options):
-    private_mean = True
-
     ditto_lambda: float = option(
         0.1,
         "λ: how strongly w draws personal rows; 0: they train alone",

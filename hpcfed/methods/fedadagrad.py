@@ -10,11 +10,10 @@ from hpcfed.methods._server_optimiser import State, adaptive_round
 from hpcfed.options import option
 
 EXTENDS = _server_optimiser
+PRIVATE_MEAN = True
 
 
 class Options(_server_optimiser.Options):
-    private_mean = True
-
     # The sum of all Δ² shrinks the steps, so the first ones are larger than Adam's.
     server_lr: float = option(0.1, "η, the server's learning rate", gt=0)
     server_momentum: float = option(

@@ -12,11 +12,10 @@ from hpcfed.methods._server_optimiser import State, adaptive_round
 from hpcfed.options import option
 
 EXTENDS = _server_optimiser
+PRIVATE_MEAN = True
 
 
 class Options(_server_optimiser.Options):
-    private_mean = True
-
     server_beta2: float = option(0.99, "β₂: what v keeps of its past", ge=0, lt=1)
 
 

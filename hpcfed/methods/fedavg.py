@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from hpcfed import options
 from hpcfed.methods import Cohort, Federation, Positions, Tensor
 
+PRIVATE_MEAN = True
+
 
 class Options(options.Options):
-    private_mean = True
+    """FedAvg adds no options of its own."""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from hpcfed.methods import Federation, Layout, Positions, Tensor, fedavg
 from hpcfed.options import LocalWork, RunConfig, Training, option
 
 EXTENDS = fedavg
+PRIVATE_MEAN = True
 
 
 class Options(options.Options):
-    private_mean = True
-
     finetune_epochs: int | None = option(
         None,
         "epochs of fine-tuning before a client is judged (default: --epochs; 0: none)",

@@ -15,11 +15,10 @@ from hpcfed.methods._server_rate import server_rate
 from hpcfed.options import option
 
 EXTENDS = fedavg
+PRIVATE_MEAN = True
 
 
 class Options(_server_rate.Options):
-    private_mean = True
-
     server_lr: float = option(0.5, "η, the server's learning rate", gt=0)
     server_momentum: float = option(
         0.7, "β: what the server's momentum keeps of its past", ge=0, lt=1

@@ -22,13 +22,12 @@ from hpcfed.methods._partial import State, aggregate, body_and_head, download
 from hpcfed.options import LocalWork, RunConfig, Training, option
 
 EXTENDS = fedper
+PRIVATE_MEAN = True
 FINALS = ()
 finals = no_finals  # a round's evaluation is after fine-tuning
 
 
 class Options(_partial.Options):
-    private_mean = True
-
     finetune_epochs: int = option(
         5, "epochs of fine-tuning before a client is judged", ge=1, le=100_000
     )

@@ -9,12 +9,11 @@ from hpcfed.methods._partial import State, aggregate, body_and_head, download
 from hpcfed.options import option
 
 EXTENDS = _partial
+PRIVATE_MEAN = True
 FINALS: tuple[str, ...] = ("FedPer", "FedPer-FT")
 
 
 class Options(_partial.Options):
-    private_mean = True
-
     judge_finetuned: bool = option(
         False,
         "judge all clients at the end before and after one more local training (keeps a "

@@ -13,11 +13,10 @@ from hpcfed.methods._interface import Cohort, Federation
 from hpcfed.options import option
 
 EXTENDS = fedavg
+PRIVATE_MEAN = True
 
 
 class Options(options.Options):
-    private_mean = True
-
     prox_mu: float = option(
         0.01,
         "μ: how strongly w draws clients' rows",

@@ -22,12 +22,11 @@ from hpcfed.methods._partial import State, aggregate, body_and_head, download
 from hpcfed.options import LocalWork, RunConfig, Training, option
 
 EXTENDS = fedper
+PRIVATE_MEAN = True
 FINALS = ("FedRep", "FedRep-FT")
 
 
 class Options(fedper.Options):
-    private_mean = True
-
     head_epochs: int = option(
         1, "epochs of the head, which come first", ge=1, le=100_000
     )

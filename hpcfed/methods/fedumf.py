@@ -13,10 +13,11 @@ from hpcfed.methods import IN_PLACE, OWNED, Cohort, Federation, Tensor, fedavg
 from hpcfed.options import SAMPLED, option
 
 EXTENDS = fedavg
+PRIVATE_MEAN = True
 
 
 class Options(options.Options):
-    all_train = private_mean = True
+    all_train = True
 
     umf_beta: float = option(
         1.0,

@@ -11,10 +11,11 @@ from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.methods._server_optimiser import State, adaptive_round
 
 EXTENDS = fedadam
+PRIVATE_MEAN = True
 
 
 class Options(fedadam.Options):
-    private_mean = True
+    pass
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:

@@ -8,12 +8,13 @@ model that FedAvg has trained.
 from hpcfed.methods import Federation, _partial, fedper, no_finals
 
 EXTENDS = fedper
+PRIVATE_MEAN = True
 FINALS = ()
 finals = no_finals
 
 
 class Options(_partial.Options):
-    private_mean = True
+    pass
 
 
 def init(fed: Federation[Options]) -> _partial.State:

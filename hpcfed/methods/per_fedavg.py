@@ -22,11 +22,10 @@ from hpcfed.methods._steps import followed, one_step, stepped
 from hpcfed.options import LocalWork, Need, RunConfig, Training, option
 
 EXTENDS = fedavg
+PRIVATE_MEAN = True
 
 
 class Options(_steps.Options):
-    private_mean = True
-
     adapt_lr: float = option(0.01, "α, the learning rate of adaptation", gt=0)
     adapt_steps: int = option(
         1, "steps of adaptation before a client is judged", ge=1, le=100_000

@@ -32,10 +32,10 @@ from hpcfed.methods._server_optimiser import moved
 from hpcfed.options import Choice, LocalWork, RunConfig, Training, option
 
 EXTENDS = fedavg
+PRIVATE_MEAN = True
 
 
 class Options(options.Options):
-    private_mean = True
     divides_training = False  # a client's row goes on moving towards its θ̃
     pfedme_lambda: float = option(
         15.0, "λ: how strongly a client's row draws its personal one", gt=0

@@ -26,6 +26,7 @@ from hpcfed.options.facts import ask_methods, facts, known, named
 from hpcfed.options.method import Options
 from hpcfed.options.newcomers import NEWCOMERS
 from hpcfed.options.privacy import check_privacy
+from hpcfed.options.promises import Promises
 from hpcfed.options.resolution import check_text, resolve
 from hpcfed.options.run import SAMPLED
 from hpcfed.options.runconfig import GROUPS, RunConfig
@@ -45,6 +46,7 @@ __all__ = [
     "LocalWork",
     "Need",
     "Options",
+    "Promises",
     "RunConfig",
     "Settings",
     "Switch",

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from hpcfed.errors import UserError, count
 from hpcfed.options.declare import Need, option
+from hpcfed.options.promises import promises_of
 from hpcfed.options.run import RunOptions
 from hpcfed.options.traits import MethodTraits
 
@@ -85,13 +86,11 @@ def check_aggregation(config: AggregationOptions, method: MethodTraits) -> None:
         raise UserError(
             f"--aggregation {rule}, but method {config.method} takes no mean of uploads"
         )
-    # As for privacy: each class has to say it anew, since its round may be another.
-    one_mean = vars(type(method)).get("private_mean", False)
-    if rule == "sign-majority" and not one_mean:
+    if rule == "sign-majority" and not promises_of(config.method).votes:
         raise UserError(
             f"--aggregation sign-majority votes once a round on rows that start from "
             f"one, and method {config.method} does otherwise (use fedavg, fedadam, "
-            "fedprox …; a method of yours says private_mean = True in its Options)"
+            "fedprox …; a method of yours says VOTES = True in its file)"
         )
     if config.krum_keep is not None and config.krum_keep > uploads:
         raise UserError(

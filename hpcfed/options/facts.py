@@ -11,15 +11,19 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from hpcfed.options.declare import Facts, facts_of
+from hpcfed.options.promises import PromisesOf, promising
 from hpcfed.options.runconfig import RunConfig, recorded_order
 
 OfMethod = Callable[[str], Mapping[str, FieldInfo]]
 _asked: list[OfMethod] = []
 
 
-def ask_methods(of_method: OfMethod) -> None:
-    """Have this function tell the options that a method of ours adds, by its name."""
+def ask_methods(of_method: OfMethod, promises: PromisesOf) -> None:
+    """Have these functions tell the options that a method of ours adds, by its name, and
+    what the round of any method promises.
+    """
     _asked.append(of_method)
+    promising.append(promises)
 
 
 def known(method: object = None) -> dict[str, FieldInfo]:

@@ -13,6 +13,7 @@ from hpcfed.options.declare import LEFT_OUT, Choice, Need, flag_of, option
 from hpcfed.options.devices import DeviceOptions
 from hpcfed.options.malicious import MaliciousOptions
 from hpcfed.options.newcomers import NewcomerOptions
+from hpcfed.options.promises import promises_of
 from hpcfed.options.traits import MethodTraits
 
 _PRIVATE = Need("--privacy central", lambda run: run.privacy != "none")
@@ -235,13 +236,12 @@ def _check_samples(config: PrivacyOptions) -> None:
 
 
 def _check_method(config: PrivacyOptions, method: MethodTraits, flag: str) -> None:
-    # A subclass has to say it anew: its round may read uploads in other ways.
-    if vars(type(method)).get("private_mean", False):
+    if promises_of(config.method).private_mean:
         return
     raise UserError(
         f"{flag} would not hold: method {config.method} does more with uploads than "
         "one mean a round (use fedavg, fedadam, fedprox, fedper …; a method of yours "
-        "that takes one says private_mean = True in its Options)"
+        "that takes one says PRIVATE_MEAN = True in its file)"
     )
 
 

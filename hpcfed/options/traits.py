@@ -24,11 +24,7 @@ class MethodTraits(OptionGroup):
     Which of them a client sends may be its own choice.
     """
     private_mean: ClassVar[bool] = False
-    """Whether all that the server learns of a round's uploads is one `fed.mean` of rows,
-    after it has sent one row to all: then noise on the mean hides each of them.
-
-    A subclass does not inherit it, because its round may do more.
-    """
+    """How files of older versions promise what PRIVATE_MEAN does today."""
     all_train: ClassVar[bool] = False
     """Whether clients also train in rounds for which they were not sampled."""
     asynchronous: ClassVar[bool] = False
