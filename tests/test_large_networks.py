@@ -325,7 +325,7 @@ def test_sums_of_samples_are_those_of_float64(shape: tuple[int, ...]) -> None:
 
 def test_fisher_kernels_compile_for_other_devices() -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
-    sizes = squares.Geometry(13, 13, 11, 11, 3, 1, 0, 16)
+    sizes = squares.ConvolutionSizes(13, 13, 11, 11, 3, 1, 0, 16)
     for macros in (sizes.macros, squares.sums_macros(8)):
         assert cuda.compiled("squares.cu", macros, "sm_80").startswith(b"\x7fELF")
 
@@ -337,9 +337,9 @@ def test_small_images_are_multiplied_whole(
     side: int, band: int, group: int, steps: int
 ) -> None:
     """4 × 4 positions are one step, so four images are fetched at once."""
-    sizes = squares.Geometry(side, side, side, side, 3, 1, 1, 16)
+    sizes = squares.ConvolutionSizes(side, side, side, side, 3, 1, 1, 16)
     assert (sizes.band, sizes.group, sizes.steps) == (band, group, steps)
-    large = squares.Geometry(32, 32, 32, 32, 3, 1, 1, 16)
+    large = squares.ConvolutionSizes(32, 32, 32, 32, 3, 1, 1, 16)
     assert (large.band, large.group, large.steps) == (2, 1, 4)
 
 

@@ -30,7 +30,7 @@ SHARED = 96 * 1024
 
 
 @dataclass(frozen=True)
-class Geometry:
+class ConvolutionSizes:
     """The sizes of a convolution, as the kernel wants them."""
 
     height: int
@@ -90,7 +90,7 @@ class Geometry:
         )
 
 
-def geometry(module: Any, x: Tensor, dy: Tensor) -> Geometry | None:
+def geometry(module: Any, x: Tensor, dy: Tensor) -> ConvolutionSizes | None:
     """Return the sizes of a Conv2d that the kernel knows, from its input and the
     gradient of its output; None for others.
     """
@@ -109,7 +109,7 @@ def geometry(module: Any, x: Tensor, dy: Tensor) -> Geometry | None:
     together = 64 if kernel == 1 and channels % 64 == 0 else 16
     if channels % together or outputs % OUTPUTS or out_width > WIDEST:
         return None
-    return Geometry(
+    return ConvolutionSizes(
         height,
         width,
         out_height,
@@ -121,7 +121,7 @@ def geometry(module: Any, x: Tensor, dy: Tensor) -> Geometry | None:
     )
 
 
-def convolution_squares(x: Tensor, dy: Tensor, sizes: Geometry) -> Tensor:
+def convolution_squares(x: Tensor, dy: Tensor, sizes: ConvolutionSizes) -> Tensor:
     """Return Σ over samples of (∂ / ∂weight)², in the shape of the weight."""
     x = x.contiguous(memory_format=torch.channels_last)
     dy = dy.contiguous(memory_format=torch.channels_last)
@@ -167,7 +167,7 @@ def _serves_sums(x: Tensor, dy: Tensor) -> bool:
 
 
 @cache
-def _convolution_kernel(sizes: Geometry, device: int) -> cuda.Kernel:
+def _convolution_kernel(sizes: ConvolutionSizes, device: int) -> cuda.Kernel:
     return cuda.Kernel(
         "squares.cu",
         "convolution_squares",
