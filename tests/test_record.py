@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,6 +23,7 @@ import torch
 
 from hpcfed.experiment import loop
 from hpcfed.experiment.recording import norm_figures
+from hpcfed.experiment.run import run_setup
 from hpcfed.results import series
 from hpcfed.results.format import Declared, create, write_rounds
 from hpcfed.results.publish import publish
@@ -29,6 +32,7 @@ from hpcfed.results.stored import read_run
 from hpcfed.runtime import environment
 from hpcfed.runtime.timer import PHASES, Timer
 from tests.conftest import mpirun_path, start
+from tests.federations import assembled
 from tests.runs import flags, started
 
 NORMS = flags(clients=5, rounds=3, snapshot_every=1, precision="fp64")
@@ -484,3 +488,17 @@ def test_a_full_disk_is_one_line(
     assert "model.npz" in said.splitlines()[-1] and "Traceback" not in said
     record = read_run(tmp_path / "run")
     assert record.status == "failed" and record.rounds_done == 2
+
+
+def test_what_a_round_measures_is_recorded(tmp_path: Path) -> None:
+    """A figure that the table of series names needs no other code."""
+    s = assembled(clients=2, rounds=2, epochs=1)
+    plain = s.method.round
+
+    def measuring(fed: Any, state: Any, cohort: Any) -> Any:
+        cohort.log.measured["staleness"] = 0.5 + cohort.round
+        return plain(fed, state, cohort)
+
+    s.method = replace(s.method, round=measuring)
+    run_setup(s, tmp_path, quiet=True)
+    assert read_run(tmp_path).rounds["staleness"].tolist() == [0.5, 1.5]
