@@ -487,12 +487,12 @@ def test_a_file_of_options_is_a_file_of_sane_size(
     with (tmp_path / "large.toml").open("wb") as file:
         file.truncate(2**40)
     for path in ("/dev/zero", "/dev/stdin", tmp_path / "pipe"):
-        assert f"{path} is no regular file" in mistake(capsys, "run", path)
+        assert f"{path} is not a regular file" in mistake(capsys, "run", path)
     assert "has 1,099,511,627,776 bytes" in mistake(
         capsys, "run", tmp_path / "large.toml"
     )
     assert "Is a directory" in mistake(capsys, "run", tmp_path)
-    assert "is no regular file" in mistake(capsys, "study", "/dev/zero")
+    assert "is not a regular file" in mistake(capsys, "study", "/dev/zero")
 
 
 HUGE = "9" * 5000

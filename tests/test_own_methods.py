@@ -179,7 +179,7 @@ def _cut_after(whole: Path, cut: Path, rounds: int) -> None:
         ("EXTENDS = 'fedavg'", "EXTENDS is 'fedavg', not a module"),
         (
             "from hpcfed.methods import fedavg\nEXTENDS = fedavg\nOptions = dict",
-            "its Options are no class of options",
+            "its Options are not a class of options",
         ),
         (
             "from hpcfed.methods import fedavg\nEXTENDS = fedavg\n"
@@ -241,7 +241,7 @@ def test_plugins_are_methods(
         assert settings.flat()["half_step"] == 0.3
         said = mistake(capsys, "run", "--method", "broken")
         assert "plugin broken (my_broken) cannot be imported" in said
-        assert "is no module" in mistake(capsys, "run", "--method", "object")
+        assert "is not a module" in mistake(capsys, "run", "--method", "object")
         said = mistake(capsys, "run", "--half-step", "1")
         assert "--half-step is an option of method half-way" in said
         # Ours come first where both have a name.

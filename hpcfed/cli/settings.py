@@ -162,8 +162,8 @@ def _resume(given: Mapping[str, Any], path: Path | None) -> Settings:
     others = set(given) - {"resume", *allowed}
     if others or path is not None:
         raise UserError(
-            "--resume takes everything from the run that it goes on with; the only "
-            f"options beside it are {', '.join(map(flag_of, allowed))}"
+            "--resume takes everything from the run that it goes on with; give it no "
+            f"other option than {', '.join(map(flag_of, allowed))}"
         )
     folder = str(given["resume"])
     if not folder:

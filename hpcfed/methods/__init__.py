@@ -267,7 +267,7 @@ def _module(name: str) -> ModuleType:
     loaded = plugins.load_installed(plugin)
     if not isinstance(loaded, ModuleType):
         raise UserError(
-            f"plugin {name} ({plugin.value}) is no module; an entry point of "
+            f"plugin {name} ({plugin.value}) is not a module; an entry point of "
             "hpcfed.methods names the module of a method"
         )
     return loaded
@@ -304,7 +304,7 @@ def _check_kinds(name: str, method: Method) -> None:
     options = method.Options
     if not isinstance(options, type) or not issubclass(options, Options):
         raise UserError(
-            f"method {name}: its Options are no class of options; write: class "
+            f"method {name}: its Options are not a class of options; write: class "
             "Options(hpcfed.methods.Options)"
         )
     for what in ("FINALS", "FIGURES"):

@@ -20,11 +20,11 @@ def load_toml(path: Path) -> dict[str, Any]:
         found = path.stat()
         if not S_ISREG(found.st_mode) and not S_ISDIR(found.st_mode):
             raise UserError(
-                f"{path} is no regular file; options are read from a file of text"
+                f"{path} is not a regular file; options are read from a file of text"
             )
         if found.st_size > MOST_TOML:
             raise UserError(
-                f"{path} has {found.st_size:,} bytes, which no file of options has"
+                f"{path} has {found.st_size:,} bytes, too many for a file of options"
             )
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
