@@ -20,6 +20,7 @@ from hpcfed import cli
 from hpcfed.analysis.comparison import Comparison, compare, print_comparison
 from hpcfed.analysis.comparison.conditions import judge_all, read_conditions
 from hpcfed.analysis.comparison.difference import Measurement, divide, subtract
+from hpcfed.analysis.findings import Cell
 from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.charts import Axis, Dot, dots
@@ -265,6 +266,26 @@ def test_names_cannot_command_a_terminal() -> None:
     assert "\x1b" not in said and "[red]</script>" in said
     changed = [line for line in said.splitlines() if line.startswith("dataset ")]
     assert len(changed) == 1 and len(changed[0]) < 200, "cells of tables are cut"
+
+
+def test_terminal_page_and_json_have_the_same_rows() -> None:
+    """Every cell of the page is printed, and stands in the JSON with its raw value."""
+    before = [process(0.1, lr=0.1), process(0.2, lr=0.2)]
+    after = [process(0.15, lr=0.1, accuracy=0.8), process(0.3, lr=0.2, sent=2.0**22)]
+    found = compared(before, after)
+    section = section_of(found)
+    console = Output()
+    console.file = io.StringIO()
+    print_comparison(found, console)
+    said = console.file.getvalue()
+    for table in section.tables:
+        exported = json.loads(json.dumps(table.json))
+        assert exported["columns"] == list(table.columns)
+        for row, values in zip(table.rows, exported["rows"], strict=True):
+            assert all(str(cell) in said for cell in row)
+            for cell, value in zip(row, values, strict=True):
+                raw = value["value"] if isinstance(value, dict) else value
+                assert raw == (cell.number if isinstance(cell, Cell) else cell)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 nothing beside it.
 """
 
-import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfed.analysis.collect import Found, find, joined
@@ -38,40 +38,58 @@ UNDECIDED = 3
 """The exit code where one run of a side would fail a condition, and nothing else does."""
 
 
-def report(options: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class ReportRequest:
+    """What `hpcfed report` was asked for; None where a file was not."""
+
+    paths: Sequence[Path]
+    out: Path
+    unfinished: bool
+    fail_if: Sequence[str]
+    one_run_decides: bool
+    figures: Path | None
+    """The folder for charts."""
+    format: str | None
+    width: float | None
+    csv: Path | None
+    json: Path | None
+    extrap: Path | None
+
+
+def report(asked: ReportRequest) -> int:
     """Write the page and the exports that were asked for, and print the comparison of
     two paths; return the exit code.
     """
     # First, because reading a thousand runs takes a minute.
-    _check_targets(options)
-    check_chart_files(options.figures, options.format, options.width)
-    conditions = read_conditions(options.fail_if, options.paths)
-    if options.one_run_decides and not conditions:
+    _check_targets(asked)
+    check_chart_files(asked.figures, asked.format, asked.width)
+    conditions = read_conditions(asked.fail_if, asked.paths)
+    if asked.one_run_decides and not conditions:
         raise UserError("--one-run-decides: there is no --fail-if to decide")
-    sides, comparison = _read(options)
+    sides, comparison = _read(asked)
     found = joined(sides, apart=comparison is not None)
     for line in found.unread:
         remark(f"hpcfed: left out: {printable(line)}")
     if not found.processes:
-        raise UserError(_nothing(options.unfinished))
+        raise UserError(_nothing(asked.unfinished))
     if conditions and comparison is None:
         raise UserError(f"--fail-if {conditions[0].text}: {_not_compared(sides)}")
-    judged = judge_all(conditions, comparison, one_run_decides=options.one_run_decides)
+    judged = judge_all(conditions, comparison, one_run_decides=asked.one_run_decides)
     every = groups(found.processes)
     if comparison is not None:
         print_comparison(comparison, Output())
-    elif len(options.paths) == 2 and not found.unread:
+    elif len(asked.paths) == 2 and not found.unread:
         # One page of different things is a report all the same.
         remark(f"hpcfed: not compared: {_not_compared(sides)}")
     content = content_of(every, found, comparison)
-    for path, text in _texts(options, every, content, comparison).items():
+    for path, text in _texts(asked, every, content, comparison).items():
         # Names of folders may be no text at all.
         written = text.encode(errors="replace")
         _write(path, written)
         size = len(written) / 1024
         say(f"{printable(str(path))}: {size:,.0f} KiB")
-    if options.figures is not None:
-        _write_figures(options, content)
+    if asked.figures is not None:
+        _write_charts(asked.figures, asked, content)
     for one in judged:
         say(one.line)
     worst = max((one.decision for one in judged), default=Decision.DOES_NOT_HOLD)
@@ -80,9 +98,9 @@ def report(options: argparse.Namespace) -> int:
     return UNDECIDED if worst is Decision.UNDECIDED else 0
 
 
-def _read(options: argparse.Namespace) -> tuple[list[Found], Comparison | None]:
+def _read(asked: ReportRequest) -> tuple[list[Found], Comparison | None]:
     """Read all runs, those of two paths as A and B, which are compared."""
-    paths, unfinished = options.paths, options.unfinished
+    paths, unfinished = asked.paths, asked.unfinished
     if len(paths) != 2:
         return [find(paths, unfinished=unfinished)], None
     sides = [find([path], unfinished=unfinished) for path in paths]
@@ -111,46 +129,44 @@ def _nothing(unfinished: bool) -> str:
     )
 
 
-def _write_figures(options: argparse.Namespace, content: Content) -> None:
+def _write_charts(folder: Path, asked: ReportRequest, content: Content) -> None:
     written = 0
-    for path, figure in chart_files(
-        content.sections, options.figures, options.format, options.width
-    ):
-        _write(path, figure)
+    for path, image in chart_files(content.sections, folder, asked.format, asked.width):
+        _write(path, image)
         written += 1
-    say(f"{printable(str(options.figures))}: {count(written, 'file')}")
+    say(f"{printable(str(folder))}: {count(written, 'file')}")
 
 
 def _texts(
-    options: argparse.Namespace,
+    asked: ReportRequest,
     every: list[Group],
     content: Content,
     comparison: Comparison | None,
 ) -> dict[Path, str]:
     """Return what is to be written, by file."""
-    texts = {options.out: page(content)}
-    if options.csv is not None:
-        texts[options.csv] = csv_text(every)
-        texts[_beside(options.csv, "ranks")] = ranks_csv_text(every)
-        texts[_beside(options.csv, "points")] = points_csv_text(every)
-    if options.json is not None:
-        texts[options.json] = json_text(every, comparison)
-    if options.extrap is not None:
-        texts[options.extrap] = extrap_text(every)
+    texts = {asked.out: page(content)}
+    if asked.csv is not None:
+        texts[asked.csv] = csv_text(every)
+        texts[_beside(asked.csv, "ranks")] = ranks_csv_text(every)
+        texts[_beside(asked.csv, "points")] = points_csv_text(every)
+    if asked.json is not None:
+        texts[asked.json] = json_text(every, comparison, content.sections)
+    if asked.extrap is not None:
+        texts[asked.extrap] = extrap_text(every)
     return texts
 
 
-def _check_targets(options: argparse.Namespace) -> None:
+def _check_targets(asked: ReportRequest) -> None:
     """Refuse, before any run is read, what the page and the exports must not replace."""
     wanted = {
-        "--out": options.out,
-        "--csv": options.csv,
-        "--json": options.json,
-        "--extrap": options.extrap,
+        "--out": asked.out,
+        "--csv": asked.csv,
+        "--json": asked.json,
+        "--extrap": asked.extrap,
     }
-    if options.csv is not None:
+    if asked.csv is not None:
         for what in ("ranks", "points"):
-            wanted[f"--csv: its {what} in"] = _beside(options.csv, what)
+            wanted[f"--csv: its {what} in"] = _beside(asked.csv, what)
     seen = set()
     for option, path in wanted.items():
         if path is None:

@@ -112,8 +112,8 @@ def command(arguments: list[str]) -> None:
     )
     options = parser.parse_args(arguments)
     # Late: charts and HDF5 take a second to load.
-    from hpcfed.analysis.command import report
+    from hpcfed.analysis.command import ReportRequest, report
 
-    code = report(options)
+    code = report(ReportRequest(**vars(options)))
     if code:
         sys.exit(code)

@@ -26,6 +26,7 @@ from hpcfed.analysis.outcomes import (
     run_seconds,
     run_virtual_seconds,
 )
+from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.scaling import Scaling, scalings
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.verdicts import verdicts
@@ -185,8 +186,17 @@ def _csv(lines: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def json_text(every: Sequence[Group], comparison: Comparison | None = None) -> str:
-    """Return what the page shows, and every seed's summary, as JSON."""
+def json_text(
+    every: Sequence[Group],
+    comparison: Comparison | None = None,
+    sections: Sequence[Section] = (),
+) -> str:
+    """Return what the page shows, with the tables of its sections, and every seed's
+    summary, as JSON.
+    """
+    tables = {}
+    for section in sections:
+        tables[section.id] = [table.json for table in section.tables]
     content = {
         "comparison": None if comparison is None else exported(comparison),
         "verdicts": [asdict(verdict) for verdict in verdicts(every)],
@@ -194,6 +204,7 @@ def json_text(every: Sequence[Group], comparison: Comparison | None = None) -> s
         "groups": [_group(group) for group in every],
         "scaling": [_scaling(one) for one in scalings(every)],
         "cost_models": [_cost_model(one) for one in fit_groups(every)],
+        "tables": tables,
     }
     # JSON has no NaN and no infinity: `plain` makes them null.
     return json.dumps(plain(content), indent=1, allow_nan=False)
