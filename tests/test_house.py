@@ -1,0 +1,20 @@
+"""The rules of the house, held for every file of the package."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FILES = {path: path.read_text() for path in sorted((ROOT / "hpcfed").rglob("*.py"))}
+INTERFACE = {"Options", "State"}
+"""Classes that every method's module has under the same name."""
+
+
+def test_no_name_of_a_class_is_used_twice() -> None:
+    places = defaultdict(list)
+    for path, text in FILES.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and node.name not in INTERFACE:
+                places[node.name].append(str(path.relative_to(ROOT)))
+    twice = {name: own for name, own in places.items() if len(own) > 1}
+    assert not twice
