@@ -336,10 +336,7 @@ def _check_takes(name: str, hook: str, function: Any, takes: str) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Not callable, or written in C: calling it will tell.
-        signature = None
-    if signature is None:
-        return
+        return  # not callable, or written in C: calling it will tell
     try:
         signature.bind(*takes.split(", "))
     except TypeError:
