@@ -244,7 +244,7 @@ def test_no_link_is_followed(
     for words in (["--resume", out], [*QUICK, "--out", out, "--overwrite"]):
         said = mistake(capsys, "run", *words)
         assert str(out / name) in said and (
-            "is a link, which is not followed" in said or "is no f" in said
+            "is a link, which is not followed" in said or "is not a f" in said
         )
     assert contents(elsewhere) == before
 

@@ -241,7 +241,7 @@ def test_a_marker_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     (there / checkpoints.MARKER).write_text(json.dumps(marker))
     told: list[str] = []
     assert checkpoints.newest(tmp_path, say=told.append) is None
-    assert "is no file's name" in told[0]
+    assert "is not a file's name" in told[0]
 
 
 def test_pickles_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """`hpcfed stack FILE`: the trials of a stack as one process. `hpcfed study --stack` starts
-it; nobody else needs it, and no help lists it.
+it; users do not need it, and no help lists it.
 """
 
 from dataclasses import replace

@@ -12,7 +12,7 @@ from hpcfed.options.seeds import MOST_SEEDS
 
 SUMMARY = "a sweep over any options, here or on Slurm"
 USUAL = 32
-"""Points of a stack, where nobody has named a number."""
+"""Points of a stack, unless a number is given."""
 EXAMPLES = """\
   hpcfed study quick                                          a ready study; hpcfed list has all
   hpcfed study my.toml --dry-run                              its points, commands and costs

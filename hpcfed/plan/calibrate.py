@@ -133,7 +133,7 @@ def clients_alone(
     config: RunConfig, clients: Sequence[int], *, fitting: int
 ) -> list[int]:
     """Choose the numbers of clients that are measured on one rank: two at least, and
-    those beyond USUAL only where samples of so many are `fitting`.
+    those beyond USUAL only if samples of that many are `fitting`.
     """
     most = config.clients
     if not _keeps_clients(config):
@@ -196,7 +196,7 @@ def measure_rounds(
     clients: int,
     hosted: int | None = None,
 ) -> RoundPoint:
-    """Run a few rounds in which so many clients train, and return what they took;
+    """Run a few rounds in which `clients` train, and return what they took;
     `hosted` clients live there, by default as few as possible.
     """
     config = settings.config
@@ -219,7 +219,7 @@ def small_run(
     clients: int,
     hosted: int | None = None,
 ) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings of a short run in which so many clients train, and the options
+    """Return the settings of a short run in which `clients` train, and the options
     that make them: those of the run itself, without what has no use there.
     """
     options = type(settings.options)
@@ -275,7 +275,7 @@ def fewer(settings: Settings, *, clients: int, hosted: int) -> dict[str, Any]:
 
 
 def _robust(config: RunConfig, uploads: int) -> dict[str, Any]:
-    """Return what Krum asks of so many uploads: three at least, beyond two for each that
+    """Return what Krum asks of `uploads` uploads: three at least, beyond two for each that
     may be malicious.
     """
     if uploads < 3:
@@ -327,7 +327,7 @@ def _measure_link(ranks: int, device: str) -> list[LinkPoint]:
 
 
 def start(ranks: int, module: Sequence[str]) -> str:
-    """Run a module of Python on so many ranks; return what it prints."""
+    """Run a module of Python on this number of ranks; return what it prints."""
     words = [*launcher("auto")(ranks), sys.executable, "-m", *module]
     # A rank that is alone would take all cores, which it has to share in a full run.
     variables = {"OMP_NUM_THREADS": "1", **environment_of(words)}
@@ -367,7 +367,7 @@ def failure_line(stderr: str, code: int) -> str:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Make a folder for a run that nobody keeps."""
+    """Make a folder for a run that is not kept."""
     folder = Path(tempfile.mkdtemp(prefix="hpcfed-plan-"))
     try:
         yield folder

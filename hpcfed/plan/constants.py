@@ -36,7 +36,7 @@ class Spread(_Part):
 
 
 class RoundPoint(_Part):
-    """Rounds of so many clients on so many ranks."""
+    """Rounds with a number of clients on a number of ranks."""
 
     ranks: int = Field(ge=1)
     clients: int = Field(ge=1)
@@ -108,7 +108,7 @@ class ZeroPreparation(_Part):
 
 
 class LinkPoint(_Part):
-    """An all-reduce of so many bytes between ranks of this machine."""
+    """An all-reduce of a number of bytes between ranks of this machine."""
 
     ranks: int = Field(ge=2)
     bytes: float = Field(gt=0)
@@ -123,7 +123,7 @@ class MeasuredMachine(_Part):
     units: int = Field(ge=1)
     """GPUs of the machine, or cores that ranks may use."""
     memory: float = Field(ge=0)
-    """Bytes of a GPU; of the whole machine where there is none."""
+    """Bytes of a GPU; of the whole machine if it has no GPU."""
     flops: float = Field(gt=0)
     """FLOP/s of a large matrix product in the server's precision."""
     bytes_per_second: float = Field(gt=0)

@@ -1,4 +1,4 @@
-"""Makes a plan: from a calibration, or from what is assumed where there is none."""
+"""Makes a plan: from a calibration, or from assumptions if nothing was measured."""
 
 import json
 from collections.abc import Mapping

@@ -23,7 +23,7 @@ from hpcfed.server.schedule import num_learnings
 
 @dataclass(frozen=True)
 class Split:
-    """A run with so many ranks for the server."""
+    """A run with a number of ranks for the server."""
 
     server_ranks: int
     """0: all ranks do both."""
@@ -43,7 +43,7 @@ class Plan:
     rounds: dict[int, RoundPlan]
     """A round by the number of ranks."""
     learnings: list[LearningPlan]
-    """The server's learning by ranks and ZeRO stage; none where there is no server."""
+    """The server's learning by ranks and ZeRO stage; none without a server."""
     splits: list[Split]
     best: Split | None
     whole: Range
@@ -71,7 +71,7 @@ class Planner:
         self._sizes: np.ndarray = train_sizes(config, validates=validates)
 
     def round(self, ranks: int) -> RoundPlan:
-        """Predict a round on so many workers."""
+        """Predict a round on `ranks` workers."""
         config = self._settings.config
         large = self.layout.num_columns > LOOP_ABOVE_COLUMNS
         mode = "loop" if large or config.engine == "loop" else "batched"
@@ -82,7 +82,7 @@ class Planner:
         return plan_round(self._constants, loads, target, columns=columns)
 
     def learning(self, options: ServerOptions, ranks: int, stage: int) -> LearningPlan:
-        """Predict a learning on so many ranks."""
+        """Predict a learning on `ranks` ranks."""
         return plan_learning(
             self._constants,
             options,
@@ -94,14 +94,14 @@ class Planner:
         )
 
     def whole(self, ranks: int) -> Range:
-        """Predict the seconds of all rounds on so many workers."""
+        """Predict the seconds of all rounds on `ranks` workers."""
         config = self._settings.config
         found = self.round(ranks)
         evaluations = -(-config.rounds // config.evaluate_every)
         return found.seconds * config.rounds + found.evaluation * evaluations
 
     def split(self, options: ServerOptions, ranks: int, server_ranks: int) -> Split:
-        """Predict the whole run with so many ranks for the server."""
+        """Predict the whole run with `server_ranks` for the server."""
         workers = ranks - server_ranks
         trainers = server_ranks or ranks
         learning = self.learning(options, trainers, options.zero_stage)

@@ -53,7 +53,7 @@ class StepRates:
     machine: MeasuredMachine
 
     def seconds(self, size: NetworkSize, samples: float) -> float:
-        """Return the seconds of a step of so many samples on one rank."""
+        """Return the seconds of a step of `samples` on one rank."""
         optimiser = OPTIMISER_BYTES * size.parameters / self.machine.bytes_per_second
         return (
             self.stage * size.stages
@@ -140,7 +140,7 @@ def exchange(size: NetworkSize, ranks: int, stage: int, link: LinkSpeed) -> floa
 
 @dataclass(frozen=True)
 class LearningPlan:
-    """What one learning of the server takes on so many ranks."""
+    """What one learning of the server takes on a number of ranks."""
 
     ranks: int
     zero_stage: int
@@ -161,7 +161,7 @@ def plan_learning(
     link: LinkSpeed,
     clients: int,
 ) -> LearningPlan:
-    """Predict one learning, and the generation of rows for so many clients."""
+    """Predict one learning, and the generation of rows for `clients` clients."""
     sizes = network_sizes(options, layout)
     steps = num_steps(options)
     between = 0.0

@@ -77,7 +77,7 @@ class Checkpoint:
         return load(self.folder, name, dtype, shape)
 
     def read_any(self, name: str) -> np.ndarray:
-        """Read an array of numbers whose kind somebody else checks."""
+        """Read an array of numbers; the caller checks their kind."""
         return _read(self.folder / f"{name}.npy")
 
     def refusal(self, name: str, held: str) -> UserError:
@@ -105,7 +105,7 @@ def prepare(folder: Path) -> None:
 def write(folder: Path, name: str, array: np.ndarray) -> StoredFile:
     """Write an array as NAME.npy; the folder must be there."""
     path = folder / f"{name}.npy"
-    # The folder is synced with the marker, before which nobody looks for the file.
+    # The folder is synced with the marker, before which no reader looks for the file.
     with replacing(path) as file:
         counted = _Counted(file.write)
         # `ascontiguousarray` would make a vector of a single number.
@@ -115,7 +115,7 @@ def write(folder: Path, name: str, array: np.ndarray) -> StoredFile:
 
 
 class _Counted:
-    """Counts and hashes what is written, so that nobody has to read it again."""
+    """Counts and hashes what is written, so that it need not be read again."""
 
     def __init__(self, write: Callable[[bytes], int]) -> None:
         self._write = write
@@ -251,7 +251,7 @@ def newest_rounds(run: Path) -> int:
 
 def listed(folder: Path) -> list[str]:
     """Return the names of a checkpoint's files, by its marker; others that lie there
-    are nobody's.
+    belong to no checkpoint.
     """
     return [file.name for file in _marked(folder)]
 
@@ -344,7 +344,7 @@ def _is_whole(
     """Compare a file with what the marker says; its size tells sooner than its
     checksum.
     """
-    # Sizes differ when a write was cut short; then nobody reads gigabytes for it.
+    # Sizes differ when a write was cut short; then gigabytes need not be read.
     path = folder / file.name
     return check_file(path) == file.size and existing(path, stopping) == file
 
@@ -366,7 +366,7 @@ def _marked(folder: Path) -> tuple[StoredFile, ...]:
     for file in files:
         # A name with a slash would lead out of the folder.
         if not fullmatch(_NAME, file.name):
-            raise ValueError(f"{file.name!r} is no file's name")
+            raise ValueError(f"{file.name!r} is not a file's name")
         path = folder / file.name
         if not path.is_file() or path.is_symlink():
             raise ValueError(f"{file.name} is missing, or no plain file")

@@ -1,7 +1,7 @@
 """A run's folder: which names in it are the run's, and what may be done to them.
 
 Nothing else in the folder is ever changed or removed; a checkpoint's folder goes as a
-whole. No link is followed, and what is no plain file is refused: a folder may have been
+whole. No link is followed, and anything but a plain file is refused: a folder may have been
 handed in, and a name in it may lead anywhere.
 """
 
@@ -119,7 +119,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def check_one_kind(folder: Path) -> None:
-    """Refuse a folder that holds a run and also seeds of one: nobody can tell which of
+    """Refuse a folder that holds a run and also seeds of one: it is unclear which of
     them is meant.
     """
     if not (folder / RECORD).is_file():
@@ -150,7 +150,7 @@ def _check_free(option: str, path: Path) -> None:
     target = path.parent.resolve() / path.name
     for folder in target.parents:
         name = target.relative_to(folder).as_posix()
-        # Names first: nobody looks into folders in which none of them would be.
+        # Names first: folders that cannot hold any of them are not opened.
         if fullmatch(_OF_RUN, name) and _is_runs(folder):
             owner = "run"
         elif fullmatch(_OF_STUDY, name) and _is_studys(folder):
@@ -177,7 +177,7 @@ def _is_studys(folder: Path) -> bool:
 
 
 def checkpoint_folder(run: Path, rounds: int) -> Path:
-    """Return the folder of the checkpoint after so many rounds."""
+    """Return the folder of the checkpoint after this number of rounds."""
     return run / CHECKPOINTS / f"{rounds:08d}"
 
 
@@ -225,7 +225,7 @@ def failures(run: Path) -> list[Path]:
 
 
 def leave_failure(run: Path, rank: int, text: str) -> None:
-    """Write down why a rank failed; that it cannot be written is no further failure."""
+    """Write down why a rank failed; if that fails, too, it is ignored."""
     # A link there must not have another file overwritten, nor a pipe hold the rank.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(OSError):
@@ -238,7 +238,7 @@ def check_plain(folder: Path) -> None:
     """Refuse a folder in which one of the run's names is a link, or neither a file nor
     a folder.
     """
-    # Names that are not the run's may be anything: nobody opens them.
+    # Names that are not the run's may be anything: they are not opened.
     for path in _entries(folder):
         if fullmatch(_FILES, path.name):
             _check_kind(path, stat.S_ISREG, "file")
@@ -269,7 +269,7 @@ def _check_kind(path: Path, is_kind: Callable[[int], bool], kind: str) -> None:
             "remove it"
         )
     if not is_kind(mode):
-        raise UserError(f"{path} is no {kind}; remove it")
+        raise UserError(f"{path} is not a {kind}; remove it")
 
 
 def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
@@ -343,7 +343,7 @@ def empty(folder: Path) -> None:
         for events in _entries(run / TENSORBOARD):
             if fullmatch(_EVENTS, events.name):
                 events.unlink()
-        # They stay where somebody's own files are in them.
+        # They stay if the user's own files are in them.
         for name in (CHECKPOINTS, TENSORBOARD):
             with suppress(OSError):
                 (run / name).rmdir()
@@ -359,7 +359,7 @@ def remove_empty_seeds(folder: Path) -> None:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return what is in a folder; nothing where there is none."""
+    """Return what is in a folder; nothing if the folder does not exist."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 

@@ -16,7 +16,7 @@ def parsed(text: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError("its JSON is no object")
+        raise ValueError("its JSON is not an object")
     _check_depth(found)
     # Encoding refuses halves of characters, which nothing could print.
     json.dumps(found, ensure_ascii=False).encode()

@@ -23,19 +23,18 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""What may be at a path that is no regular file."""
+"""What may be at a path that is not a regular file."""
 
 
 def check_target(option: str, path: Path) -> None:
     """Refuse an output path where something other than a regular file is.
 
-    A rename would put a file in its place: nobody wants to lose /dev/null or a link by
-    that.
+    A rename would put a file in its place, and /dev/null or a link would be lost.
     """
     try:
         kind = stat.S_IFMT(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        # A parent that is no folder is told when the file is written.
+        # A parent that is not a folder is told when the file is written.
         return
     except OSError as error:
         raise UserError(f"cannot write {option} {path}: {error.strerror}") from None

@@ -132,7 +132,7 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
     # Reports divide by them.
     if not (series["seconds"] >= LEAST_SECONDS).all():
         raise ValueError("rounds without seconds cannot be")
-    # 0: nobody whom the round drew has training data.
+    # 0: no client that the round drew has training data.
     cohort = series["cohort"]
     known = cohort[~np.isnan(cohort)]
     if ((known < 0) | (known != np.floor(known))).any():
@@ -204,10 +204,10 @@ def _facts(file: Reader) -> dict[str, Any]:
         raise ValueError(f"its task is {str(facts['task'])[:100]!r}")
     for name in ("error", "uploads", "privacy"):
         if not isinstance(facts.get(name, ""), str):
-            raise ValueError(f"its {name} is no text")
+            raise ValueError(f"its {name} is not a text")
     for name in ("noise_multiplier", "delta"):
         if not isinstance(facts.get(name, 0.0), float):
-            raise ValueError(f"its {name} is no number")
+            raise ValueError(f"its {name} is not a number")
     return facts
 
 
@@ -287,7 +287,7 @@ def _between(
     high: float = MOST,
 ) -> np.ndarray:
     """Read numbers from 0 to `high`, or NaN; as floats of 64 bits, whatever the file
-    has. With `first`, read only so many entries.
+    has. `first` is the number of entries to read.
     """
     values = file.numbers(name, shape, first)
     # `high` may overflow the short floats that a file may have.
@@ -338,7 +338,7 @@ def _named(
     *,
     high: float = 1,
 ) -> dict[str, np.ndarray]:
-    """Read the entries of a dataset by name, without those that nobody wrote."""
+    """Read the entries of a dataset by name, without those that were never written."""
     if names not in file:
         return {}
     entries = _between(file, values, shape, high=high)

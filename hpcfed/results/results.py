@@ -178,7 +178,7 @@ class ResultsWriter:
         self._file["figures/value"][self._figures.index(name)] = values
 
     def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:
-        """Record new clients' accuracy after so many local updates from a start."""
+        """Record new clients' accuracy after `update` local updates from a start."""
         number = NEWCOMER_STARTS.index(start)
         self._file["newcomers/accuracy"][number, update] = accuracy
 

@@ -236,7 +236,7 @@ class RunRecord:
         return not np.isnan(self.last("virtual_seconds"))
 
     def arrived_share(self) -> float:
-        """Return the share of participants whose uploads counted; NaN where nobody could
+        """Return the share of participants whose uploads counted; NaN if no client could
         come late.
         """
         arrived, cohort = self.rounds["arrived"], self.rounds["cohort"]
@@ -311,7 +311,7 @@ class RunRecord:
 
         Its tables hold what all clients have sent, `bytes_up`.
         """
-        # A round in which nobody has data sends nothing.
+        # A round whose clients have no data sends nothing.
         senders = np.maximum(self.rounds["cohort"], 1)
         mean_upload = self.rounds["bytes_up"] / senders
         return float(2 * mean_upload.sum())
@@ -342,7 +342,7 @@ def _known(values: np.ndarray) -> np.ndarray:
 def at_target(
     accuracy: np.ndarray | float, global_accuracy: np.ndarray | float, target: float
 ) -> Any:
-    """Tell where the global model has so many per cent; or the clients' mean, if there
+    """Tell where the global model reaches `target` per cent; or the clients' mean, if there
     is no global model.
     """
     has_global = not np.isnan(global_accuracy).all()

@@ -60,7 +60,7 @@ class Reader:
         """Return a reader of a group in this one."""
         group = self._group[name]
         if not isinstance(group, h5py.Group):
-            raise ValueError(f"{name} is no group")
+            raise ValueError(f"{name} is not a group")
         return Reader(group, self._left)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ class Reader:
             value = attributes[name]
             # Python has no number for it, and .item() would return it as it is.
             if isinstance(value, np.longdouble):
-                raise ValueError(f"its attribute {name} is no number of 64 bits")
+                raise ValueError(f"its attribute {name} is not a number of 64 bits")
             facts[name] = value.item() if isinstance(value, np.generic) else value
             if isinstance(facts[name], str):
                 self._text(name, facts[name])
@@ -115,14 +115,14 @@ class Reader:
         """Read a single text."""
         data = self._dataset(name)
         if data.shape != ():
-            raise ValueError(f"{name} is no single text")
+            raise ValueError(f"{name} is not a single text")
         return self._text(name, data.asstr()[()])
 
     def texts(self, name: str) -> list[str]:
         """Read a list of texts."""
         data = self._dataset(name)
         if len(data.shape) != 1 or data.shape[0] > MOST_ENTRIES:
-            raise ValueError(f"{name} is no list, or too long a one")
+            raise ValueError(f"{name} is not a list, or is too long")
         strings = data.asstr()
         texts = []
         # One by one: all may be one long string, which the file holds only once.
@@ -133,7 +133,7 @@ class Reader:
     def _dataset(self, name: str) -> h5py.Dataset:
         data = self._group[name]
         if not isinstance(data, h5py.Dataset) or data.shape is None:
-            raise ValueError(f"{name} is no dataset, or an empty one")
+            raise ValueError(f"{name} is not a dataset, or is empty")
         item = data.dtype.itemsize
         # libhdf5 allocates a whole chunk to read one entry of it.
         chunk = prod(data.chunks) * item if data.chunks else 0
@@ -143,7 +143,7 @@ class Reader:
 
     def _text(self, name: str, text: Any) -> str:
         if not isinstance(text, str) or len(text) > MOST_TEXT:
-            raise ValueError(f"{name} is no text, or too long a one")
+            raise ValueError(f"{name} is not a text, or is too long")
         # Encoding refuses halves of characters, which nothing could print.
         self._spend(name, len(text.encode()))
         return text
@@ -176,7 +176,7 @@ def check_file(path: Path, most: int = 2**62) -> int:
     if stat.S_ISLNK(found.st_mode):
         raise ValueError("it is a link, which is not followed")
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is no plain file")
+        raise ValueError("it is not a plain file")
     size = found.st_size
     if size > most:
         raise ValueError(f"it has {size:,} bytes, and {most:,} at most are read")

@@ -282,7 +282,7 @@ def by_rank(gathered: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def round_figures(figures: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Reduce the ranks' figures to the round's; NaN where nobody has handed in any."""
+    """Reduce the ranks' figures to the round's; NaN if no rank has handed in any."""
     reduced = {}
     for series in _ROUND_TABLE:
         taken = [figures[name] for name in series.figures]

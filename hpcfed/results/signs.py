@@ -69,7 +69,7 @@ def remove_sign(path: Path) -> None:
 
 
 def read_sign(path: Path, kind: type[Sign]) -> Sign | None:
-    """Read a sign; None where there is none, or something else."""
+    """Read a sign; None if it does not exist, or is something else."""
     try:
         check_file(path, MOST_BYTES)
         told: Mapping[str, Any] = parsed(path.read_text())

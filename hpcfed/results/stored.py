@@ -54,7 +54,7 @@ def read_seeds(folder: Path) -> list[RunRecord]:
 
 def is_complete(folder: Path, rounds: int = 0) -> bool:
     """Tell whether a run, or every seed of it, has come to its end, and was to have at
-    least so many rounds; one whose record cannot be read has not.
+    least `rounds`; one whose record cannot be read has not.
     """
     try:
         records = [read_run(run) for run in runs(folder)]

@@ -36,7 +36,7 @@ from hpcfed.studies.stacks import (
 Finished = dict[Path, list[RunRecord]]
 """The runs of finished trials, one for every seed, by the trial's folder."""
 WAIT = 0.5
-"""Seconds between two looks at a run that somebody waits for."""
+"""Seconds between two looks at a run that is waited for."""
 
 
 def command(trial: Trial, start: Start) -> list[str]:
@@ -125,7 +125,7 @@ def settle(trials: Sequence[Trial], start: Start) -> None:
         try:
             done = check_finished([trial])
         except UserError:
-            continue  # a run that other options have made is no trial of this study
+            continue  # a run with other options is not a trial of this study
         if done:
             words = shlex.join(command(trial, start))
             write_outcome(trial.outcome, Outcome("complete", command=words))

@@ -149,7 +149,7 @@ class StudyOrder:
 
 
 def find_study(path: Path) -> Path:
-    """Return the file itself or, where there is none, the ready study of that name."""
+    """Return the file itself or, if it does not exist, the ready study of that name."""
     name = str(path)
     is_a_word = name == path.stem
     if path.is_file() or not is_a_word:

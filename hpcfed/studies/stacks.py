@@ -67,7 +67,7 @@ def singles(trials: Iterable[Trial]) -> list[Stack]:
 
 
 def stacked(trials: Sequence[Trial], most: int) -> list[Stack]:
-    """Put trials that differ in stackable options alone together, at most so many, in
+    """Put trials that differ in stackable options alone together, at most `most`, in
     the order of the first of each.
     """
     shared = [_shared(trial) for trial in trials]
@@ -167,7 +167,7 @@ def write_stack(path: Path, stack: Stack) -> None:
 
 
 def read_stack(path: Path) -> list[dict[str, Any]]:
-    """Read the options of a stack's trials, which nobody has checked yet."""
+    """Read the options of a stack's trials, which are not checked yet."""
     try:
         check_file(path, MOST_BYTES)
         found = json.loads(path.read_text())
