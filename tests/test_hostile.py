@@ -523,7 +523,9 @@ def test_a_marker_that_names_other_files_is_refused(
     (checkpoint / checkpoints.MARKER).write_text(json.dumps(marker))
     said: list[str] = []
     assert checkpoints.newest(tmp_path, say=said.append) is None
-    assert len(said) == 1 and "is damaged" in said[0] and "is not a file's name" in said[0]
+    assert (
+        len(said) == 1 and "is damaged" in said[0] and "is not a file's name" in said[0]
+    )
 
 
 @pytest.mark.parametrize(
