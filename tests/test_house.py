@@ -18,3 +18,10 @@ def test_no_name_of_a_class_is_used_twice() -> None:
                 places[node.name].append(str(path.relative_to(ROOT)))
     twice = {name: own for name, own in places.items() if len(own) > 1}
     assert not twice
+
+
+def test_only_the_command_line_knows_argparses_results() -> None:
+    """Commands take typed arguments, so that a reader sees what each of them needs."""
+    for path, text in FILES.items():
+        if "cli" not in path.relative_to(ROOT / "hpcfed").parts:
+            assert "argparse.Namespace" not in text, path
