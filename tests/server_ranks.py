@@ -22,14 +22,12 @@ from torch import Tensor
 
 from hpcfed.runtime import world as worlds
 from hpcfed.server.deepspeed_trainer import DeepSpeedTrainer
-from hpcfed.server.engines import import_engine, make_trainer
+from hpcfed.server.engines import import_engine, make_trainer, recomputing
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.networks import Autoencoder, Denoiser
 from hpcfed.server.options import ServerOptions, batching
-from hpcfed.server.plan import TrainingPlan
-from hpcfed.server.recompute import recomputing
-from hpcfed.server.slot import RankSlot
 from hpcfed.server.trainer import Loss, Trainer
+from hpcfed.server.training_plan import RankSlot, TrainingPlan
 
 COLUMNS = 999
 LENGTH, HALF = (

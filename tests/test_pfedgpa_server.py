@@ -23,8 +23,6 @@ from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.likeness import Likeness
 from hpcfed.server.messages import Answer, Failure, KnownRows, Request, Rows
 from hpcfed.server.networks import Autoencoder
-from hpcfed.server.options import Batching
-from hpcfed.server.plan import TrainingPlan
 from hpcfed.server.rank import ServerRank
 from hpcfed.server.report import Inversion
 from hpcfed.server.requests import (
@@ -38,8 +36,9 @@ from hpcfed.server.requests import (
     SampleRows,
 )
 from hpcfed.server.schedule import is_banked, learns_after, num_learnings
-from hpcfed.server.slot import RankSlot
+from hpcfed.server.sizes import Batching
 from hpcfed.server.trainer import PlainTrainer
+from hpcfed.server.training_plan import RankSlot, TrainingPlan
 from tests.federations import assembled
 from tests.pfedgpa_runs import COLUMNS, server_of, states
 from tests.runs import SERVER

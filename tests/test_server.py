@@ -26,11 +26,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from hpcfed.errors import UserError
 from hpcfed.options import RunConfig
 from hpcfed.server import capture, diffusion, latent_diffusion, layers, report, trainer
-from hpcfed.server import chunks as chunking
+from hpcfed.server import networks as server_networks
 from hpcfed.server.deepspeed_trainer import configuration
 from hpcfed.server.diffusion import Schedule
 from hpcfed.server.divergence import check_losses
-from hpcfed.server.engines import make_trainer
+from hpcfed.server.engines import make_trainer, recomputing
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.networks import (
     Autoencoder,
@@ -41,14 +41,12 @@ from hpcfed.server.networks import (
     time_features,
 )
 from hpcfed.server.options import NETWORKS, ServerOptions, batching, check_columns
-from hpcfed.server.plan import TrainingPlan
-from hpcfed.server.recompute import recomputing
 from hpcfed.server.report import LearningReport
 from hpcfed.server.scaling import LatentScaling, RowScaling
 from hpcfed.server.schedule import num_steps
 from hpcfed.server.sizes import SIZES, Size
-from hpcfed.server.slot import RankSlot
 from hpcfed.server.trainer import PlainTrainer
+from hpcfed.server.training_plan import RankSlot, TrainingPlan
 
 T = 1000
 SCHEDULE = Schedule.linear(T)
@@ -391,7 +389,7 @@ def test_guidance_ends_at_the_latents() -> None:
 @given(st.integers(0, 3000), st.integers(1, 600))
 @settings(deadline=None)
 def test_chunks_cover_everything_once(count: int, most: int) -> None:
-    parts = list(chunking.chunks(count, most))
+    parts = list(server_networks.chunks(count, most))
     covered = [i for part in parts for i in range(count)[part]]
     assert covered == list(range(count))
     lengths = [len(range(count)[part]) for part in parts]
@@ -938,7 +936,7 @@ def test_rows_pass_in_parts_that_fit(
         for name in NETWORKS
         for stage in stages[name]
     ]
-    monkeypatch.setattr(chunking, "AT_ONCE", 3 * quick.autoencoder.widest)
+    monkeypatch.setattr(server_networks, "AT_ONCE", 3 * quick.autoencoder.widest)
     for part, expected in zip(made_by(quick), whole, strict=True):
         torch.testing.assert_close(part, expected)
     for hook in hooks:

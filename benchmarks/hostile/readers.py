@@ -187,7 +187,7 @@ class Readers:
 
         from hpcfed.server.latent_diffusion import LatentDiffusion
         from hpcfed.server.options import ServerOptions
-        from hpcfed.server.slot import RankSlot
+        from hpcfed.server.training_plan import RankSlot
 
         own = {
             name: value

@@ -27,7 +27,7 @@ from hpcfed.runtime import world as worlds
 from hpcfed.server.engines import import_engine
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.slot import RankSlot
+from hpcfed.server.training_plan import RankSlot
 
 COLUMNS = (3000, 658)
 """Widths of the generated tensors; together as many as the digits' network has."""

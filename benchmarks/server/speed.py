@@ -33,7 +33,7 @@ from hpcfed.server.networks import Autoencoder, Denoiser
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.report import LearningReport
 from hpcfed.server.scaling import LatentScaling, RowScaling
-from hpcfed.server.slot import RankSlot
+from hpcfed.server.training_plan import RankSlot
 
 _EXAMPLES = """examples:
   python -m benchmarks.server.speed                                     Fashion-MNIST's setting: 400 rows of the whole network

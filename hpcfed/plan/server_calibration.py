@@ -19,7 +19,7 @@ from hpcfed.server.engines import import_engine
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.options import NETWORKS, ServerOptions
 from hpcfed.server.report import LearningReport
-from hpcfed.server.slot import RankSlot
+from hpcfed.server.training_plan import RankSlot
 
 SIZES = {"cuda": ("small", "paper"), "cpu": ("tiny", "small")}
 """Sizes that are measured, by device: a CPU takes hours for the paper's."""

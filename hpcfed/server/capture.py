@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from hpcfed.errors import remark
 from hpcfed.server.batch_norm import norms_of
-from hpcfed.server.options import Batching, ServerOptions
-from hpcfed.server.plan import TrainingPlan
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.sizes import Batching
+from hpcfed.server.training_plan import TrainingPlan
 
 WARM_UPS = 3
 """Passes before a capture."""

@@ -20,8 +20,8 @@ from hpcfed.runtime import process_group
 from hpcfed.server.batch_norm import norms_of, share_statistics, weigh_micro_batch
 from hpcfed.server.capture import captured_if_possible
 from hpcfed.server.networks import num_parameters
-from hpcfed.server.options import Batching, ServerOptions
-from hpcfed.server.plan import TrainingPlan
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.sizes import Batching
 from hpcfed.server.trainer import (
     Loss,
     StepProgress,
@@ -29,6 +29,7 @@ from hpcfed.server.trainer import (
     check_is_due,
     cosine_schedule,
 )
+from hpcfed.server.training_plan import TrainingPlan
 
 BUCKET = 50_000_000
 """Numbers that DeepSpeed sends at once at most. It allocates as many, some of them

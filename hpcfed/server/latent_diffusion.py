@@ -14,21 +14,24 @@ from hpcfed.kernels import cuda
 from hpcfed.runtime import randomness
 from hpcfed.runtime.observer import observer
 from hpcfed.server import diffusion, storage
-from hpcfed.server.chunks import in_chunks
 from hpcfed.server.diffusion import Schedule, Sign
 from hpcfed.server.divergence import check_losses
-from hpcfed.server.engines import make_trainer
+from hpcfed.server.engines import make_trainer, recomputing
 from hpcfed.server.losses import Draws, denoising_loss, reconstruction_loss
-from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
-from hpcfed.server.options import NETWORKS, Batching, ServerOptions, batching
-from hpcfed.server.plan import TrainingPlan
-from hpcfed.server.recompute import recomputing
+from hpcfed.server.networks import (
+    Autoencoder,
+    Denoiser,
+    in_chunks,
+    num_parameters,
+)
+from hpcfed.server.options import NETWORKS, ServerOptions, batching
 from hpcfed.server.report import LearningReport, peak_flops
 from hpcfed.server.scaling import LatentScaling, RowScaling
 from hpcfed.server.schedule import num_steps
-from hpcfed.server.slot import RankSlot
+from hpcfed.server.sizes import Batching
 from hpcfed.server.storage import SavedServer
 from hpcfed.server.trainer import Loss, StepProgress, Trainer
+from hpcfed.server.training_plan import RankSlot, TrainingPlan
 
 LARGE = 10_000_000
 """Parameters from which on it is worth a fifth of a second to collect garbage."""

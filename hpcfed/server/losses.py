@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hpcfed.server.diffusion import Schedule
-from hpcfed.server.options import Batching
+from hpcfed.server.sizes import Batching
 from hpcfed.server.trainer import Loss
 
 Draws = Callable[[int, int], torch.Generator]

@@ -9,7 +9,7 @@ has one.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
@@ -29,6 +29,8 @@ from hpcfed.server.layers import (
 from hpcfed.server.sizes import Size
 
 TIME_FEATURES = 256
+AT_ONCE = 2**28
+"""Numbers of one activation that is passed at once: a gigabyte in float32."""
 
 Checkpoint = Callable[..., Tensor]
 """Calls a module, and may forget its activations until the backward pass."""
@@ -274,3 +276,29 @@ def time_features(t: Tensor) -> Tensor:
 def num_parameters(network: nn.Module) -> int:
     """Return how many parameters a network has."""
     return sum(p.numel() for p in network.parameters())
+
+
+def in_chunks(call: Callable[..., Tensor], *inputs: Tensor, widest: int) -> Tensor:
+    """Return the call's results for all inputs, made in few chunks, so that activations
+    fit into memory.
+
+    `widest` are the numbers of one sample's largest activation.
+    """
+    # A single sample always passes, however wide it is.
+    most = max(1, AT_ONCE // widest)
+    results = []
+    for chunk in chunks(len(inputs[0]), most):
+        selected = [values[chunk] for values in inputs]
+        result = call(*selected)
+        results.append(result)
+    return torch.cat(results)
+
+
+def chunks(count: int, most: int) -> Iterator[slice]:
+    """Yield few slices of nearly equal size, each of at most `most`."""
+    number = -(-count // most)
+    begin = 0
+    for i in range(1, number + 1):
+        end = i * count // number
+        yield slice(begin, end)
+        begin = end

@@ -1,14 +1,13 @@
 """Options of the server's model, and what follows from them; imports no torch."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed import options
 from hpcfed.errors import UserError, count
 from hpcfed.options import LEFT_OUT, Choice, Need, option
-from hpcfed.server.sizes import SIZES, Size
+from hpcfed.server.sizes import SIZES, Batching, Size
 
 if TYPE_CHECKING:
     from hpcfed.models.layout import Layout
@@ -331,38 +330,6 @@ def server_options(settings: options.Settings) -> ServerOptions | None:
     """Return the server's options of a run; None where its method has no server."""
     options = settings.options
     return options if isinstance(options, ServerOptions) else None
-
-
-@dataclass(frozen=True)
-class Batching:
-    """How a step's samples are divided."""
-
-    micro: int
-    """Samples of a micro-batch: what a rank takes at once."""
-    accumulation: int
-    """Micro-batches that a rank takes one after the other in each step."""
-    ranks: int
-    shared: bool = False
-    """Whether ranks draw and normalise the whole batch together, each with its slice;
-    else every micro-batch is drawn and normalised by itself.
-    """
-
-    @property
-    def batch(self) -> int:
-        """Samples of a step, over all ranks."""
-        return self.micro * self.accumulation * self.ranks
-
-    @property
-    def drawn(self) -> int:
-        """Samples that are drawn together."""
-        return self.batch if self.shared else self.micro
-
-    def slice_of(self, number: int) -> tuple[int, slice]:
-        """Return the draw that a micro-batch of a step belongs to, and its slice of it."""
-        if not self.shared:
-            return number, slice(None)
-        start = number * self.micro
-        return 0, slice(start, start + self.micro)
 
 
 def batching(options: ServerOptions, ranks: int, network: str) -> Batching:

@@ -19,7 +19,7 @@ from hpcfed.server.latent_diffusion import LatentDiffusion, Progress
 from hpcfed.server.messages import A, Failure, Request, divide, merge
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.progress import leaving_signs
-from hpcfed.server.slot import RankSlot
+from hpcfed.server.training_plan import RankSlot
 
 
 class ServerRank:

@@ -1,4 +1,4 @@
-"""How large the server's networks are; imports no torch."""
+"""How large the server's networks and the parts of their steps are; imports no torch."""
 
 from dataclasses import dataclass
 
@@ -28,3 +28,35 @@ SIZES = {
 """`tiny`: what a CPU trains in half a minute; `paper`: 40 million parameters of the
 autoencoder for the CIFAR-10 network's last two layers; `large`: a billion.
 """
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How a step's samples are divided."""
+
+    micro: int
+    """Samples of a micro-batch: what a rank takes at once."""
+    accumulation: int
+    """Micro-batches that a rank takes one after the other in each step."""
+    ranks: int
+    shared: bool = False
+    """Whether ranks draw and normalise the whole batch together, each with its slice;
+    else every micro-batch is drawn and normalised by itself.
+    """
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step, over all ranks."""
+        return self.micro * self.accumulation * self.ranks
+
+    @property
+    def drawn(self) -> int:
+        """Samples that are drawn together."""
+        return self.batch if self.shared else self.micro
+
+    def slice_of(self, number: int) -> tuple[int, slice]:
+        """Return the draw that a micro-batch of a step belongs to, and its slice of it."""
+        if not self.shared:
+            return number, slice(None)
+        start = number * self.micro
+        return 0, slice(start, start + self.micro)

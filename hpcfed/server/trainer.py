@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hpcfed.server.batch_norm import norms_of, weigh_micro_batch
 from hpcfed.server.capture import captured_if_possible
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.plan import TrainingPlan
+from hpcfed.server.training_plan import TrainingPlan
 
 Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
 """The mean loss of (network, step, number of the micro-batch)."""

@@ -18,7 +18,7 @@ from hpcfed.server.options import ServerOptions
 from hpcfed.server.progress import ProgressLines
 from hpcfed.server.rank import ServerRank
 from hpcfed.server.requests import Learned, Leave
-from hpcfed.server.slot import RankSlot
+from hpcfed.server.training_plan import RankSlot
 
 
 def check_world(options: ServerOptions, world: World) -> None:

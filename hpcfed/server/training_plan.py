@@ -1,10 +1,14 @@
-"""Where one of the server's ranks computes."""
+"""What a trainer of one of the server's networks is told: where it computes, how and for
+how long.
+"""
 
 from dataclasses import dataclass
 
 import torch
 
 from hpcfed.runtime.world import World
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.sizes import Batching
 
 
 @dataclass(frozen=True)
@@ -23,3 +27,14 @@ class RankSlot:
             rank=world.role_rank,
             size=world.role_size,
         )
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How a network is trained, on which rank, and for how long."""
+
+    options: ServerOptions
+    batching: Batching
+    slot: RankSlot
+    steps: int
+    """The length of the learning rate's cosine."""
