@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcfed.data.datasets import Dataset, Split
 
 
-class Flipped:
+class Flipped(Dataset):
     """A data set with its training samples twice, the second time with flipped labels."""
 
     def __init__(self, honest: Dataset) -> None:
@@ -28,9 +28,6 @@ class Flipped:
         self.owner_names = honest.owner_names
         self._num_train = honest.size("train")
 
-    def size(self, split: Split) -> int:
-        return len(self.labels(split))
-
     def owners(self, split: Split) -> np.ndarray | None:
         owners = self.honest.owners(split)
         if owners is None or split == "test":
@@ -42,16 +39,6 @@ class Flipped:
         if split == "test":
             return labels
         return np.concatenate([labels, flipped(labels, self.classes)])
-
-    def targets(
-        self,
-        split: Split,
-        index: np.ndarray,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        return torch.from_numpy(self.labels(split)[index]).to(device)
 
     def inputs(
         self,

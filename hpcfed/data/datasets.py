@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,48 +22,40 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, Split] = ("train", "test")
 
 
-class Dataset(Protocol):
-    """Samples of one shape, in a training and a test set."""
+class Dataset:
+    """Samples of one shape, in a training and a test set.
 
-    @property
-    def name(self) -> str: ...
+    Unless a subclass says otherwise, they are labelled images that belong to nobody.
+    """
 
-    @property
-    def task(self) -> Task: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one sample, as in `DatasetInfo`."""
-
-    @property
-    def classes(self) -> int:
-        """Classes, tokens of the vocabulary, or numbers to predict."""
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that inputs are made of; 0: inputs are numbers."""
-
-    @property
-    def blank(self) -> np.ndarray | None:
-        """What black is after standardisation, in every channel; None where samples are
-        no images.
-        """
+    name: str
+    task: Task = "classification"
+    shape: tuple[int, ...]
+    """The shape of one sample, as in `DatasetInfo`."""
+    classes: int
+    """Classes, tokens of the vocabulary, or numbers to predict."""
+    vocabulary: int = 0
+    """Tokens that inputs are made of; 0: inputs are numbers."""
+    blank: np.ndarray | None = None
+    """What black is after standardisation, in every channel; None where samples are not
+    images.
+    """
+    owner_names: np.ndarray | None = None
+    """What natural clients are called, by number; None where there are none."""
 
     def size(self, split: Split) -> int:
         """Return the number of samples in a split."""
+        return len(self.labels(split))
 
     def labels(self, split: Split) -> np.ndarray:
         """Return all labels of a split, int64; for classification only."""
+        raise NotImplementedError
 
     def owners(self, split: Split) -> np.ndarray | None:
-        """Return the natural client of every sample, counted from 0, -1 for nobody's.
-
-        None where samples belong to nobody.
+        """Return the natural client of every sample, counted from 0, and -1 for samples
+        of nobody; None where there are no natural clients.
         """
-
-    @property
-    def owner_names(self) -> np.ndarray | None:
-        """What natural clients are called, by number; None where there are none."""
+        return None
 
     def inputs(
         self,
@@ -76,6 +68,7 @@ class Dataset(Protocol):
         """Return the samples at `index` as [samples, *shape]: standardised numbers of
         this type, or tokens, which are int64.
         """
+        raise NotImplementedError
 
     def targets(
         self,
@@ -86,9 +79,10 @@ class Dataset(Protocol):
         dtype: torch.dtype,
     ) -> Tensor:
         """Return what is to be said about the samples at `index`, as `Shard.targets`."""
+        return torch.from_numpy(self.labels(split)[index]).to(device)
 
 
-class ArrayDataset:
+class ArrayDataset(Dataset):
     """Samples held in host memory as they were stored, images usually a byte per value."""
 
     def __init__(
@@ -106,7 +100,7 @@ class ArrayDataset:
         """
         self.name = name
         self.classes = classes
-        self.task: Task = task
+        self.task = task
         self.vocabulary = vocabulary
         self._inputs: dict[Split, np.ndarray] = {}
         self._targets: dict[Split, np.ndarray] = {}
@@ -121,8 +115,7 @@ class ArrayDataset:
             self._targets[split] = targets
             self._owners[split] = arrays.get(f"{split}_owners")
         self.owner_names = arrays.get("owner_names")
-        self.shape: tuple[int, ...] = self._inputs["train"].shape[1:]
-        self.blank: np.ndarray | None = None
+        self.shape = self._inputs["train"].shape[1:]
         if vocabulary:
             return
         # Of the training set alone; test samples are standardised by it too.

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.data import Task
-from hpcfed.data.datasets import Split
+from hpcfed.data.datasets import Dataset, Split
 from hpcfed.errors import UserError
 from hpcfed.runtime import randomness
 
@@ -37,7 +36,7 @@ class SyntheticSize:
             )
 
 
-class SyntheticDataset:
+class SyntheticDataset(Dataset):
     """A prototype of each class under uniform noise; zero mean, unit variance.
 
     A sample is a hash of (seed, split, its number), so it is the same on every rank and
@@ -45,12 +44,9 @@ class SyntheticDataset:
     """
 
     name = "synthetic"
-    task: Task = "classification"
-    vocabulary = 0
-    owner_names = None
 
     def __init__(self, size: SyntheticSize, *, seed: int) -> None:
-        self.shape: tuple[int, ...] = size.shape
+        self.shape = size.shape
         self._size = size
         self.classes = size.classes
         self._seed = seed
@@ -62,24 +58,8 @@ class SyntheticDataset:
         self._signal = signal_amplitude(size.shape)
         self.blank = np.zeros(size.shape[0])
 
-    def size(self, split: Split) -> int:
-        return len(self._labels[split])
-
     def labels(self, split: Split) -> np.ndarray:
         return self._labels[split]
-
-    def owners(self, split: Split) -> None:
-        return None
-
-    def targets(
-        self,
-        split: Split,
-        index: np.ndarray,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        return torch.from_numpy(self._labels[split][index]).to(device)
 
     def inputs(
         self,
