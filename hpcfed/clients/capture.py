@@ -22,7 +22,7 @@ class Replays:
     def __init__(
         self, device: torch.device, *, on: bool = True, may_fail: bool = False
     ) -> None:
-        """`on`: whether functions can be captured at all; `may_fail`: nobody knows, so
+        """`on`: whether functions can be captured at all; `may_fail`: unknown, so
         that a capture which fails is the last one.
         """
         self._on = on and device.type == "cuda"

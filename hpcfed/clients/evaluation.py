@@ -32,7 +32,7 @@ EVALUATION_FLOATS = 2**28
 
 
 def samples_in_flight(shard: Shard, activations: int) -> int:
-    """Return how many samples are evaluated at once; each makes so many activations."""
+    """Return how many samples are evaluated at once; `activations` are those of one."""
     # Classification keeps to a number: its batches are part of recorded results.
     if shard.task == "classification":
         return EVALUATION_SAMPLES

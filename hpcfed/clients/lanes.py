@@ -54,7 +54,7 @@ class Lanes:
 
     @contextmanager
     def open(self, count: int) -> Iterator[list[Lane]]:
-        """Give so many lanes, which begin after all that was launched before; whatever is
+        """Give lanes, which begin after all that was launched before; whatever is
         launched afterwards waits for them.
         """
         if self._device.type != "cuda":
@@ -69,7 +69,7 @@ class Lanes:
         try:
             yield [partial(torch.cuda.stream, stream) for stream in streams]
         finally:
-            # Also after a failure: nobody may use the memory of what is under way.
+            # Also after a failure: the memory of what is under way must not be reused.
             for stream in streams:
                 here.wait_stream(stream)
 

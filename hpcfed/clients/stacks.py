@@ -124,7 +124,7 @@ def floats_of_client(
     *, columns: int, activations: float, matrices: int = MATRICES
 ) -> float:
     """Return the floats that training takes for each client of a stack, whose batch has
-    so many activations.
+    this number of activations.
     """
     # Activations, their gradients, and what the backward pass lays out anew.
     return matrices * columns + 3 * activations

@@ -47,7 +47,7 @@ class StepTables:
         """The most samples of a client in a step."""
 
     def reserve(self, capacity: int) -> None:
-        """Allocate memory for stacks of so many clients."""
+        """Allocate memory for stacks of up to `capacity` clients."""
         self._clients = self._zeros(capacity)
         self._owned = self._zeros(capacity)
         self._keys = self._zeros(capacity)

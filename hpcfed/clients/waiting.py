@@ -20,7 +20,7 @@ times as much. A power of 2, so that float32 loses little of it.
 
 
 class WaitingEngine(Engine):
-    """Waits so many seconds for every call, however many clients it is for.
+    """Waits for the same time in every call, however many clients it is for.
 
     Each client's row moves by a known amount, by which a mean over clients is checked.
     Evaluation is real.

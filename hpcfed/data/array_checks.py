@@ -319,7 +319,7 @@ def _given(source: Source, array: str) -> int:
 
 
 def num_owners(source: Source, splits: Sequence[str], inputs: str) -> int:
-    """Return how many clients own training samples; 0 where nobody is named."""
+    """Return how many clients own training samples; 0 where samples have no owners."""
     there = []
     for split in splits:
         if f"{split}_clients" in source.names():

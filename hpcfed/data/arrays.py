@@ -37,7 +37,7 @@ from hpcfed.data.array_checks import (
 from hpcfed.data.array_source import Source
 
 HELD_OUT = 10
-"""Every so many-th sample of a client is for its test where there is no test set."""
+"""Without a test set, every tenth sample of a client is for its test."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Description:
     samples: tuple[int, int]
     """Training and test samples, as they are stored."""
     owners: int
-    """Clients that own samples; 0: nobody is named."""
+    """Clients that own samples; 0: samples have no owners."""
     inputs: str
     """`images` or `inputs`: the end of the arrays' names."""
     targets: str

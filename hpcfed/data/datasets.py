@@ -14,8 +14,8 @@ from torch import Tensor
 from hpcfed.data import Task
 
 FINGERPRINT_BYTES, FINGERPRINT_PIECE = 2**26, 2**16
-"""A fingerprint reads at most so many bytes of inputs, in pieces of so many: a large set
-would take seconds.
+"""Bytes of inputs that a fingerprint reads at most, and the bytes of each piece: reading
+all of a large set would take seconds.
 """
 
 Split = Literal["train", "test"]

@@ -48,7 +48,7 @@ def loaded(name: str, options: str) -> InMemory:
 
 
 def _called(name: str, keywords: Mapping[str, Any]) -> Any:
-    """Call the user's function; an object that is no function is taken as it is."""
+    """Call the user's function; an object that is not a function is taken as it is."""
     if plugins.is_reference(name):
         found = plugins.load_object(name, "data set")
     else:
@@ -56,7 +56,7 @@ def _called(name: str, keywords: Mapping[str, Any]) -> Any:
     if not callable(found):
         if keywords:
             raise UserError(
-                f"data set {name} is no function, and takes no --dataset-options"
+                f"data set {name} is not a function, and takes no --dataset-options"
             )
         return found
     _check_keywords(name, found, keywords)
@@ -142,10 +142,10 @@ class _Reading:
         self._most = memory.usable()
 
     def took(self, size: int) -> None:
-        """Count an item of so many bytes."""
+        """Count an item of `size` bytes."""
         self._count += 1
         self._bytes += size
-        # The first item tells how large all will be: nobody has to read them for it.
+        # The first item tells how large all will be, before they are read.
         whole = self._bytes
         if self._total is not None:
             whole = max(whole, self._bytes * self._total // self._count)
@@ -173,7 +173,7 @@ def _each(items: Any) -> Iterator[Any]:
     if not hasattr(items, "__len__"):
         yield from items
         return
-    # A torch data set need not raise IndexError at its end, so it is no iterable.
+    # A torch data set need not raise IndexError at its end, so it is not iterated over.
     for position in range(len(items)):
         yield items[position]
 

@@ -47,7 +47,7 @@ class _File:
     tokens: np.ndarray
     """Bytes, or code points of characters."""
     num_train: int
-    """The first so many are for training."""
+    """How many of the first samples are for training."""
 
 
 @cache

@@ -81,7 +81,7 @@ def shapes(layer: ConvolutionLayer, kind: Kind) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Geometry:
+class LayerGeometry:
     """Numbers that all cuts of a kernel's work share."""
 
     kernel: int
@@ -119,10 +119,10 @@ class Geometry:
         return {quotient(self.out_h, bands) for bands in range(1, self.out_h + 1)}
 
 
-def geometry(layer: ConvolutionLayer, kind: Kind) -> Geometry:
+def geometry(layer: ConvolutionLayer, kind: Kind) -> LayerGeometry:
     """Return the numbers of a layer that decide how its work is cut."""
     m = shapes(layer, kind)
-    return Geometry(
+    return LayerGeometry(
         kernel=layer.kernel,
         src_c=m["SRC_C"],
         dst_c=m["DST_C"],

@@ -12,8 +12,8 @@ from functools import cache
 
 from hpcfed.kernels.convolution_layer import (
     ConvolutionLayer,
-    Geometry,
     Kind,
+    LayerGeometry,
     even,
     geometry,
     quotient,
@@ -157,7 +157,9 @@ def _candidates(layer: ConvolutionLayer, kind: Kind, limit: int) -> list[Scored]
     return found
 
 
-def _weight_cuts(g: Geometry, band: int, batch: int, useful: float) -> Iterator[Scored]:
+def _weight_cuts(
+    g: LayerGeometry, band: int, batch: int, useful: float
+) -> Iterator[Scored]:
     """Yield cuts of the gradient of weights: warps divide taps, or pixels."""
     pixel = g.src_c
     if g.src_c % 8 == 0:
@@ -202,7 +204,7 @@ def _weight_cuts(g: Geometry, band: int, batch: int, useful: float) -> Iterator[
 
 
 def _product_cuts(
-    g: Geometry, band: int, batch: int, useful: float
+    g: LayerGeometry, band: int, batch: int, useful: float
 ) -> Iterator[Scored]:
     """Yield cuts of the forward pass or the gradient of inputs."""
     pixel = g.src_c
@@ -256,7 +258,7 @@ def _half_candidates(
     return found
 
 
-def _half_weight_cuts(g: Geometry, band: int, batch: int) -> Iterator[Scored]:
+def _half_weight_cuts(g: LayerGeometry, band: int, batch: int) -> Iterator[Scored]:
     """Yield cuts of the gradient of weights: warps divide taps, or pixels."""
     bands = quotient(g.out_h, band)
     height = band * g.step
@@ -322,7 +324,7 @@ def _divisions(groups: int) -> Iterator[tuple[int, int]]:
                 yield tap_warps, pixel_warps
 
 
-def _half_product_cuts(g: Geometry, band: int, batch: int) -> Iterator[Scored]:
+def _half_product_cuts(g: LayerGeometry, band: int, batch: int) -> Iterator[Scored]:
     """Yield cuts of the forward pass or the gradient of inputs."""
     # The most that divides the channels: an operand is read once for all of them.
     at_once = next(size for size in (64, 32, 16, 8) if g.dst_c % size == 0)

@@ -125,7 +125,7 @@ def _tried(
     be contiguous.
     """
     with warnings.catch_warnings():
-        # Of a way that is only tried, nobody wants to know what torch remarks.
+        # torch's remarks on a way that is only tried would mislead.
         warnings.simplefilter("ignore")
         return _tried_layouts(make, trial, layout, expected)
 

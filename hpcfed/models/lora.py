@@ -108,7 +108,7 @@ def add_adapters(
             count += 1
             continue
         sizes = _sizes(module)
-        # The output layer of torch's attention is called by nobody.
+        # torch's attention never calls its output layer: it reads the weights.
         if sizes is None or _inside_attention(network, name):
             continue
         adapted = LoraLinear(module, *sizes, rank=rank)

@@ -70,7 +70,7 @@ class PlainNetwork(Forward):
         if not self._draws:
             return nullcontext()
         keys = self._batch.keys
-        # What is drawn in evaluation depends on nobody who drew before.
+        # What is drawn in evaluation must not depend on earlier draws.
         return _seeded(0 if keys is None else int(keys[-1]), device)
 
     def join(self) -> None:

@@ -27,7 +27,7 @@ SLOTS = 3
 SLOTS_OF_BATCH_NORM = 8
 """Samples of a client where there is batch norm. Over images of one pixel it has as many values as
 there are samples, and of two it makes signs: some such layers enlarge a rounding of 1e-16
-to 1e-5, so that nobody can tell right from wrong. Of eight they enlarge it to 1e-12.
+to 1e-5, which hides a wrong result. Of eight they enlarge it to 1e-12.
 """
 
 

@@ -40,7 +40,7 @@ class Observer:
         return nullcontext()
 
     def step(self, network: str, done: int, steps: int) -> None:
-        """Hear that the server's network has made so many of its steps."""
+        """Hear how many of its steps the server's network has made."""
 
 
 _observer = Observer()

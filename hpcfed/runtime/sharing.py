@@ -14,7 +14,7 @@ from hpcfed.runtime.world import World
 
 Arrays = dict[str, np.ndarray]
 ALIGNMENT = 64
-"""Every array begins at a multiple of so many bytes: a cache line."""
+"""Bytes: every array begins at a multiple of them, a cache line."""
 TOKEN_BYTES = 16
 
 

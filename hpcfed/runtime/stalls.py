@@ -28,7 +28,7 @@ def ending_stalls(
 
     When a phase lasts longer than so many seconds, call `give_up` and end the process
     with code 1, whatever it waits for; the launcher then ends the other ranks. Time for
-    which this process was suspended does not count. With 0 seconds nobody watches.
+    which this process was suspended does not count. 0 seconds: no watch is kept.
     """
     if not seconds:
         yield

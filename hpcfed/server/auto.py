@@ -47,7 +47,7 @@ def _for_a_gpu(options: ServerOptions, ranks: int, given: Set[str]) -> Iterator[
     because = f"it learns on a GPU, {learns}; --server small asks for less"
     yield Choice("server", "paper", because)
     yield from _samples(options, SAMPLES)
-    # ZeRO would keep parameters in bfloat16, too, which nobody has asked for.
+    # ZeRO would keep parameters in bfloat16, too, which was not asked for.
     if "server_precision" not in given and not options.zero_stage:
         because = "a GPU is quick with it; --server-precision fp32 asks for more"
         yield Choice("server_precision", "bf16", because)
@@ -105,7 +105,7 @@ def _from(options: ServerOptions, samples: Mapping[str, int]) -> str:
 def _samples(
     options: ServerOptions, samples: Mapping[str, int], because: str = ""
 ) -> Iterator[Choice]:
-    """Yield how many samples there are: a record says so, also where nobody asked."""
+    """Yield how many samples there are: a record says so, also for defaults."""
     for network, number in samples.items():
         name = f"{network}_samples"
         if not getattr(options, name):

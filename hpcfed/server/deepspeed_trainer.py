@@ -133,7 +133,7 @@ class DeepSpeedTrainer:
 def configuration(
     options: ServerOptions, batching: Batching, parameters: int
 ) -> dict[str, Any]:
-    """Return what DeepSpeed is told about a network of so many parameters."""
+    """Return what DeepSpeed is told about a network of `parameters` numbers."""
     bf16 = options.server_precision == "bf16"
     return {
         "train_batch_size": batching.batch,

@@ -293,7 +293,7 @@ class ServerOptions(options.Options):
             raise UserError(f"--server-load {self.server_load}: no such file")
 
     def check_ranks(self, ranks: int) -> None:
-        """Refuse options that so many ranks cannot train by."""
+        """Refuse options that this number of ranks cannot train by."""
         if self.server_engine == "torch" and (ranks > 1 or self.zero_stage):
             raise UserError(
                 "--server-engine torch is a plain loop on one rank: no ZeRO, and no "

@@ -43,7 +43,7 @@ class Transport(Protocol):
         """Send a request, and wait for the answer."""
 
     def tell(self, request: Request) -> None:
-        """Send a request that nobody waits for."""
+        """Send a request that has no answer."""
 
 
 class Colocated:
@@ -118,7 +118,7 @@ def serve(
         progress=ProgressLines(visible=is_first),
         allgather=world.role_allgather,
     )
-    # While clients train for the first time, nobody waits for these seconds.
+    # Clients train for the first time meanwhile, so these seconds cost nothing.
     import_engine(options, world.device)
     present = set(seeds)
     while present:
