@@ -23,7 +23,7 @@ from hpcfed.experiment.run import run
 from hpcfed.federation.aggregation import Aggregation, least_krum, trimmed_mean
 from hpcfed.federation.cohort import Cohort, Sent
 from hpcfed.models.networks import build
-from hpcfed.options.attacks import ATTACKS
+from hpcfed.options.malicious import ATTACKS
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.randomness import client_keys, generator, normal
 from hpcfed.runtime.timer import PHASES

@@ -18,10 +18,9 @@ from hpcfed.clients import stacks
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import run_setup
-from hpcfed.federation.channel.availability import Availability
 from hpcfed.federation.channel.clock import arrivals
 from hpcfed.federation.channel.devices import Devices, devices_of
-from hpcfed.federation.channel.trace import read_trace
+from hpcfed.federation.channel.trace import Availability, read_trace
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import load
 from hpcfed.options import RunConfig

@@ -23,9 +23,9 @@ from hpcfed.options import (
     read_toml,
     resolve,
 )
+from hpcfed.options.facts import with_old_meaning
 from hpcfed.options.memory import synthetic_bytes
-from hpcfed.options.older import with_old_meaning
-from hpcfed.runtime import memory
+from hpcfed.runtime import machine
 from hpcfed.runtime.launcher import Launch
 
 OPTIONS = {
@@ -516,20 +516,20 @@ def test_the_estimate_of_synthetic_data_is_what_a_rank_holds() -> None:
 
 def test_a_job_may_use_what_its_control_group_grants(tmp_path: Path) -> None:
     groups, mounted = tmp_path / "cgroup", tmp_path / "fs"
-    whole = memory.usable(groups, mounted)
+    whole = machine.usable(groups, mounted)
     assert whole > 2**28, "no control group: the machine's"
     job = mounted / "slurm" / "job"
     job.mkdir(parents=True)
     groups.write_text("0::/slurm/job\n")
     (job / "memory.max").write_text("max\n")
-    assert memory.usable(groups, mounted) == whole
+    assert machine.usable(groups, mounted) == whole
     (job.parent / "memory.max").write_text(f"{2**27}\n")
-    assert memory.usable(groups, mounted) == 2**27, "the folder above limits it, too"
+    assert machine.usable(groups, mounted) == 2**27, "the folder above limits it, too"
     old = mounted / "memory" / "slurm"
     old.mkdir(parents=True)
     (old / "memory.limit_in_bytes").write_text(f"{2**26}\n")
     groups.write_text("3:cpu:/other\n4:memory:/slurm\n")
-    assert memory.usable(groups, mounted) == 2**26
+    assert machine.usable(groups, mounted) == 2**26
 
 
 def test_a_server_of_an_older_record_has_learnt_uploads() -> None:

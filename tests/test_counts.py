@@ -28,7 +28,7 @@ from hpcfed.profile.timeline import Timeline
 from hpcfed.profile.workloads import ProfiledRun, workloads
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
-from hpcfed.runtime import memory
+from hpcfed.runtime import machine
 from hpcfed.runtime.timer import PHASES
 from tests.federations import assembled
 
@@ -330,13 +330,13 @@ def test_a_run_does_not_inherit_the_peak_memory_of_its_parent(tmp_path: Path) ->
     """As Linux would have it by getrusage: a study's runs would all have the study's."""
     large = 300 * 2**20
     held = np.ones(large, np.uint8)  # every page of it is touched
-    program = "from hpcfed.runtime.memory import peak; print(peak())"
+    program = "from hpcfed.runtime.machine import peak; print(peak())"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert 2**20 < int(done.stdout) < large <= memory.peak()
+    assert 2**20 < int(done.stdout) < large <= machine.peak()
     assert held[-1] == 1
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nVmHWM:\t   12 kB\nVmRSS:\t   8 kB\n")
-    assert memory.peak(status) == 12 * 1024
-    assert memory.peak(tmp_path / "none") > large, "where there is no such file"
+    assert machine.peak(status) == 12 * 1024
+    assert machine.peak(tmp_path / "none") > large, "where there is no such file"

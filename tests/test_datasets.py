@@ -27,7 +27,7 @@ import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfed.data import DATASETS, PARTITIONS, array_source, cifar, files, loading
+from hpcfed.data import DATASETS, PARTITIONS, cifar, files, loading, npz
 from hpcfed.data.datasets import (
     SPLITS,
     ArrayDataset,
@@ -616,7 +616,7 @@ def test_bad_own_file(
     assert "own.npz" in line
 
 
-@pytest.mark.parametrize("array", array_source.NAMES)
+@pytest.mark.parametrize("array", npz.NAMES)
 def test_pickles_in_an_own_file_are_never_loaded(
     array: str, own: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
@@ -637,7 +637,7 @@ def test_pickles_in_an_own_file_are_never_loaded(
     assert (tmp_path / "exploded").exists()
 
 
-@pytest.mark.parametrize("array", array_source.NAMES)
+@pytest.mark.parametrize("array", npz.NAMES)
 @pytest.mark.parametrize("second", ["without a suffix", "twice", "an object"])
 def test_members_beside_those_that_were_checked_are_refused(
     array: str, second: str, own: dict[str, np.ndarray], tmp_path: Path
@@ -680,7 +680,7 @@ def test_an_own_file_that_unpacks_to_more_than_memory_is_refused(
     own: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = save(tmp_path, own)
-    monkeypatch.setattr("hpcfed.runtime.memory.usable", lambda: 100)
+    monkeypatch.setattr("hpcfed.runtime.machine.usable", lambda: 100)
     assert "its arrays have 0 GiB, this machine has 0" in refused(name)
 
 

@@ -25,8 +25,8 @@ from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.progress import RunProgress, StackedProgress
 from hpcfed.experiment.rebalance import Rebalancer
 from hpcfed.experiment.run import run_setup
+from hpcfed.federation.aggregation import best
 from hpcfed.federation.log import RoundLog
-from hpcfed.federation.selection import best
 from hpcfed.methods import genfed
 from hpcfed.models.networks import build
 from hpcfed.options import RunConfig

@@ -30,7 +30,11 @@ from hpcfed.clients.objective import OBJECTIVES, Sums
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import AfterTraining, evaluate
 from hpcfed.experiment.progress import _evaluation
-from hpcfed.federation.selection import NOT_FINITE, _right_answers_or_loss, best_finite
+from hpcfed.federation.aggregation import (
+    NOT_FINITE,
+    _right_answers_or_loss,
+    best_finite,
+)
 from hpcfed.models.networks import build
 from hpcfed.options.metrics import METRICS, chosen, metric_of
 from hpcfed.results.stored import read_run

@@ -35,18 +35,18 @@ from hpcfed.plan.constants import (
     read_constants,
     write_constants,
 )
-from hpcfed.plan.fits import Range, exactly
-from hpcfed.plan.links import LinkSpeed, measured_link, ring_allreduce
-from hpcfed.plan.loads import Load, rank_loads
+from hpcfed.plan.fits import LinkSpeed, Range, exactly, measured_link, ring_allreduce
 from hpcfed.plan.make import room_of_rank
 from hpcfed.plan.planner import Split, best_split, candidates
 from hpcfed.plan.rounds import (
+    Load,
     Rates,
     Target,
     evaluation,
     fit_rates,
     memory,
     plan_round,
+    rank_loads,
     stacked,
 )
 from hpcfed.plan.server import (

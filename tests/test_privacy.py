@@ -24,8 +24,8 @@ from hpcfed.federation.channel.privacy import noise_beside_count
 from hpcfed.federation.cohort import Cohort
 from hpcfed.models.networks import build
 from hpcfed.options import RunConfig, check_privacy
-from hpcfed.options.attacks import ATTACKS
 from hpcfed.options.channel import channel_parts
+from hpcfed.options.malicious import ATTACKS
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.randomness import child_keys, client_keys, generator, normal
 from tests.federations import assembled, usual

@@ -24,8 +24,7 @@ from hpcfed.profile.verdict import Workload, advice, words
 from hpcfed.profile.workloads import busy
 from hpcfed.results.profiles import Session
 from hpcfed.results.stored import read_run
-from hpcfed.runtime.observer import Observer, observed_by, observer
-from hpcfed.runtime.timer import PHASES
+from hpcfed.runtime.timer import PHASES, Observer, observed_by, observer
 from tests.conftest import mpirun_path, start
 from tests.runs import mistake
 

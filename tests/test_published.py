@@ -1,6 +1,5 @@
 """The settings of published benchmarks: what they say, and that a run takes them."""
 
-import sys
 import tomllib
 from argparse import Namespace
 from pathlib import Path
@@ -8,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import hpcfed
+from benchmarks.rivals import published
+from benchmarks.speed import clients
 from hpcfed.analysis.costmodel import Measured
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -29,16 +30,7 @@ TINY = {
 """A published benchmark in one round of one client with small images."""
 
 
-@pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import published
-
-    yield published
-    sys.modules.pop("published", None)
-
-
-def test_every_file_has_a_published_figure_beside_it(published) -> None:
+def test_every_file_has_a_published_figure_beside_it() -> None:
     assert {path.stem for path in SETTINGS} == published.PUBLISHED.keys()
 
 
@@ -62,7 +54,7 @@ def test_files_ask_for_the_published_local_steps(name: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("path", SETTINGS, ids=lambda path: path.stem)
-def test_a_plain_run_takes_every_file(path: Path, tmp_path: Path, published) -> None:
+def test_a_plain_run_takes_every_file(path: Path, tmp_path: Path) -> None:
     run = hpcfed.run(path, progress=False, out=tmp_path / "run", **TINY)
     made = published.outcome(tmp_path / "run", command=100.0)
     seconds = float(run.rounds["seconds"].sum())
@@ -77,8 +69,6 @@ def test_cost_by_clients_predicts_leaves_out_and_names_what_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """10 ms a round and 1 ms a client, in two steps; 500 clients are too many."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import clients
 
     def measured(network: str, number: int, *rest: object) -> clients.Point | None:
         if number == 500:

@@ -128,7 +128,7 @@ def test_without_pandas_tables_are_arrays(
 ) -> None:
     run = hpcfed.run(**SMALL, seeds=range(2), out=tmp_path / "run")
     with_pandas = run.rounds
-    monkeypatch.setattr("hpcfed.api.tables.find_spec", lambda name: None)
+    monkeypatch.setattr("hpcfed.api.opened.find_spec", lambda name: None)
     plain = run.rounds
     assert isinstance(plain, np.ndarray)
     assert plain.dtype.names == tuple(with_pandas.columns)

@@ -29,9 +29,9 @@ from hpcfed.server import capture, diffusion, latent_diffusion, layers, report, 
 from hpcfed.server import networks as server_networks
 from hpcfed.server.deepspeed_trainer import configuration
 from hpcfed.server.diffusion import Schedule
-from hpcfed.server.divergence import check_losses
 from hpcfed.server.engines import make_trainer, recomputing
 from hpcfed.server.latent_diffusion import LatentDiffusion
+from hpcfed.server.losses import check_losses
 from hpcfed.server.networks import (
     Autoencoder,
     Denoiser,

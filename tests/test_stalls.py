@@ -17,10 +17,9 @@ import pytest
 import torch
 
 from hpcfed.results import checkpoints
-from hpcfed.runtime import process_group, pulse, stalls
-from hpcfed.runtime.awake import Awake
-from hpcfed.runtime.pulse import Pulse
+from hpcfed.runtime import process_group, stalls
 from hpcfed.runtime.signals import STOPPED
+from hpcfed.runtime.stalls import Awake, Pulse
 from tests import jobs
 from tests.runs import flags
 
@@ -111,7 +110,7 @@ def test_nobody_is_called_silent_after_a_sleep(monkeypatch: pytest.MonkeyPatch) 
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )
     own = Pulse("127.0.0.1", store.port, rank=0, size=1)
-    monkeypatch.setattr(pulse, "Awake", asleep)
+    monkeypatch.setattr(stalls, "Awake", asleep)
     with own.beating(1.0):
         time.sleep(0.3)
         assert own.silent(2.0) == []

@@ -26,7 +26,7 @@ from hpcfed.plan.work import run_work
 from hpcfed.results.claim import claimed
 from hpcfed.results.study import copy_run, read_gathered
 from hpcfed.results.trials import Outcome, read_outcome, write_outcome
-from hpcfed.runtime import starting
+from hpcfed.runtime import launcher
 from hpcfed.runtime.launcher import Launch
 from hpcfed.studies import attempt, execute
 from hpcfed.studies.attempt import finished
@@ -478,7 +478,7 @@ def test_a_study_goes_on_where_stdout_is_full(finished_trial: Trial) -> None:
 
 
 def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_slurm = starting.launcher(
+    in_slurm = launcher.launcher(
         "auto", {"SLURM_JOB_ID": "7", "MPI": "pmi2", "SLURM_CPUS_PER_TASK": "8"}
     )(3)
     assert in_slurm == [
@@ -488,9 +488,9 @@ def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
         "--cpus-per-task=8",
         "--ntasks=3",
     ]
-    assert starting.launcher("auto", {})(1) == []
-    monkeypatch.setattr(starting, "_cores", lambda: 4)
-    assert starting.launcher("mpirun", {})(2)[1:] == [
+    assert launcher.launcher("auto", {})(1) == []
+    monkeypatch.setattr(launcher, "_cores", lambda: 4)
+    assert launcher.launcher("mpirun", {})(2)[1:] == [
         "--map-by",
         "slot:PE=2",
         "--bind-to",
@@ -498,7 +498,7 @@ def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
         "-n",
         "2",
     ]
-    assert "--oversubscribe" in starting.launcher("mpirun", {})(5)
+    assert "--oversubscribe" in launcher.launcher("mpirun", {})(5)
 
 
 def test_mpirun_is_told_that_root_means_it(
@@ -510,18 +510,18 @@ def test_mpirun_is_told_that_root_means_it(
     """Open MPI refuses to run as root, as in a container, without two variables; nobody
     else needs them.
     """
-    starting._remark_root.cache_clear()
-    for name in starting.ALLOW_ROOT:
+    launcher._remark_root.cache_clear()
+    for name in launcher.ALLOW_ROOT:
         monkeypatch.delenv(name, raising=False)
     program = tmp_path / "mpirun"
     program.write_text(
         '#!/bin/sh\necho "told $OMPI_ALLOW_RUN_AS_ROOT$OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"\n'
     )
     program.chmod(0o755)
-    monkeypatch.setattr(starting, "mpirun_program", lambda: str(program))
+    monkeypatch.setattr(launcher, "mpirun_program", lambda: str(program))
     words = execute.command(
         replace(trial, point=replace(trial.point, ranks=2)),
-        starting.launcher("mpirun", {}),
+        launcher.launcher("mpirun", {}),
     )
     for user, told in ((0, "told 11"), (0, "told 11"), (1000, "told ")):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)

@@ -22,8 +22,7 @@ from hpcfed.analysis.render.watch.frame import curves
 from hpcfed.analysis.render.watch.looking import SILENT, Looker
 from hpcfed.analysis.render.watch.study import StudyLooker
 from hpcfed.experiment.failures import Reporting
-from hpcfed.experiment.progress import RunProgress
-from hpcfed.experiment.signs import showing_life
+from hpcfed.experiment.progress import RunProgress, showing_life
 from hpcfed.results.claim import claimed
 from hpcfed.results.folder import LEARNING, PLAN, SIGN, check_out, empty
 from hpcfed.results.pace import pace, rest

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hpcfed.clients.placement import place
 from hpcfed.errors import UserError
 from hpcfed.runtime import energy, machine
-from hpcfed.runtime.backend import choose_backend, nccl_on_shared_gpus
 from hpcfed.runtime.environment import capture
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.runtime.location import Location, locate, threads_for
+from hpcfed.runtime.process_group import choose_backend, nccl_on_shared_gpus
 from hpcfed.runtime.world import World
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.transport import check_world

@@ -94,7 +94,7 @@ FURTHER = {
     "deadline": "--devices lognormal --deadline 0.5 --partial",
     "oversampled": "--devices uniform --oversample 1.5 --dropout-rate 0.1",
     "central privacy": "--privacy central --noise-multiplier 0.5 --clip-norm 1 --sampling poisson",
-    "sample privacy": "--sample-noise 1 --sample-clip 1",
+    "sample privacy": "--sample-noise 1 --sample-clip 1 --delta 1e-5",
     "topk": "--compress topk --ef21",
     "qsgd": "--compress qsgd",
     "powersgd": "--compress powersgd",

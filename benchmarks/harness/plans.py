@@ -24,10 +24,15 @@ from hpcfed.options import Settings, resolve
 from hpcfed.options.command_line import flags
 from hpcfed.plan.calibrate import calibrate, measure_rounds, start
 from hpcfed.plan.constants import Calibration
-from hpcfed.plan.fits import Range
-from hpcfed.plan.links import ASSUMED, measured_link
-from hpcfed.plan.loads import Load, rank_loads, train_sizes
-from hpcfed.plan.rounds import Target, fit_rates, plan_round
+from hpcfed.plan.fits import ASSUMED, Range, measured_link
+from hpcfed.plan.rounds import (
+    Load,
+    Target,
+    fit_rates,
+    plan_round,
+    rank_loads,
+    train_sizes,
+)
 from hpcfed.plan.server import plan_learning
 from hpcfed.plan.server_calibration import measure_server
 from hpcfed.results.stored import read_run

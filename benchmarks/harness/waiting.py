@@ -32,8 +32,8 @@ from benchmarks.arguments import parser_of
 from hpcfed.options.command_line import flags
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
+from hpcfed.runtime.launcher import environment_of, launcher, mpirun_program
 from hpcfed.runtime.signals import STOPPED
-from hpcfed.runtime.starting import environment_of, launcher, mpirun_program
 from hpcfed.runtime.timer import PHASES
 
 WAIT = 0.02

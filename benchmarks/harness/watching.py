@@ -20,8 +20,8 @@ from benchmarks.arguments import parser_of
 from benchmarks.measuring import settings_of
 from hpcfed.experiment.assemble import assemble
 from hpcfed.experiment.failures import Reporting
+from hpcfed.experiment.progress import showing_life
 from hpcfed.experiment.run import run_setup
-from hpcfed.experiment.signs import showing_life
 from hpcfed.options import Settings
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import world as worlds

@@ -26,13 +26,13 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.device import set_arithmetic
-from hpcfed.server.columns import generated
 from hpcfed.server.engines import import_engine
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.networks import Autoencoder, Denoiser
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.report import LearningReport
 from hpcfed.server.scaling import LatentScaling, RowScaling
+from hpcfed.server.schedule import generated
 from hpcfed.server.training_plan import RankSlot
 
 _EXAMPLES = """examples:

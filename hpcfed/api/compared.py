@@ -14,8 +14,7 @@ from hpcfed.analysis.comparison.changes import Change
 from hpcfed.analysis.comparison.points import Figure
 from hpcfed.analysis.comparison.texts import changed, verdicts
 from hpcfed.analysis.groups import groups
-from hpcfed.api.opened import path_of
-from hpcfed.api.tables import table
+from hpcfed.api.opened import path_of, table
 from hpcfed.errors import UserError, remark
 
 

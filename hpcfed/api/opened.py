@@ -3,7 +3,9 @@
 Rounds are counted from 1 here, as the progress shows them.
 """
 
+from collections.abc import Mapping, Sequence
 from html import escape
+from importlib.util import find_spec
 from math import isnan
 from os import PathLike
 from pathlib import Path
@@ -14,18 +16,54 @@ import numpy as np
 from hpcfed.analysis.labels import all_series
 from hpcfed.analysis.run_findings.headline import status as status_line
 from hpcfed.analysis.run_findings.headline import title
-from hpcfed.api.tables import Columns, stacked, table
 from hpcfed.errors import UserError
 from hpcfed.options.metrics import text_of
 from hpcfed.results.details import read_clock
 from hpcfed.results.folder import MODEL, RECORD, records, runs
-from hpcfed.results.parameters import Parameters, read_parameters
 from hpcfed.results.run import RunRecord
 from hpcfed.results.safe import readable, reading
 from hpcfed.results.sandbox import try_out
+from hpcfed.results.snapshots import Parameters, read_parameters
 from hpcfed.results.stored import read_run
 from hpcfed.results.summary import run_summary
 from hpcfed.runtime.timer import PHASES
+
+# Tables for Python: a DataFrame where pandas is installed, else numpy's structured
+# array with the same columns.
+
+
+Columns = Mapping[str, np.ndarray]
+"""A table's columns by name, equally long."""
+
+
+def table(columns: Columns) -> Any:
+    """Return a DataFrame; without pandas an array whose fields are the columns."""
+    if find_spec("pandas") is not None:
+        import pandas
+
+        return pandas.DataFrame(dict(columns))
+    kinds = [(name, values.dtype) for name, values in columns.items()]
+    length = len(next(iter(columns.values()), ()))
+    array = np.empty(length, kinds)
+    for name, values in columns.items():
+        array[name] = values
+    return array
+
+
+def stacked(tables: Sequence[tuple[int, Columns]]) -> Columns:
+    """Put the tables of several seeds below each other, with a column `seed` before the
+    others; a single one stays as it is.
+    """
+    if len(tables) == 1:
+        return tables[0][1]
+    seeds = []
+    for seed, columns in tables:
+        rows = len(next(iter(columns.values())))
+        seeds.append(np.full(rows, seed))
+    joined = {"seed": np.concatenate(seeds)}
+    for name in tables[0][1]:
+        joined[name] = np.concatenate([columns[name] for _, columns in tables])
+    return joined
 
 
 def open(folder: str | PathLike[str]) -> "Run":

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.api.opened import Run, path_of
-from hpcfed.api.tables import table
+from hpcfed.api.opened import Run, path_of, table
 from hpcfed.errors import UserError
 from hpcfed.options.metrics import global_name
 from hpcfed.results.folder import records
 from hpcfed.results.trials import read_outcome
 from hpcfed.runtime.launcher import launched
-from hpcfed.runtime.starting import launcher as launched_by
+from hpcfed.runtime.launcher import launcher as launched_by
 from hpcfed.studies.plan import (
     StudyOrder,
     Trial,

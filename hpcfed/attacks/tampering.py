@@ -17,7 +17,7 @@ from hpcfed.errors import remark
 from hpcfed.federation.aggregation import Aggregation
 from hpcfed.federation.channel.channel import Upload
 from hpcfed.options import RunConfig
-from hpcfed.options.attacks import ATTACKS
+from hpcfed.options.malicious import ATTACKS
 from hpcfed.runtime.collectives import Collectives
 
 FORGERS: dict[str, Callable[[AttackView], Tensor]] = {

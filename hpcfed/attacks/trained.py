@@ -13,9 +13,9 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.options import RunConfig
 from hpcfed.results.folder import MODEL, RECORD, records, seed_folders, snapshots
-from hpcfed.results.parameters import read_parameters
 from hpcfed.results.run import RunRecord
 from hpcfed.results.sandbox import try_out
+from hpcfed.results.snapshots import read_parameters
 from hpcfed.results.stored import read_run
 
 

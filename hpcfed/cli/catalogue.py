@@ -9,8 +9,8 @@ from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.errors import UserError
 from hpcfed.models import MODELS
 from hpcfed.options.aggregation import RULES
-from hpcfed.options.attacks import ATTACKS
 from hpcfed.options.compression import COMPRESSORS
+from hpcfed.options.malicious import ATTACKS
 from hpcfed.options.metrics import METRICS
 
 SUMMARY = "methods, data sets, models, metrics, attacks, rules, ready studies"

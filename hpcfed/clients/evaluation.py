@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.capture import Replays
-from hpcfed.clients.objective import OBJECTIVES, Sums, Wanted
+from hpcfed.clients.job import RowEngine
+from hpcfed.clients.objective import CLASSES, OBJECTIVES, Sums, Wanted
 from hpcfed.clients.schedule import (
     Length,
     evaluation_samples,
@@ -301,3 +302,53 @@ class RowEvaluation(_Evaluation):
         for name, figure in figures.items():
             self._sums[name].index_add_(0, owner, figure.double())
         self._step += 1
+
+
+# The classes that rows give to single samples of clients.
+
+
+def agreement(
+    engine: RowEngine,
+    rows: Tensor,
+    others: Tensor,
+    shard: Shard,
+    clients: np.ndarray,
+    *,
+    classes: int,
+) -> Tensor:
+    """Return on which share of each client's samples `rows[i]` and `others[i]` give the
+    same answer; NaN for clients without samples.
+    """
+    shares = torch.full((len(rows),), torch.nan, device=rows.device)
+    for number, client in enumerate(clients.tolist()):
+        if not shard.sizes[client]:
+            continue
+        one = answers(engine, rows[number], shard, client, classes=classes)
+        other = answers(engine, others[number], shard, client, classes=classes)
+        shares[number] = (one == other).float().mean()
+    return shares
+
+
+def answers(
+    engine: RowEngine, row: Tensor, shard: Shard, client: int, *, classes: int
+) -> Tensor:
+    """Return the class that a row gives to each sample of a client.
+
+    The engine sums over a client's samples. Here every sample is a client of its own,
+    so that a sum is one answer.
+    """
+    size = shard.sizes[client]
+    alone = Shard(
+        inputs=shard.inputs,
+        targets=shard.targets,
+        index=shard.index[client, :size].unsqueeze(1),
+        sizes=(1,) * size,
+        clients=np.full(size, shard.clients[client]),
+        task=shard.task,
+    )
+    score = engine.evaluate(
+        row.expand(size, -1), alone, np.arange(size), {CLASSES: (3, classes)}
+    )
+    # Of what it was found to be, taken for, and is, the second.
+    taken_for = score.sums[CLASSES][:, 1]
+    return taken_for.argmax(1)

@@ -8,7 +8,7 @@ import numpy as np
 from hpcfed.data import Task
 from hpcfed.data.array_source import KNOWN, Source, header
 from hpcfed.errors import UserError
-from hpcfed.runtime import memory
+from hpcfed.runtime import machine
 
 LARGEST_VALUE = 1e15
 """The largest value of an input: squares of it are summed in float32."""
@@ -105,7 +105,7 @@ def check_memory(source: Source) -> None:
         if array in KNOWN:
             shape, dtype = source.header(array)
             needed += math.prod(shape) * dtype.itemsize
-    usable = memory.usable()
+    usable = machine.usable()
     if needed > usable:
         raise UserError(
             f"{source.where}: its arrays have {needed / 2**30:,.0f} GiB, this machine has "

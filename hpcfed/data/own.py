@@ -18,7 +18,7 @@ import numpy as np
 from hpcfed import plugins
 from hpcfed.data.array_source import KNOWN, InMemory
 from hpcfed.errors import UserError, did_you_mean, remark
-from hpcfed.runtime import memory
+from hpcfed.runtime import machine
 from hpcfed.runtime.launcher import launched
 
 ITEMS = "(input, target) or (input, target, client)"
@@ -139,7 +139,7 @@ class _Reading:
         self._total = len(items) if hasattr(items, "__len__") else None
         self._count = self._bytes = 0
         self._begin = self._told = time.monotonic()
-        self._most = memory.usable()
+        self._most = machine.usable()
 
     def took(self, size: int) -> None:
         """Count an item of `size` bytes."""

@@ -21,7 +21,7 @@ from hpcfed.data.arrays import held_out
 from hpcfed.data.hf import COLUMNS
 from hpcfed.data.places import find_file
 from hpcfed.errors import UserError, count, did_you_mean
-from hpcfed.runtime import memory
+from hpcfed.runtime import machine
 
 PREFIX = "file:"
 """May stand before the path, as before that of an .npz."""
@@ -89,7 +89,7 @@ class _Roles:
 
 def _read(path: Path) -> _Table:
     size = path.stat().st_size
-    if BYTES_PER_BYTE * size > memory.usable():
+    if BYTES_PER_BYTE * size > machine.usable():
         raise UserError(
             f"{path}: {size / 2**30:,.1f} GiB of text take more than this machine's "
             "memory to read; save it as an .npz (file:PATH.npz)"

@@ -18,7 +18,7 @@ from hpcfed.data.array_checks import NO_TARGET
 from hpcfed.data.array_source import InMemory
 from hpcfed.data.places import find_folder
 from hpcfed.errors import UserError
-from hpcfed.runtime import memory
+from hpcfed.runtime import machine
 
 PREFIX = "text:"
 UNKNOWN = 0
@@ -106,7 +106,7 @@ def _read(folder: Path, plan: TextPlan) -> list[_File]:
     if not paths:
         raise UserError(f"{folder}: no .txt file there; each holds a client's text")
     size = sum(path.stat().st_size for path in paths)
-    if BYTES_PER_TOKEN * size > memory.usable():
+    if BYTES_PER_TOKEN * size > machine.usable():
         raise UserError(
             f"{folder}: its texts have {size / 2**30:,.0f} GiB, which takes more than "
             "this machine's memory"

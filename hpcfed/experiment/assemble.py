@@ -49,8 +49,8 @@ from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 from hpcfed.server.client import ServerClient
-from hpcfed.server.columns import generated
 from hpcfed.server.options import server_options
+from hpcfed.server.schedule import generated
 from hpcfed.server.transport import Transport
 
 MOST_COUNTS = 1_000_000

@@ -1,10 +1,13 @@
 """What the user sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
 
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from math import isnan
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -18,8 +21,12 @@ from rich.progress import (
 )
 
 from hpcfed.errors import count, remark
+from hpcfed.experiment.failures import Reporting
 from hpcfed.options.metrics import METRICS, global_name, text_of
+from hpcfed.results.folder import SIGN
 from hpcfed.results.pace import pace, rest
+from hpcfed.results.signs import EVERY, RunSign, leave_sign, remove_sign
+from hpcfed.runtime.timer import Timer
 from hpcfed.words import duration, short_seconds
 
 LINE_EVERY = 10.0
@@ -230,3 +237,63 @@ def _headline(values: dict[str, float]) -> str:
     if known & {"accuracy", "global_accuracy"}:
         return "accuracy"
     return "loss" if known & {"loss", "global_loss"} else "accuracy"
+
+
+# Signs of life that a run leaves in its folder, so that others can watch it from any
+# machine that sees the folder.
+
+
+@contextmanager
+def showing_life(
+    folders: Sequence[Path],
+    reporting: Reporting,
+    timers: Sequence[Timer],
+    *,
+    visible: bool,
+) -> Iterator[None]:
+    """Leave a sign in each folder every few seconds within the block, on the rank that
+    is `visible`.
+
+    A thread writes them: a round may take minutes, and a file system may hang.
+    """
+    if not visible:
+        yield
+        return
+
+    def changes() -> int:
+        return sum(timer.changes for timer in timers)
+
+    paths = [folder / SIGN for folder in folders]
+    over = threading.Event()
+    # A daemon, because the run must not wait for a file system that hangs.
+    beating = threading.Thread(
+        target=_beat,
+        args=(paths, reporting.phase, changes, over),
+        name="signs",
+        daemon=True,
+    )
+    beating.start()
+    try:
+        yield
+    finally:
+        over.set()
+        # It may be just about to write another one.
+        beating.join(EVERY)
+        for path in paths:
+            remove_sign(path)
+
+
+def _beat(
+    paths: Sequence[Path],
+    phase: Callable[[], str],
+    changes: Callable[[], int],
+    over: threading.Event,
+) -> None:
+    seen, since = changes(), time.monotonic()
+    while not over.is_set():
+        now, clock = changes(), time.monotonic()
+        if now != seen:
+            seen, since = now, clock
+        for path in paths:
+            leave_sign(path, RunSign(phase(), clock - since))
+        over.wait(EVERY)

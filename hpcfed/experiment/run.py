@@ -21,7 +21,7 @@ from hpcfed.experiment.folders import make_folders, run_folders
 from hpcfed.experiment.loop import end_run, run_rounds
 from hpcfed.experiment.newcomers import check_new_rounds
 from hpcfed.experiment.opening import opening_lines
-from hpcfed.experiment.progress import RunProgress, StackedProgress
+from hpcfed.experiment.progress import RunProgress, StackedProgress, showing_life
 from hpcfed.experiment.resume import find_checkpoints
 from hpcfed.experiment.serving import (
     check_network,
@@ -29,12 +29,11 @@ from hpcfed.experiment.serving import (
     choose_server,
     serve_model,
 )
-from hpcfed.experiment.signs import showing_life
 from hpcfed.experiment.tracking import check_account
 from hpcfed.options import Settings, named
 from hpcfed.runtime import world as worlds
-from hpcfed.runtime.observer import Observer, observer
 from hpcfed.runtime.signals import STOPPED, Stop
+from hpcfed.runtime.timer import Observer, observer
 from hpcfed.runtime.world import World
 
 

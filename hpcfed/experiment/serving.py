@@ -11,8 +11,8 @@ from hpcfed.options import Settings
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
 from hpcfed.server.auto import server_choices
-from hpcfed.server.columns import generated
 from hpcfed.server.options import check_columns, server_options
+from hpcfed.server.schedule import generated
 from hpcfed.server.transport import Colocated, Remote, Transport, check_world, serve
 
 

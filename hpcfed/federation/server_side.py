@@ -7,12 +7,17 @@ from torch import Tensor
 from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
 from hpcfed.federation import exclusion
-from hpcfed.federation.aggregation import Aggregation, cluster_means, with_groups
+from hpcfed.federation.aggregation import (
+    Aggregation,
+    best_finite,
+    cluster_means,
+    scores_of,
+    with_groups,
+)
 from hpcfed.federation.clustering import left_vectors
 from hpcfed.federation.cohort import Cohort, Sent, member_rows
 from hpcfed.federation.exchange import Exchange, refuse_if_private
 from hpcfed.federation.participants import Participants
-from hpcfed.federation.selection import best_finite, scores_of
 from hpcfed.federation.training import LocalTraining
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.device import on_device

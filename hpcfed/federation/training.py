@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.answers import agreement
+from hpcfed.clients.evaluation import agreement
 from hpcfed.clients.job import Losses, Recipe, RowEngine, Score, TrainingJob
 from hpcfed.clients.network import client_network
 from hpcfed.clients.objective import NOTHING, Wanted

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcfed.errors import UserError
-from hpcfed.federation.channel.availability import Availability
+from hpcfed.federation.channel.trace import Availability
 
 TRIES = 16
 """Draws among all that do not train, before those are listed who are there."""

@@ -22,7 +22,7 @@ from hpcfed.options.declare import (
     is_option,
     option,
 )
-from hpcfed.options.facts import ask_methods, facts, known, named
+from hpcfed.options.facts import ask_methods, facts, known, named, suggest_option
 from hpcfed.options.method import Options
 from hpcfed.options.newcomers import NEWCOMERS
 from hpcfed.options.privacy import check_privacy
@@ -31,7 +31,6 @@ from hpcfed.options.resolution import check_text, resolve
 from hpcfed.options.run import SAMPLED
 from hpcfed.options.runconfig import GROUPS, RunConfig
 from hpcfed.options.settings import Settings, check_unchanged
-from hpcfed.options.synonyms import suggest_option
 from hpcfed.options.tomlfile import by_option, load_toml, read_toml
 from hpcfed.options.weights import weighs_by
 from hpcfed.options.work import LocalWork, Training

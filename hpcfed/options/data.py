@@ -9,7 +9,7 @@ from hpcfed.data.brought import is_brought
 from hpcfed.data.npz import is_file_name
 from hpcfed.options.declare import Need, OptionGroup, option
 from hpcfed.options.seeds import Seed
-from hpcfed.options.tables import Table
+from hpcfed.options.tomlfile import Table
 
 # Five digits a side keep the number of pixels within 64 bits.
 SHAPE = r"^[1-9]\d{0,4}x[1-9]\d{0,4}x[1-9]\d{0,4}$"

@@ -4,13 +4,14 @@ The options of every run are known here. Those of a method are known to `hpcfed.
 which is above this room and hands its answer down by `ask_methods`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from hpcfed.options.declare import Facts, facts_of
+from hpcfed.errors import did_you_mean, plain_name
+from hpcfed.options.declare import Facts, facts_of, synonyms
 from hpcfed.options.promises import PromisesOf, promising
 from hpcfed.options.runconfig import RunConfig, recorded_order
 
@@ -50,3 +51,70 @@ def named(**wanted: Any) -> tuple[str, ...]:
         if all(getattr(stated, fact) == value for fact, value in wanted.items()):
             found.append(name)
     return tuple(found)
+
+
+# What other tools and papers call our options, to guess what a user means.
+
+
+WITHOUT_A_MATCH = {
+    "config_file",
+    "eval_batch_size",
+    "num_classes",
+    "num_workers",
+    "test_batch_size",
+    "workers",
+}
+"""Names of other tools that are spelt nearly like an option which means something else.
+"""
+
+
+def suggest_option(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean '--lr'?` where a known option means the same as the word
+    or is spelt nearly so, else nothing.
+    """
+    # By meaning first: `cohort` is spelt nearly like `smooth`, which misleads.
+    names = list(known)
+    by_plain = {plain_name(name): name for name in names}
+    plain = plain_name(word)
+    if plain in WITHOUT_A_MATCH:
+        return ""
+    for option, words in synonyms().items():
+        # Papers tell E, epochs, from e; tools do not tell --LR from --lr.
+        means = plain in words or plain.lower() in words
+        if means and option in by_plain:
+            return f"; did you mean '{by_plain[option]}'?"
+    return did_you_mean(word, names)
+
+
+# What records of older versions say in another way.
+
+
+def with_old_meaning(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded config with what older versions did where an option is missing
+    whose default does something else today.
+    """
+    made = unset_zeros(config)
+    for name, stated in facts(config.get("method")).items():
+        if stated.before is not None:
+            made.setdefault(name, stated.before)
+    return made
+
+
+def unset_zeros(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded config with None where 0 meant that an option was unset.
+
+    So runs of old and new versions with equal options compare as equal.
+    """
+    made = dict(config)
+    stated = facts(config.get("method"))
+    once = [name for name in config if name in stated and stated[name].zero_was_unset]
+    # Records have them all: in one that is so old, others are 0 as well. An amount for
+    # which 0 is a value like any other today does not tell.
+    telling = [name for name in once if not stated[name].zero]
+    if telling and not any(config[name] == 0 for name in telling):
+        return made
+    for name in once:
+        # A damaged record's False is left for the checks to find.
+        if made[name] == 0 and made[name] is not False:
+            made[name] = None
+    return made

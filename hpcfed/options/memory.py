@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hpcfed.errors import UserError
 from hpcfed.options.runconfig import RunConfig
-from hpcfed.runtime import memory
+from hpcfed.runtime import machine
 
 GIB = 2**30
 
@@ -21,7 +21,7 @@ def check_results(config: RunConfig) -> None:
     # New clients are evaluated before and after each update, from up to three starts.
     updates = config.new_rounds or config.new_updates + 1
     newcomers = 24 * updates * config.new_clients
-    needed, there = (rounds + newcomers) * config.num_seeds, memory.usable()
+    needed, there = (rounds + newcomers) * config.num_seeds, machine.usable()
     if needed > there:
         raise UserError(
             f"--rounds {config.rounds} of --clients {config.clients} would make "
@@ -38,7 +38,7 @@ def check_synthetic(config: RunConfig, workers: int) -> None:
     on_gpu = config.device != "cpu" and Path("/dev/nvidiactl").exists()
     if config.dataset != "synthetic" or on_gpu:
         return
-    needed, there = synthetic_bytes(config, workers), memory.usable()
+    needed, there = synthetic_bytes(config, workers), machine.usable()
     if needed > there:
         raise UserError(
             f"--synthetic-shape {config.synthetic_shape}: a rank would need about "

@@ -7,11 +7,10 @@ from typing import ClassVar, Literal
 
 from hpcfed.errors import UserError, count
 from hpcfed.options.aggregation import AggregationOptions
-from hpcfed.options.attacks import ATTACKS
 from hpcfed.options.compression import CompressionOptions
 from hpcfed.options.declare import LEFT_OUT, Choice, Need, flag_of, option
 from hpcfed.options.devices import DeviceOptions
-from hpcfed.options.malicious import MaliciousOptions
+from hpcfed.options.malicious import ATTACKS, MaliciousOptions
 from hpcfed.options.newcomers import NewcomerOptions
 from hpcfed.options.promises import promises_of
 from hpcfed.options.traits import MethodTraits

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from hpcfed.errors import UserError
 from hpcfed.options.declare import Choice, OptionGroup
+from hpcfed.options.facts import suggest_option
 from hpcfed.options.malicious import malicious_choices
 from hpcfed.options.method import Options
 from hpcfed.options.optimiser import optimiser_choices
@@ -20,7 +21,6 @@ from hpcfed.options.partition import client_choices, partition_choices
 from hpcfed.options.privacy import privacy_choices
 from hpcfed.options.runconfig import RunConfig
 from hpcfed.options.settings import Settings
-from hpcfed.options.synonyms import suggest_option
 
 FLOATS = (2.0**-126, 2.0**128 * (1 - 2.0**-24))
 """The least and the largest number above 0 that float32, in which runs compute, holds

@@ -9,7 +9,7 @@ from hpcfed.errors import UserError, unknown
 from hpcfed.models import MODELS, ModelInfo, hugging_face
 from hpcfed.options.declare import Need, option
 from hpcfed.options.partition import PartitionOptions
-from hpcfed.options.tables import Table, parse_table
+from hpcfed.options.tomlfile import Table, parse_table
 
 SGD = Need("--optimiser sgd", lambda run: run.optimiser == "sgd")
 _LORA = Need("--lora 8", lambda run: run.lora is not None)

@@ -17,8 +17,7 @@ from hpcfed.plan.constants import (
     RoundPoint,
     Spread,
 )
-from hpcfed.plan.loads import train_sizes
-from hpcfed.plan.rounds import samples_and_rows
+from hpcfed.plan.rounds import samples_and_rows, train_sizes
 from hpcfed.plan.work import FLOAT, FORWARD_AND_BACKWARD, client_size, local_work
 
 UNMEASURED = {"cpu": 5e9, "cuda": 2e13}

@@ -40,14 +40,13 @@ from hpcfed.plan.constants import (
     RoundPoint,
     Spread,
 )
-from hpcfed.plan.loads import rank_loads
-from hpcfed.plan.rounds import mean_load
+from hpcfed.plan.rounds import mean_load, rank_loads
 from hpcfed.plan.server_calibration import measure_server
 from hpcfed.plan.work import client_bytes, has_own_data
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
+from hpcfed.runtime.launcher import environment_of, launcher
 from hpcfed.runtime.location import choose_device
-from hpcfed.runtime.starting import environment_of, launcher
 from hpcfed.runtime.timer import PHASES
 from hpcfed.server.options import server_options
 

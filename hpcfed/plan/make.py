@@ -20,8 +20,7 @@ from hpcfed.plan.constants import (
     read_constants,
     write_constants,
 )
-from hpcfed.plan.fits import Range
-from hpcfed.plan.links import ASSUMED, LinkSpeed, measured_link
+from hpcfed.plan.fits import ASSUMED, LinkSpeed, Range, measured_link
 from hpcfed.plan.planner import Plan, Planner, best_split, candidates
 from hpcfed.plan.tables import print_plan
 from hpcfed.results.json_values import plain

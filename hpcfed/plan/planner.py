@@ -12,10 +12,8 @@ from hpcfed.clients.network import client_layout, client_network
 from hpcfed.models.layout import Layout
 from hpcfed.options import Settings
 from hpcfed.plan.constants import Calibration
-from hpcfed.plan.fits import Range
-from hpcfed.plan.links import LinkSpeed
-from hpcfed.plan.loads import rank_loads, train_sizes
-from hpcfed.plan.rounds import RoundPlan, Target, plan_round
+from hpcfed.plan.fits import LinkSpeed, Range
+from hpcfed.plan.rounds import RoundPlan, Target, plan_round, rank_loads, train_sizes
 from hpcfed.plan.server import LearningPlan, plan_learning
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.schedule import num_learnings

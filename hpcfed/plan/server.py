@@ -21,8 +21,15 @@ from hpcfed.plan.constants import (
     ServerPoint,
     ZeroPreparation,
 )
-from hpcfed.plan.fits import LEAST_WIDTH, Range, least_squares, ranged
-from hpcfed.plan.links import LinkSpeed, ring_allreduce, ring_pass
+from hpcfed.plan.fits import (
+    LEAST_WIDTH,
+    LinkSpeed,
+    Range,
+    least_squares,
+    ranged,
+    ring_allreduce,
+    ring_pass,
+)
 from hpcfed.plan.work import FLOAT, FORWARD_AND_BACKWARD, NetworkSize, network_sizes
 from hpcfed.server.options import NETWORKS, ServerOptions
 from hpcfed.server.schedule import num_steps

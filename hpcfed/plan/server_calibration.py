@@ -14,11 +14,11 @@ from hpcfed.plan.constants import Preparation, ServerPoint, ZeroPreparation
 from hpcfed.plan.server import NetworkSize, network_sizes, preparation
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.device import set_arithmetic
-from hpcfed.server.columns import generated
 from hpcfed.server.engines import import_engine
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.options import NETWORKS, ServerOptions
 from hpcfed.server.report import LearningReport
+from hpcfed.server.schedule import generated
 from hpcfed.server.training_plan import RankSlot
 
 SIZES = {"cuda": ("small", "paper"), "cpu": ("tiny", "small")}

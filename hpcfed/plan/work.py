@@ -19,10 +19,9 @@ from hpcfed.federation.training import FLOPS
 from hpcfed.models.cost import Cost, cost
 from hpcfed.models.layout import Layout
 from hpcfed.options import RunConfig, Settings, Training
-from hpcfed.server.columns import generated
 from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
 from hpcfed.server.options import ServerOptions, server_options
-from hpcfed.server.schedule import num_learnings
+from hpcfed.server.schedule import generated, num_learnings
 
 FLOAT = 4.0
 """Bytes of a number in a row."""

@@ -23,8 +23,7 @@ from hpcfed.results.publish import publish
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.launcher import launched
-from hpcfed.runtime.observer import observed_by
-from hpcfed.runtime.timer import PHASES
+from hpcfed.runtime.timer import PHASES, observed_by
 from hpcfed.server.options import NETWORKS
 
 Advised = list[tuple[Workload, list[str]]]

@@ -20,8 +20,7 @@ import torch
 
 from hpcfed.profile.sessions import Recording
 from hpcfed.profile.timeline import PROFILER, ROUNDS, Span, Timeline
-from hpcfed.runtime.observer import Observer
-from hpcfed.runtime.timer import Timer
+from hpcfed.runtime.timer import Observer, Timer
 from hpcfed.runtime.world import World
 
 

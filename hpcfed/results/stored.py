@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from hpcfed import plugins
 from hpcfed.errors import UserError
 from hpcfed.options import RunConfig, Settings, check, named
-from hpcfed.options.older import with_old_meaning
+from hpcfed.options.facts import with_old_meaning
 from hpcfed.results import reading
 from hpcfed.results.folder import check_out, runs
 from hpcfed.results.run import RunRecord

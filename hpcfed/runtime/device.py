@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.runtime import memory
+from hpcfed.runtime import machine
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -26,7 +26,7 @@ def peak_memory(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return memory.peak()
+    return machine.peak()
 
 
 @contextmanager

@@ -7,8 +7,39 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
-from hpcfed.runtime.awake import Awake, Clock
+import torch.distributed as dist
+
+# Seconds that do not count while this process is suspended, as by SIGSTOP or `scontrol
+# suspend`.
+
+
+Clock = Callable[[], float]
+
+
+class Awake:
+    """Counts seconds, but not those for which this process was suspended.
+
+    Nothing tells a process that it was suspended. So the caller must look every `pause`
+    seconds: when far more have passed, the process was not there to look. A busy
+    machine makes looks late, so a gap counts up to twice the pause.
+    """
+
+    def __init__(self, pause: float, clock: Clock = time.monotonic) -> None:
+        self.pause = pause
+        self._clock = clock
+        self._last = clock()
+        self._seconds = 0.0
+
+    def look(self) -> float:
+        """Return the seconds so far."""
+        # time.monotonic goes on while a process is stopped: that shows as a long gap.
+        now = self._clock()
+        self._seconds += min(now - self._last, 2 * self.pause)
+        self._last = now
+        return self._seconds
+
 
 PATIENCE = {"server": 10}
 """Times as long as usual that a phase may last: in `server` workers wait while the
@@ -69,3 +100,103 @@ def _watch(
             # sys.exit would end this thread alone, and the main thread is stuck in a
             # collective that nothing can interrupt.
             os._exit(1)
+
+
+# Signs of life that the ranks of a role leave in their store, so that those who wait
+# can tell which rank they wait for.
+#
+# The store lives in the role's rank 0. When that rank is halted, calls of the store block
+# for ever, whatever their timeout says. So threads make them, for which nobody waits.
+
+
+ANSWER = 2.0
+"""Seconds that the rank with the store may take to answer."""
+PAUSE = 0.25
+"""Seconds between two looks at the clock while waiting for signs of life."""
+
+
+class Pulse:
+    """One rank's view of the signs of life in its role."""
+
+    def __init__(self, host: str, port: int, *, rank: int, size: int) -> None:
+        self._address = (host, port)
+        self._rank, self._size = rank, size
+
+    @contextmanager
+    def beating(self, seconds: float) -> Iterator[None]:
+        """Leave a sign of life every so many seconds, in a thread, within the block."""
+        over = threading.Event()
+        # A daemon, because a call of the store may block it for ever.
+        beating = threading.Thread(
+            target=self._beat, args=(seconds, over), name="pulse", daemon=True
+        )
+        beating.start()
+        try:
+            yield
+        finally:
+            over.set()
+            # A thread that comes back from the store after Python has ended would end
+            # the process with an abort (seen with 16 ranks on 2 cores). Not for ever,
+            # as the store may not answer.
+            beating.join(2 * ANSWER)
+
+    def silent(self, seconds: float) -> list[int]:
+        """Look for so many seconds, and return the ranks that leave no sign of life.
+
+        That is rank 0 when the store does not answer, and nobody when it has gone:
+        then rank 0 has ended. While this rank is suspended it does not look, since
+        others may be suspended with it.
+        """
+        found: list[list[int]] = []
+        looking = threading.Thread(
+            target=lambda: found.append(self._look(seconds)), name="silent", daemon=True
+        )
+        looking.start()
+        awake = Awake(PAUSE)
+        # One answer's time for each of the two looks at the store.
+        while looking.is_alive() and awake.look() < seconds + 2 * ANSWER:
+            looking.join(PAUSE)
+        return found[0] if found else [0]
+
+    def _beat(self, seconds: float, over: threading.Event) -> None:
+        beats, store = 0, None
+        while not over.is_set():
+            beats += 1
+            try:
+                store = store or self._connect()
+                store.set(f"pulse/{self._rank}", str(beats))
+            except RuntimeError:  # it is slow to start, or has gone and with it the run
+                store = None
+            over.wait(seconds)
+
+    def _look(self, seconds: float) -> list[int]:
+        """Return the ranks whose sign has not changed after so many seconds."""
+        try:
+            store = self._connect()
+            before = self._signs(store)
+            awake = Awake(PAUSE)
+            while awake.look() < seconds:
+                time.sleep(PAUSE)
+            after = self._signs(store)
+        except RuntimeError:
+            return []
+        return [rank for rank in range(self._size) if before[rank] == after[rank]]
+
+    def _signs(self, store: dist.TCPStore) -> list[bytes]:
+        """Return the last sign of every rank; empty for one that has left none."""
+        signs = []
+        for rank in range(self._size):
+            name = f"pulse/{rank}"
+            # get() waits for a name that is not there yet.
+            there = store.check([name])
+            signs.append(store.get(name) if there else b"")
+        return signs
+
+    def _connect(self) -> dist.TCPStore:
+        """Open a connection of our own: a call that blocks would block all others on
+        it.
+        """
+        timeout = timedelta(seconds=ANSWER)
+        return dist.TCPStore(
+            *self._address, is_master=False, wait_for_workers=False, timeout=timeout
+        )

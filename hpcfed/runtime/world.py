@@ -14,13 +14,6 @@ import torch
 
 from hpcfed.errors import UserError
 from hpcfed.runtime import mpi, process_group
-from hpcfed.runtime.backend import (
-    Backend,
-    check_backend,
-    choose_backend,
-    group_backend,
-    nccl_on_shared_gpus,
-)
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.runtime.location import (
     Location,
@@ -29,7 +22,14 @@ from hpcfed.runtime.location import (
     share_device,
     threads_for,
 )
-from hpcfed.runtime.pulse import Pulse
+from hpcfed.runtime.process_group import (
+    Backend,
+    check_backend,
+    choose_backend,
+    group_backend,
+    nccl_on_shared_gpus,
+)
+from hpcfed.runtime.stalls import Pulse
 
 Role = Literal["worker", "server"]
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Set
 
 from hpcfed.models.layout import Layout
 from hpcfed.options import Choice, flag_of
-from hpcfed.server.columns import WHOLE_UP_TO, generated
 from hpcfed.server.options import SAMPLES, ServerOptions
-from hpcfed.server.schedule import num_learnings
+from hpcfed.server.schedule import WHOLE_UP_TO, generated, num_learnings
 
 SECONDS = {"autoencoder": 12.0, "denoiser": 16.0}
 """How long each network of --server tiny may learn on one core, in the whole run."""

@@ -12,12 +12,16 @@ from torch import Tensor, nn
 
 from hpcfed.kernels import cuda
 from hpcfed.runtime import randomness
-from hpcfed.runtime.observer import observer
+from hpcfed.runtime.timer import observer
 from hpcfed.server import diffusion, storage
 from hpcfed.server.diffusion import Schedule, Sign
-from hpcfed.server.divergence import check_losses
 from hpcfed.server.engines import make_trainer, recomputing
-from hpcfed.server.losses import Draws, denoising_loss, reconstruction_loss
+from hpcfed.server.losses import (
+    Draws,
+    check_losses,
+    denoising_loss,
+    reconstruction_loss,
+)
 from hpcfed.server.networks import (
     Autoencoder,
     Denoiser,

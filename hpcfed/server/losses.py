@@ -6,11 +6,14 @@ is drawn does not depend on the number of ranks.
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hpcfed.errors import Diverged
 from hpcfed.server.diffusion import Schedule
+from hpcfed.server.options import ServerOptions
 from hpcfed.server.sizes import Batching
 from hpcfed.server.trainer import Loss
 
@@ -78,3 +81,46 @@ def _normal(random: torch.Generator, count: int, width: int) -> Tensor:
     """Draw standard normal noise on the generator's device."""
     device = random.device
     return torch.randn(count, width, device=device, generator=random)
+
+
+# Losses and rows that are not finite end the run, with a line that says what to change.
+#
+# All server ranks have the same losses and rows, and so raise together.
+
+
+def check_losses(network: str, losses: np.ndarray, options: ServerOptions) -> None:
+    """Raise where the losses of a network's steps are not finite."""
+    bad = np.flatnonzero(~np.isfinite(losses))
+    if len(bad):
+        raise Diverged(
+            f"the server's {network} has diverged: its loss is not finite from step "
+            f"{bad[0] + 1} of {len(losses)} on; "
+            f"{_advice(options)}"
+        )
+
+
+def check_rows(
+    request: str, rows: Tensor, options: ServerOptions, sound: Tensor | None = None
+) -> None:
+    """Raise where generated rows are not finite.
+
+    They would be evaluated as if nothing had happened. `sound` says which rows should
+    be finite; None: all.
+    """
+    bad = ~rows.isfinite().all(1)
+    if sound is not None:
+        bad &= sound
+    number = int(bad.sum())
+    if number:
+        raise Diverged(
+            f"{number} of {len(rows)} rows that the server made ({request}) are "
+            f"not finite; {_advice(options)}"
+        )
+
+
+def _advice(options: ServerOptions) -> str:
+    """Name the options that keep networks from diverging."""
+    advice = f"try --server-lr below {options.size.lr:g}"
+    if options.server_precision == "bf16":
+        advice += " or --server-precision fp32"
+    return advice

@@ -15,11 +15,11 @@ from torch import Tensor
 from hpcfed.errors import UserError
 from hpcfed.results import checkpoints
 from hpcfed.results.checkpoints import StoredFile
-from hpcfed.runtime.observer import observer
+from hpcfed.runtime.timer import observer
 from hpcfed.server import likeness
 from hpcfed.server.diffusion import Sign
-from hpcfed.server.divergence import check_rows
 from hpcfed.server.likeness import Likeness
+from hpcfed.server.losses import check_rows
 from hpcfed.server.messages import A, Answer, ClientRequest, KnownRows, Request, Rows
 from hpcfed.server.rank import ServerRank
 from hpcfed.server.report import Inversion, LearningReport, latent_map

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from hpcfed.errors import UserError
-from hpcfed.runtime.backend import group_backend
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.link import Link
+from hpcfed.runtime.process_group import group_backend
 from hpcfed.runtime.world import World
 from hpcfed.server import wire
 from hpcfed.server.engines import import_engine

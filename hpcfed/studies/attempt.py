@@ -29,8 +29,8 @@ from hpcfed.results.publish import check_target
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.results.trials import Outcome, write_outcome, writing
+from hpcfed.runtime.launcher import environment_of
 from hpcfed.runtime.signals import STOPPED
-from hpcfed.runtime.starting import environment_of
 from hpcfed.studies.plan import Trial
 from hpcfed.studies.stacks import Stack, rounds_done
 

@@ -18,7 +18,7 @@ from hpcfed.results.folder import STACKS, STUDY, runs
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import changed_files, is_complete
 from hpcfed.results.trials import Outcome, read_outcome, write_outcome
-from hpcfed.runtime.starting import Start
+from hpcfed.runtime.launcher import Start
 from hpcfed.studies.attempt import attempt, attempt_stack, finished
 from hpcfed.studies.gather import Gathering
 from hpcfed.studies.plan import StudyOrder, Trial

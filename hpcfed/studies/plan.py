@@ -34,8 +34,7 @@ from hpcfed.options import (
 )
 from hpcfed.options.command_line import flag_text, flags
 from hpcfed.results.folder import POINTS, seed_folder
-from hpcfed.runtime.launcher import Launch
-from hpcfed.runtime.starting import Start
+from hpcfed.runtime.launcher import Launch, Start
 
 MOST_RANKS = 1_000_000
 """Beyond that a number of ranks is a slip."""

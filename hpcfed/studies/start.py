@@ -11,8 +11,7 @@ from hpcfed.results.claim import claimed
 from hpcfed.results.folder import POINTS, STUDY, STUDY_CLAIM
 from hpcfed.results.publish import check_target
 from hpcfed.results.trials import read_outcome, write_listing
-from hpcfed.runtime.launcher import launched
-from hpcfed.runtime.starting import launcher
+from hpcfed.runtime.launcher import launched, launcher
 from hpcfed.studies import execute
 from hpcfed.studies.gather import gather
 from hpcfed.studies.plan import StudyOrder, choose, find_study, points, read_study

@@ -3,6 +3,7 @@
 import numpy as np
 
 from hpcfed.clients.placement import Clients
+from hpcfed.federation.channel.accountant import SampleSpending
 from hpcfed.federation.channel.channel import Channel, Stage
 from hpcfed.federation.channel.clock import VirtualClock
 from hpcfed.federation.channel.compression import (
@@ -12,7 +13,6 @@ from hpcfed.federation.channel.compression import (
 from hpcfed.federation.channel.devices import Devices, devices_of
 from hpcfed.federation.channel.memory import Memory
 from hpcfed.federation.channel.privacy import build_privacy
-from hpcfed.federation.channel.sample_spending import SampleSpending
 from hpcfed.models.layout import Layout
 from hpcfed.options import RunConfig, Settings
 from hpcfed.options.channel import CHANNEL

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfed.federation.channel.availability import Availability
-from hpcfed.federation.channel.trace import Trace, read_trace
+from hpcfed.federation.channel.trace import Availability, Trace, read_trace
 from hpcfed.options import RunConfig
 from hpcfed.runtime import randomness
 
