@@ -48,7 +48,7 @@ def run(
 
 
 def open(folder: str | PathLike[str]) -> "Run":
-    """Open the run in a folder, or the seeds of one, whatever has become of it."""
+    """Open the run in a folder, or all its seeds, whatever state the run is in."""
     from hpcfed.api import opened
 
     return opened.open(folder)
@@ -69,9 +69,9 @@ def study(
     launcher: str = "auto",
     stack: int = 1,
 ) -> "Sweep":
-    """Run every point of a sweep that is not finished, each in a process of its own;
-    return all of them. At most `stack` points that differ in lr, seed or alpha only
-    share one process.
+    """Run every unfinished point of a sweep, each in its own process; return all
+    points. At most `stack` points share one process, if they differ only in lr, seed or
+    alpha.
 
     `study` is a study's TOML file, the name of a ready one such as "quick", or a dict
     with a study's tables, which needs an `out`.

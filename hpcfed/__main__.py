@@ -1,6 +1,6 @@
 """The program `hpcfed`.
 
-It takes Ctrl-C from its first moment on, and long commands outlive their terminal.
+It handles Ctrl-C from the very start, and long commands outlive their terminal.
 """
 
 import signal
@@ -9,17 +9,18 @@ import sys
 from hpcfed.runtime.interrupts import leave
 
 LASTING = ("run", "profile", "study")
-"""Commands that go on when the terminal has gone, as after a dropped connection."""
+"""Commands that keep running when the terminal closes, as after a dropped connection.
+"""
 
 
 def main() -> None:
     python_handler = signal.getsignal(signal.SIGINT)
-    # A script's background job is started with Ctrl-C ignored, and goes on ignoring it.
+    # A script's background job starts with Ctrl-C ignored, and must keep ignoring it.
     if python_handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
     if sys.argv[1:2] and sys.argv[1] in LASTING:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # Importing takes a while: only here, with the handlers in place.
+    # Importing takes a while, so wait until the handlers are in place.
     from hpcfed.runtime.imports import keep_bytecode, without_collecting
 
     keep_bytecode()

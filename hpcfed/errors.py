@@ -1,4 +1,6 @@
-"""The one exception that a user can mend, and how mistakes and remarks are printed."""
+"""The one exception for mistakes that users can fix, and how errors and remarks are
+printed.
+"""
 
 import difflib
 import os
@@ -9,28 +11,28 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 GRACE = 2.0
-"""Seconds that the root has to print a mistake which every rank has found, before the
-launcher ends the job.
+"""Seconds the root has to print a mistake that every rank found, before the launcher
+ends the job.
 """
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: printed as one line, without a traceback; the
-    exit code is 2.
+    """A mistake that the user can fix. It is printed as one line without a traceback;
+    the exit code is 2.
     """
 
 
 class Diverged(ArithmeticError):
-    """Numbers are not finite, and the message says which options to change; a traceback
-    would say nothing more.
+    """Numbers are not finite. The message says which options to change; a traceback
+    would add nothing.
     """
 
 
 def tell(error: UserError, rank: int) -> None:
     """Print a mistake in one line.
 
-    Mostly every rank finds the same mistake. So other ranks wait for the root's line,
-    which ends the job, and print their own only where the root has found nothing.
+    Usually every rank finds the same mistake. So other ranks wait for the root's line,
+    which ends the job. They print their own only if the root found nothing.
     """
     if rank:
         time.sleep(GRACE)
@@ -39,19 +41,19 @@ def tell(error: UserError, rank: int) -> None:
 
 
 def remark(text: str) -> None:
-    """Write lines to stderr, without characters that a terminal would obey.
+    """Write lines to stderr, without characters that a terminal would interpret.
 
-    No run ends because its terminal, pipe or log has gone, or is full.
+    A run must not end because its terminal, pipe or log is gone or full.
     """
     try:
         print(_safe(text), file=sys.stderr, flush=True)
     except OSError:
-        # Everything from now on goes nowhere.
+        # From now on, discard everything.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def say(text: str) -> None:
-    """Write lines about the run's progress to stdout; a full disk ends nothing."""
+    """Write progress lines to stdout; a full disk does not end the run."""
     with unless_full("going on without it"):
         print(_safe(text), flush=True)
 
@@ -60,7 +62,7 @@ def say(text: str) -> None:
 def unless_full(otherwise: str) -> Iterator[None]:
     """Turn a failure to write to stdout into a remark: what matters is on disk.
 
-    A reader who has gone, as in `| head`, is left to the caller.
+    A closed pipe, as in `| head`, is left to the caller.
     """
     try:
         yield
@@ -76,7 +78,7 @@ def unless_full(otherwise: str) -> Iterator[None]:
 
 
 def _drop_stdout() -> None:
-    """Send everything that is printed from now on nowhere."""
+    """Discard everything that is printed from now on."""
     nowhere = open(os.devnull, "w")  # noqa: SIM115
     # Python flushes the old stdout's buffer at exit: that must not fail again.
     with suppress(OSError, ValueError):
@@ -89,8 +91,8 @@ def _safe(text: str) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """Return `unknown method 'fedagv'; did you mean 'fedavg'?`, or with a list of what
-    is known when nothing is close.
+    """Return `unknown method 'fedagv'; did you mean 'fedavg'?`, or list the known names
+    if none is close.
     """
     names = list(known)
     hint = did_you_mean(name, names) or f"; known: {', '.join(names)}"
@@ -98,10 +100,10 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'fedavg'?` where something known is spelt nearly so, else
+    """Return `; did you mean 'fedavg'?` if a known name is spelt similarly, else
     nothing.
 
-    A guess that misleads is worse than none: the letters must be the same in another
+    A misleading guess is worse than none: the letters must be the same in another
     order, or four of five must agree.
     """
     # Case is the commonest slip: Vit for ViT.
@@ -119,7 +121,7 @@ def plain_name(word: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an exception says, in one line with its notes."""
+    """Return an exception's message and its notes in one line."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     text = str(error).strip().partition("\n")[0]
@@ -133,14 +135,14 @@ def count(number: int, noun: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Cut numbers of more digits than anybody reads."""
+    """Cut numbers that have more digits than anybody reads."""
     return re.sub(r"[0-9]{50,}", lambda found: f"{found[0][:10]}…", text)
 
 
 def printable(text: str) -> str:
-    """Replace characters that a terminal would obey.
+    """Replace characters that a terminal would interpret.
 
-    Names may come from a file that somebody handed in.
+    Names may come from an untrusted file.
     """
     if text.isprintable():
         return text
@@ -149,7 +151,7 @@ def printable(text: str) -> str:
 
 
 def no_checkpoint(folder: object, rounds: int) -> str:
-    """Say why a run that has recorded so many rounds cannot be resumed."""
+    """Say why a run with this number of recorded rounds cannot be resumed."""
     lost = count(rounds, "recorded round")
     return (
         f"--resume {folder}: there is no whole checkpoint, and {lost} would be lost; "

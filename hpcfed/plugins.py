@@ -1,14 +1,14 @@
-"""Python that users bring: an object in a file of theirs, in a package, or in an
+"""Python code that users bring: an object in their own file, in a package, or in an
 installed plugin.
 
 Networks, data sets and methods are named alike:
 - `FILE.py:NAME`, an object in a file; the file may import others beside it.
 - `package.module:NAME`, an object in an installed package.
-- `name`, where an installed package announces it as an entry point of `hpcfed.models`,
+- `name`, if an installed package announces it as an entry point of `hpcfed.models`,
   `hpcfed.datasets` or `hpcfed.methods`.
-- `notebook:NAME`, an object that a program or a notebook has handed in.
+- `notebook:NAME`, an object that a program or a notebook has passed in.
 
-Whatever goes wrong in such code is one line for its author, never our traceback.
+Any failure in such code is reported to its author in one line, never as our traceback.
 """
 
 import hashlib
@@ -32,24 +32,24 @@ from hpcfed.errors import UserError, did_you_mean, one_line
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _FILE = "hpcfed_file_"
-"""How the names of modules begin that are made from files."""
+"""Prefix for the names of modules made from files."""
 _loaded: dict[Path, str] = {}
-"""Files that were imported by their path, and those that they have imported from their
-own folders, with checksums.
+"""Files imported by path, and files that they imported from their own folders, with
+checksums.
 """
 _named: set[Path] = set()
-"""Those among them that were named themselves."""
+"""The files among them that were named themselves."""
 _folders: list[str] = []
-"""Folders of theirs that were added to Python's path, the newest first."""
+"""Their folders that were added to Python's path, newest first."""
 _packaged: dict[str, tuple[str, str]] = {}
-"""Modules of installed packages, and entry points, that were named: file and checksum."""
+"""Modules of installed packages and entry points that were named: file and checksum."""
 NOTEBOOK = "notebook"
 _given: dict[str, Any] = {}
-"""Objects that a program or a notebook has handed in, by name."""
+"""Objects that a program or a notebook has passed in, by name."""
 
 
 def is_reference(text: str) -> bool:
-    """Tell whether a name means an object of the user's: FILE.py:NAME or
+    """Tell whether a name refers to a user's object: FILE.py:NAME or
     package.module:NAME.
     """
     where, colon, name = text.rpartition(":")
@@ -59,18 +59,18 @@ def is_reference(text: str) -> bool:
 
 
 def is_file(text: str) -> bool:
-    """Tell whether a name means a file of Python."""
+    """Tell whether a name refers to a Python file."""
     return text.endswith(".py")
 
 
 def is_given(text: str) -> bool:
-    """Tell whether a name means an object that a program or a notebook hands in."""
+    """Tell whether a name refers to an object passed in by a program or a notebook."""
     return text.startswith(f"{NOTEBOOK}:")
 
 
 def absolute(text: str) -> str:
-    """Return FILE.py or FILE.py:NAME with the file's whole path, and any other name as
-    it is: a record must be understood from any folder.
+    """Return FILE.py or FILE.py:NAME with the file's absolute path, and any other name
+    unchanged. A record must make sense from any folder.
     """
     where, colon, name = text.rpartition(":")
     if is_file(text):
@@ -81,8 +81,8 @@ def absolute(text: str) -> str:
 
 
 def label(text: str) -> str:
-    """Return what tables and folders call it: a file goes by its stem, an object in a
-    file or a package by its own name, anything else as it is.
+    """Return the name that tables and folders use: the stem of a file, the object's own
+    name if it is in a file or a package, anything else unchanged.
     """
     if is_file(text):
         return Path(text).stem
@@ -90,10 +90,10 @@ def label(text: str) -> str:
 
 
 def give(thing: Any, kind: str) -> str:
-    """Take an object that a program or a notebook hands in; return its name."""
+    """Register an object that a program or a notebook passes in; return its name."""
     name = getattr(thing, "__name__", "").rpartition(".")[2]
     if not name.isidentifier():
-        # What a module is made of takes many lines.
+        # The repr of a module takes many lines.
         what = repr(thing)
         if "\n" in what:
             what = f"an object of class {type(thing).__name__}"
@@ -106,7 +106,7 @@ def give(thing: Any, kind: str) -> str:
 
 
 def given(text: str, kind: str) -> Any:
-    """Return the object that was handed in under notebook:NAME."""
+    """Return the object that was passed in as notebook:NAME."""
     name = text.partition(":")[2]
     if name not in _given:
         raise UserError(
@@ -117,7 +117,8 @@ def given(text: str, kind: str) -> Any:
 
 
 def load_object(text: str, kind: str) -> Any:
-    """Return the object that FILE.py:NAME, package.module:NAME or notebook:NAME means.
+    """Return the object that FILE.py:NAME, package.module:NAME or notebook:NAME refers
+    to.
 
     `kind` says what it should be, for messages: "model", "data set".
     """
@@ -132,9 +133,9 @@ def load_object(text: str, kind: str) -> Any:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a file of Python by its path, once.
+    """Import a Python file by its path, once.
 
-    Files beside it can be imported from it, as from a script.
+    It can import files beside it, as a script can.
     """
     path = path.expanduser()
     if not path.is_file():
@@ -143,8 +144,8 @@ def load_file(path: Path) -> ModuleType:
 
 
 class _Hashed(SourceFileLoader):
-    """Loads the very bytes that were hashed: Python's own loader would trust a compiled
-    file of the same second.
+    """Loads exactly the bytes that were hashed. Python's own loader would trust a
+    compiled file of the same second.
     """
 
     content: bytes
@@ -160,14 +161,14 @@ def _load_file(path: Path) -> ModuleType:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     checksum = _checksum(content)
-    # By content, because two folders may have files of one name.
+    # Named by content, because two folders may have files of the same name.
     name = f"{_FILE}{path.stem}_{checksum[:12]}"
     loader = _Hashed(name, str(path))
     loader.content = content
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickles of the file's classes look their module up there.
+    # Dataclasses and pickles of the file's classes look up their module there.
     sys.modules[name] = module
     _reach(path.parent)
     try:
@@ -183,7 +184,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _reach(folder: Path) -> None:
-    """Have files of this folder imported, rather than those of other files' folders."""
+    """Make imports find files of this folder before those of other files' folders."""
     name = str(folder)
     if name in sys.path and name not in _folders:
         return
@@ -192,7 +193,7 @@ def _reach(folder: Path) -> None:
     if name in _folders:
         _folders.remove(name)
     _folders.insert(0, name)
-    # Behind everything else: a file random.py beside it must replace nothing.
+    # At the end of the path: a file random.py beside it must not replace anything.
     sys.path.extend(_folders)
     for imported, module in list(sys.modules.items()):
         origin = Path(getattr(module, "__file__", None) or "")
@@ -209,15 +210,15 @@ def _load_package(name: str, kind: str) -> ModuleType:
 
 
 def _note_package(name: str, module: ModuleType) -> None:
-    """Note the checksum of a package's file as it is now, when it is imported."""
+    """Record the checksum of a package's file at the time of its import."""
     origin = getattr(module, "__file__", None)
     if name not in _packaged and isinstance(origin, str) and origin.endswith(".py"):
         _packaged[name] = (origin, _checksum(Path(origin).read_bytes()))
 
 
 def _note_files() -> None:
-    """Note the checksums of files that the user's files have imported, as they are now:
-    the code that runs stays what it is when somebody edits them.
+    """Record the checksums of files that the user's files have imported, as they are
+    now. The loaded code stays the same even if somebody edits the files later.
     """
     for path in _files() - set(_loaded):
         if path.is_file():
@@ -225,8 +226,8 @@ def _note_files() -> None:
 
 
 def forget_changed() -> None:
-    """Have files imported anew that have changed since; for programs that live on while
-    their author edits files.
+    """Import changed files again; for programs that stay alive while their author edits
+    files.
     """
     changed = set()
     for path, checksum in _loaded.items():
@@ -234,13 +235,13 @@ def forget_changed() -> None:
             changed.add(path)
     if not changed:
         return
-    # All of them: one that has not changed may have imported one that has.
+    # All of them: an unchanged file may have imported a changed one.
     for name, module in list(sys.modules.items()):
         origin = getattr(module, "__file__", None)
         if isinstance(origin, str) and Path(origin) in _loaded:
             del sys.modules[name]
     for path in changed:
-        # Python would trust a compiled file if the source has the size that it had,
+        # Python would trust a compiled file if the source has the same size as before
         # and was written in the same second.
         with suppress(OSError):
             Path(importlib.util.cache_from_source(str(path))).unlink()
@@ -256,35 +257,35 @@ def _checksum(content: bytes) -> str:
 
 @contextmanager
 def one_line_of(doing: str) -> Iterator[None]:
-    """Turn whatever code of the user's raises into one line that says where."""
+    """Turn anything that user code raises into one line that says where."""
     try:
         yield
     except UserError:
         raise
-    # A file may call sys.exit, too.
+    # A file may also call sys.exit.
     except (Exception, SystemExit) as error:
         raise UserError(f"{doing}: {one_line(error)}{line_of_user(error)}") from error
 
 
 class ExitCalled(Exception):
-    """Code of the user's has called sys.exit in the middle of a run."""
+    """User code has called sys.exit in the middle of a run."""
 
 
 @contextmanager
 def without_exits() -> Iterator[None]:
-    """Turn a call of sys.exit into a failure: other ranks would wait for this one, and
-    the exit code would say that all is well.
+    """Turn a call of sys.exit into a failure. Otherwise other ranks would wait for this
+    one, and the exit code could report success.
     """
     try:
         yield
     except SystemExit as exit:
         called = ExitCalled(f"sys.exit({exit.code!r}) was called{_exit_line(exit)}")
-        # The line of the user's own is looked up there.
+        # The traceback is kept because the user's own line is looked up in it.
         raise called.with_traceback(exit.__traceback__) from None
 
 
 def _exit_line(exit: SystemExit) -> str:
-    """Return where an exit was called, unless that is in a file of the user's."""
+    """Return where exit was called, unless that is in a user's file."""
     frames = traceback.extract_tb(exit.__traceback__)
     if line_of_user(exit) or not frames:
         return ""
@@ -292,7 +293,7 @@ def _exit_line(exit: SystemExit) -> str:
 
 
 def line_of_user(error: BaseException) -> str:
-    """Return the innermost line of the user's own files in a traceback, if there is one."""
+    """Return the innermost line of the user's own files in a traceback, if any."""
     found = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if Path(frame.filename).resolve() in _files():
@@ -301,10 +302,10 @@ def line_of_user(error: BaseException) -> str:
 
 
 def _files() -> set[Path]:
-    """Return the user's files that are imported, or are just being imported."""
+    """Return the user's files that are imported or currently being imported."""
     files = set(_loaded)
     folders = {str(path.parent) for path in files}
-    # Thousands of modules: as paths of pathlib they would take a tenth of a second.
+    # There are thousands of modules: pathlib paths would take a tenth of a second.
     for name, module in list(sys.modules.items()):
         origin = getattr(module, "__file__", None)
         if not isinstance(origin, str):
@@ -315,9 +316,9 @@ def _files() -> set[Path]:
 
 
 def checksums(names: Iterable[str]) -> dict[str, str]:
-    """Return the sha256 of the Python behind these names, as far as it is the user's:
-    files, what they have imported from their own folders, modules of packages, and the
-    source of objects that were handed in.
+    """Return the sha256 of the user's own Python code behind these names: files, what
+    they have imported from their own folders, modules of packages, and the source of
+    objects that were passed in.
     """
     _note_files()
     found: dict[str, str] = {}
@@ -338,7 +339,7 @@ def _of_file(path: Path) -> dict[str, str]:
     """Return the checksums of a file and of what was imported from its folder."""
     found = {}
     for other, checksum in _loaded.items():
-        # Another file that was named in its own right is none of this one's.
+        # Another file that was named in its own right does not belong to this one.
         beside = other.parent == path.parent and other not in _named
         if other == path or beside:
             found[str(other)] = checksum
@@ -346,7 +347,7 @@ def _of_file(path: Path) -> dict[str, str]:
 
 
 def _source(thing: Any) -> str:
-    """Return the source of an object; its name where nobody knows the source."""
+    """Return the source of an object, or its name if the source is unknown."""
     try:
         return inspect.getsource(thing)
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""The version of this program, and the source that it runs from."""
+"""The version of this program, and the source it runs from."""
 
 import subprocess
 from functools import cache
@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 PACKAGE = Path(__file__).resolve().parent
 
 
-@cache  # a checkout that changes while we run is not what we have imported
+@cache  # a checkout that changes during a run is not what we imported
 def source() -> str:
     """Return the version and where it comes from, as in `0.1.0 (commit 1a2b3c4d5e,
     changed)` from a checkout or `0.1.0 (wheel)`.
@@ -26,15 +26,15 @@ def source() -> str:
 
 def checkout(folder: Path) -> tuple[str, bool] | None:
     """Return the commit of a checkout of hpcfed, and whether it was changed since; None
-    where git says nothing.
+    if git cannot tell.
 
-    Changed: a file of the checkout, or any Python file in the package, is not as it was
-    committed.
+    Changed means: a file of the checkout, or any Python file in the package, differs
+    from the commit.
     """
     if not (folder / ".git").exists():
         return None
     status = ["status", "--porcelain"]
-    # Python finds ignored modules, too; the pattern leaves out caches beside them.
+    # Python also imports ignored modules; the pattern leaves out caches beside them.
     python_files = ["--", ":(glob)hpcfed/**/*.py"]
     untracked = ["--untracked-files=all", "--ignored=matching", *python_files]
     try:
@@ -42,13 +42,13 @@ def checkout(folder: Path) -> tuple[str, bool] | None:
         changes = _git(folder, *status, "--untracked-files=no")
         added = _git(folder, *status, *untracked)
     except (OSError, subprocess.SubprocessError):
-        # No git, or a checkout of another user that git does not trust.
+        # No git, or another user's checkout that git does not trust.
         return None
     return commit, bool(changes or added)
 
 
 def _git(folder: Path, *words: str) -> str:
-    # Many ranks and runs may look at one checkout: none takes its lock.
+    # Many ranks and runs may look at one checkout, so none takes its lock.
     command = ["git", "--no-optional-locks", "-C", str(folder), *words]
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=10, check=True

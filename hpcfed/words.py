@@ -1,7 +1,7 @@
 """How numbers become text: one function for every kind of figure that people read.
 
-All rooms write their numbers with these, so that a figure reads the same on a terminal,
-on a page and in a log. A figure that is not known is a dash.
+All rooms write their numbers with these functions, so a figure reads the same on a
+terminal, on a page and in a log. An unknown figure is a dash.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ DASH = "–"
 MINUS = "−"
 
 Write = Callable[[float], str]
-"""Makes the text of a number."""
+"""Formats a number as text."""
 
 
 class Interval(Protocol):
@@ -37,7 +37,9 @@ def number(value: float) -> str:
 
 
 def formatted(style: str, unit: str = "") -> Write:
-    """Return what writes numbers in one of Python's formats, such as `,.0f`, and a unit."""
+    """Return a function that writes numbers in one of Python's formats, such as `,.0f`,
+    with a unit.
+    """
 
     def write(value: float) -> str:
         return DASH if isnan(value) else f"{value:{style}}{unit}"
@@ -52,14 +54,14 @@ def signed(value: float) -> str:
 
 def ratio(value: float) -> str:
     """Return `1.120`: how many times as much."""
-    # As many decimals on both ends of an interval: 1.000 says more than 1.
+    # The same number of decimals at both ends of an interval: 1.000 says more than 1.
     return f"{value:.3f}" if value < 10 else number(value)
 
 
 def interval(
     estimate: Interval, scale: float = 1.0, write: Write = number, unit: str = ""
 ) -> str:
-    """Return `12.3 % [11.8, 12.9]`, or `12.3 %` if the interval is not known."""
+    """Return `12.3 % [11.8, 12.9]`, or `12.3 %` if the interval is unknown."""
     text = f"{write(scale * estimate.centre)}{unit}"
     if isnan(estimate.low) or isnan(estimate.high):
         return text
@@ -88,8 +90,8 @@ def flops_text(operations: float) -> str:
     return f"{operations / 1e9:.2g} GFLOP"
 
 
-# Four ways to write a time, each for its own place: a clock for what changes while one
-# looks on, words for whole runs, one unit for prices, and seconds or ms for a round.
+# Four ways to write a time, each for its own place: a clock for live displays, words
+# for whole runs, one unit for prices, and seconds or ms for a round.
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Two runs or studies that are on disk, A and B, compared."""
+"""A comparison of two runs or studies on disk, A and B."""
 
 from collections.abc import Sequence
 from html import escape
@@ -19,7 +19,9 @@ from hpcfed.errors import UserError, remark
 
 
 def compare(before: str | PathLike[str], after: str | PathLike[str]) -> "Compared":
-    """Compare what is in two folders; anything else is one line."""
+    """Compare the contents of two folders; anything but a run or study is a one-line
+    error.
+    """
     paths = [path_of(given, "hpcfed.compare") for given in (before, after)]
     sides = []
     for path in paths:
@@ -45,7 +47,7 @@ class Compared:
 
     @property
     def verdicts(self) -> list[str]:
-        """What a reader wants to know first, a sentence each."""
+        """What a reader wants to know first, one sentence each."""
         return [changed(self._comparison), *verdicts(self._comparison)]
 
     @property
@@ -60,23 +62,21 @@ class Compared:
 
     @property
     def speed(self) -> Any:
-        """Costs of a round: seconds, also by phase, memory, bytes and energy; `change`
-        is B / A.
+        """Costs of a round: seconds in total and by phase, memory, bytes and energy;
+        `change` is B / A.
         """
         seconds, *others = self._comparison.costs
         return _figures([seconds, *self._comparison.phases, *others])
 
     @property
     def accuracy(self) -> Any:
-        """Accuracies after the last round, or what the task is judged by; `change` is
-        B − A.
-        """
+        """Accuracies after the last round, or the task's metric; `change` is B − A."""
         return _figures(self._comparison.headlines)
 
     @property
     def points(self) -> Any:
-        """A row per point that both have and figure: `change` of seconds and of
-        accuracies, with the options that set the point apart.
+        """A row per figure of each point that both sides have: `change` of seconds and
+        of accuracies, with the options that distinguish the point.
         """
         rows = []
         for point in self._comparison.points:
@@ -121,7 +121,7 @@ def _row(figure: Figure) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[dict[str, Any]], names: Sequence[str] = ()) -> Any:
-    """Return a table of rows; of none, with the columns that it would have."""
+    """Return a table of rows; without rows, an empty table with these columns."""
     columns = {}
     for name in dict.fromkeys((*names, *(name for row in rows for name in row))):
         columns[name] = np.array([row.get(name) for row in rows])

@@ -1,6 +1,6 @@
-"""A run that is on disk, as tables and arrays.
+"""A run on disk, as tables and arrays.
 
-Rounds are counted from 1 here, as the progress shows them.
+Rounds are counted from 1 here, as in the progress display.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,12 @@ from hpcfed.results.stored import read_run
 from hpcfed.results.summary import run_summary
 from hpcfed.runtime.timer import PHASES
 
-# Tables for Python: a DataFrame where pandas is installed, else numpy's structured
-# array with the same columns.
+# Tables for Python: a DataFrame if pandas is installed, else numpy's structured array
+# with the same columns.
 
 
 Columns = Mapping[str, np.ndarray]
-"""A table's columns by name, equally long."""
+"""A table's columns by name, all of the same length."""
 
 
 def table(columns: Columns) -> Any:
@@ -51,8 +51,8 @@ def table(columns: Columns) -> Any:
 
 
 def stacked(tables: Sequence[tuple[int, Columns]]) -> Columns:
-    """Put the tables of several seeds below each other, with a column `seed` before the
-    others; a single one stays as it is.
+    """Stack the tables of several seeds, with a column `seed` before the others; return
+    a single table unchanged.
     """
     if len(tables) == 1:
         return tables[0][1]
@@ -67,7 +67,7 @@ def stacked(tables: Sequence[tuple[int, Columns]]) -> Columns:
 
 
 def open(folder: str | PathLike[str]) -> "Run":
-    """Open a run's folder; anything else is one line."""
+    """Open a run's folder; anything else is a one-line error."""
     path = path_of(folder, "hpcfed.open")
     # A damaged record can crash HDF5: a child process opens it first.
     try_out(records(path))
@@ -77,7 +77,7 @@ def open(folder: str | PathLike[str]) -> "Run":
 
 
 def path_of(given: Any, where: str) -> Path:
-    """Return the path that a program hands in: text, a path, a run or a study."""
+    """Return the path that a program passes in: text, a path, a run or a study."""
     if not isinstance(given, str | PathLike):
         kind = type(given).__name__
         raise UserError(f"{where} takes a folder or a run, got {given!r:.50} ({kind})")
@@ -85,9 +85,9 @@ def path_of(given: Any, where: str) -> Path:
 
 
 class Run:
-    """A run's results, or those of several seeds of it.
+    """The results of a run, or of several seeds of it.
 
-    Tables are DataFrames where pandas is installed, else numpy's structured arrays. With
+    Tables are DataFrames if pandas is installed, else numpy's structured arrays. With
     several seeds they have a column `seed`.
     """
 
@@ -97,7 +97,7 @@ class Run:
         self._read: list[RunRecord] | None = None
 
     def __fspath__(self) -> str:
-        """Return its folder: a run can stand wherever a path can."""
+        """Return its folder, so that a run can be used wherever a path can."""
         return str(self.folder)
 
     @property
@@ -109,19 +109,19 @@ class Run:
         return self._read
 
     def refresh(self) -> None:
-        """Read it again, as while it goes on elsewhere."""
+        """Read it again, for example while it is still running elsewhere."""
         self._read = [read_run(folder) for folder in runs(self.folder)]
 
     @property
     def seeds(self) -> list["Run"]:
-        """A run for each seed; the run itself where there is one."""
+        """A run for each seed; the run itself if there is only one."""
         found = runs(self.folder)
         return [self] if found == [self.folder] else [Run(path) for path in found]
 
     @property
     def status(self) -> str:
-        """complete, running, stopped or failed; of several seeds the first that is not
-        complete.
+        """complete, running, stopped or failed; with several seeds, that of the first
+        one that is not complete.
         """
         for record in self.records:
             if record.status != "complete":
@@ -130,12 +130,12 @@ class Run:
 
     @property
     def error(self) -> str:
-        """Why it has failed; empty where it has not."""
+        """Why it failed; empty if it did not."""
         return next((record.error for record in self.records if record.error), "")
 
     @property
     def config(self) -> dict[str, Any]:
-        """All options, as they were resolved; of several seeds the first one's."""
+        """All options, as resolved; with several seeds, those of the first."""
         return dict(self.records[0].config)
 
     @property
@@ -164,14 +164,14 @@ class Run:
 
     @property
     def clock(self) -> Any:
-        """A row per round and invited client, in runs with --devices: virtual seconds of
-        its downloads, local steps and uploads, and whether its upload counted.
+        """A row per round and invited client, in runs with --devices: virtual seconds
+        of its downloads, local steps and uploads, and whether its upload counted.
         """
         return self._table(_clock)
 
     def parameters(self, round: int | None = None) -> Parameters:
-        """Read the rows of a round with a snapshot, of the last one by default; runs
-        with snapshot_every have them.
+        """Read the rows of a round that has a snapshot, by default the last one; only
+        runs with snapshot_every have snapshots.
         """
         if len(self.records) > 1:
             raise UserError(f"{self.folder} has several seeds; use run.seeds[0]")
@@ -179,7 +179,7 @@ class Run:
 
     @property
     def model(self) -> dict[str, np.ndarray]:
-        """The global model after the last round: an array for every tensor, by name."""
+        """The global model after the last round: an array for each tensor, by name."""
         if len(self.records) > 1:
             raise UserError(f"{self.folder} has several seeds; use run.seeds[0]")
         # A single seed of --seeds has a folder of its own.
@@ -194,8 +194,8 @@ class Run:
             return {name: arrays[name] for name in arrays.files}
 
     def summary(self) -> dict[str, Any]:
-        """Return everything but the tables of clients as plain values, as `hpcfed show
-        --json` does.
+        """Return everything except the tables of clients as plain values, as `hpcfed
+        show --json` does.
         """
         summaries = [run_summary(record) for record in self.records]
         return summaries[0] if len(summaries) == 1 else {"seeds": summaries}

@@ -1,4 +1,4 @@
-"""One run inside of a program or a notebook, which goes on afterwards as it was."""
+"""One run inside a program or a notebook, which afterwards continues as before."""
 
 import json
 import os
@@ -26,8 +26,8 @@ OURS = "hpcfed.methods."
 def run(
     config: str | PathLike[str] | None, options: Mapping[str, Any], *, progress: bool
 ) -> Run:
-    """Run to the end; the same call on every rank, each of which gets the run."""
-    # Their author may have edited files since the last run.
+    """Run to the end. Every rank makes the same call and gets the run."""
+    # The author may have edited files since the last run.
     plugins.forget_changed()
     path = None if config is None else path_of(config, "hpcfed.run")
     values = _named(options)
@@ -43,16 +43,16 @@ def run(
     folder = _run(settings, quiet=not progress)
     from hpcfed.runtime import mpi
 
-    # Only the root knows a folder that was named by the time.
+    # Only the root knows a folder whose name contains the time.
     return Run(mpi.from_root(launch, folder))
 
 
 def _named(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with names in place of objects that were handed in."""
+    """Return the options with names in place of objects that were passed in."""
     named = dict(options)
     for option, value in options.items():
         if isinstance(value, PathLike):
-            # Also a run, as in `init` and `resume`.
+            # This may be a run, as in `init` and `resume`.
             named[option] = str(Path(value))
     objects = {name: one.names_code for name, one in facts().items() if one.names_code}
     for option, kind in objects.items():
@@ -62,7 +62,7 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
         elif callable(value):
             named[option] = _reference(value) or plugins.give(value, kind)
     if named.get("resume") is not None:
-        # The record names them; it is enough that they have been handed in.
+        # The record names them; it is enough that they have been passed in.
         for option in objects:
             if not isinstance(options.get(option), str):
                 named.pop(option, None)
@@ -70,7 +70,9 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _module_name(module: ModuleType, kind: str) -> str:
-    """Return what a run calls a module: one of our methods, a file, or an object."""
+    """Return the name that a run uses for a module: one of our methods, a file, or an
+    object.
+    """
     if module.__name__.startswith(OURS):
         return module.__name__.removeprefix(OURS).replace("_", "-")
     file = getattr(module, "__file__", None) or ""
@@ -78,12 +80,12 @@ def _module_name(module: ModuleType, kind: str) -> str:
 
 
 def _reference(thing: Any) -> str | None:
-    """Return FILE.py:NAME or package.module:NAME of an object that can be imported
-    again; None for one that only this program has.
+    """Return FILE.py:NAME or package.module:NAME for an object that can be imported
+    again; None for one that exists only in this program.
     """
     name = getattr(thing, "__qualname__", "")
     module = sys.modules.get(getattr(thing, "__module__", None) or "")
-    # A program cannot be imported again: it would run once more.
+    # The main program cannot be imported again: it would run once more.
     if module is None or module.__name__ == "__main__":
         return None
     file = getattr(module, "__file__", None) or ""
@@ -94,7 +96,7 @@ def _reference(thing: Any) -> str | None:
 
 
 def _command(values: Mapping[str, Any], path: Path | None) -> tuple[str, ...]:
-    """Return the command line that makes the same run."""
+    """Return the command line that repeats the same run."""
     words = ["hpcfed", "run"]
     if path is not None:
         words.append(str(path))
@@ -112,8 +114,8 @@ def _command(values: Mapping[str, Any], path: Path | None) -> tuple[str, ...]:
 
 
 def _run(settings: Settings, *, quiet: bool) -> Path | None:
-    """Run, and turn the ends of a program into exceptions of one that goes on."""
-    # Late: this loads torch.
+    """Run, and raise exceptions where the command-line program would exit."""
+    # Imported late, because this loads torch.
     from hpcfed.experiment import run as experiment
     from hpcfed.experiment.failures import Failed
 
@@ -133,7 +135,9 @@ def _run(settings: Settings, *, quiet: bool) -> Path | None:
 
 @contextmanager
 def _unchanged() -> Iterator[None]:
-    """Give the process back as it was: its arithmetic, and variables that we set."""
+    """Restore the process afterwards: its arithmetic settings, and variables that we
+    set.
+    """
     from hpcfed.runtime.device import keeping_arithmetic
 
     before = dict(os.environ)

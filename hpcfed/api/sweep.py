@@ -1,4 +1,4 @@
-"""A study that a program or a notebook runs."""
+"""A study started from a program or a notebook."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -37,12 +37,12 @@ class Sweep:
     trials: tuple[Trial, ...]
 
     def __fspath__(self) -> str:
-        """Return its folder: a study can stand wherever a path can."""
+        """Return its folder, so that a study can be used wherever a path can."""
         return str(self.folder)
 
     @property
     def runs(self) -> list[Run]:
-        """The runs of all trials that have left a record."""
+        """The runs of all trials that have written a record."""
         return [Run(trial.folder) for trial in self.trials if records(trial.folder)]
 
     def __iter__(self) -> Iterator[Run]:
@@ -53,7 +53,9 @@ class Sweep:
 
     @property
     def table(self) -> Any:
-        """A row per trial and seed: what was swept, how it ended, and last figures."""
+        """A row per trial and seed: the swept options, how it ended, and its last
+        figures.
+        """
         swept = _swept(self.trials)
         rows: list[dict[str, Any]] = []
         for trial in self.trials:
@@ -81,7 +83,7 @@ def study(
     launcher: str,
     stack: int,
 ) -> Sweep:
-    """Run the trials that are not finished, and gather all into study.h5."""
+    """Run the unfinished trials, and gather all into study.h5."""
     if not launched().alone:
         raise UserError(
             "hpcfed.study starts mpirun or srun itself; call it without them"
@@ -105,7 +107,7 @@ def study(
 
 
 def _check_plain(value: Any) -> None:
-    """Refuse objects in a study: its runs are processes of their own."""
+    """Refuse objects in a study, because its runs are separate processes."""
     if isinstance(value, Mapping):
         for entry in value.values():
             _check_plain(entry)
@@ -131,7 +133,7 @@ def _swept(every: tuple[Trial, ...]) -> list[str]:
 
 
 def _figures(trial: Trial) -> list[dict[str, Any]]:
-    """Return the last figures of each seed; none of a trial without a record."""
+    """Return the last figures of each seed; nothing for a trial without a record."""
     unknown = float("nan")
     if not records(trial.folder):
         return [{"seed": -1, "accuracy": unknown, "global_accuracy": unknown}]
