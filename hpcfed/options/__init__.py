@@ -1,9 +1,9 @@
-"""What a run is: typed options with limits and defaults, from TOML, flags or keywords.
+"""The options of a run: typed, with limits and defaults, from TOML, flags or keywords.
 
-A file per group of options holds the options, their checks, and what turns them on.
-`declare` says how an option is written, `runconfig` joins the groups, `method` is for
-the options that a method adds, `resolution` makes `Settings` of what a user wrote, and
-`checks` refuses what cannot work.
+Each group of options has a file with the options, their checks, and what turns them on.
+`declare` says how an option is written, `runconfig` joins the groups, `method` holds
+the options that a method adds, `resolution` turns what a user wrote into `Settings`,
+and `checks` refuses what cannot work.
 
 Nothing here imports torch: a command line is checked, and its mistakes are reported,
 before anything heavy starts.

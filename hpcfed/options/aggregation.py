@@ -1,4 +1,4 @@
-"""Options of how the server makes one row of the uploads."""
+"""Options of aggregation: how the server combines the uploads into one row."""
 
 from typing import ClassVar, Literal
 
@@ -19,7 +19,7 @@ RULES: dict[str, str] = {
     "sign-majority": "each column goes to the side of most clients, as with "
     "--compress sign",
 }
-"""Every rule of aggregation with its line in `hpcfed list`."""
+"""Every aggregation rule with its line in `hpcfed list`."""
 
 TOLERANT = ("trimmed-mean", "krum", "multi-krum")
 """Rules that expect a share of malicious uploads."""
@@ -74,13 +74,13 @@ class AggregationOptions(RunOptions):
 
 
 def expected_malicious(tolerance: float, uploads: int) -> int:
-    """Return f of the robust rules: how many of the uploads may be malicious."""
-    # 0.29 of 100 are 29, although 0.29 * 100 is 28.999999999999996.
+    """Return f of the robust rules: the number of uploads that may be malicious."""
+    # 0.29 of 100 is 29, although 0.29 * 100 computes to 28.999999999999996.
     return int(tolerance * uploads + 1e-9)
 
 
 def check_aggregation(config: AggregationOptions, method: MethodTraits) -> None:
-    """Refuse a rule that the method cannot use, or that a cohort is too small for."""
+    """Refuse a rule that the method cannot use, or that needs a larger cohort."""
     rule, uploads = config.aggregation, config.cohort_size
     if rule != "mean" and not method.averages:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The channel of an upload in words, from the client to the server's new row."""
+"""Describe in words what happens to an upload between client and aggregated row."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -17,19 +17,19 @@ CHANNEL = (
     "aggregate",
     "central noise",
 )
-"""What an upload passes, in this order: `build_channel` puts its stages in it, and
-pages show it. A run has only the parts that it asks for.
+"""The stages of an upload, in order. `build_channel` arranges its stages in this order,
+and pages show it. A run has only the stages that its options turn on.
 
-A client's own noise comes before packing, which would choose by the size of what it
-hides. A server that adds the noise clips what it has unpacked once more.
+A client adds its own noise before it compresses: otherwise the compressor would choose
+columns by the very values that the noise should hide. A server that adds the noise
+clips each upload again after decompression.
 """
 
 
 def channel_parts(config: RunConfig, method: MethodTraits | None = None) -> list[str]:
-    """Return what an upload passes, in words and in the order of `CHANNEL`; only the
-    parts that the run asks for.
+    """Describe the stages that this run turns on, in the order of `CHANNEL`.
 
-    Without a method, it is taken to upload.
+    Without a method, assume that clients upload.
     """
     if method is not None and not method.uploads:
         return []
@@ -48,7 +48,7 @@ def channel_parts(config: RunConfig, method: MethodTraits | None = None) -> list
 
 
 def channel_line(config: RunConfig, method: MethodTraits | None = None) -> str:
-    """Return the channel in one line; empty where clients upload nothing."""
+    """Return the channel in one line; empty if clients upload nothing."""
     return " → ".join(channel_parts(config, method))
 
 

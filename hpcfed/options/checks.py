@@ -1,4 +1,4 @@
-"""Everything that can be known to be wrong before MPI or a device starts."""
+"""All checks of settings that can be made before MPI or a device starts."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ from hpcfed.runtime.launcher import Launch
 
 
 def check(settings: Settings, launch: Launch) -> None:
-    """Refuse settings with which a run could not start, or would not do what was asked.
+    """Refuse settings that cannot start a run, or that would not do what was asked.
 
     Later checks rely on earlier ones: the data set is known before its classes are
     counted, and the network before its layers are.
@@ -74,7 +74,7 @@ def check(settings: Settings, launch: Launch) -> None:
 
 
 def check_switches(settings: Settings) -> None:
-    """Refuse options that the user gave and that would have no effect."""
+    """Refuse options that the user gave but that would have no effect."""
     given = settings.flat()
     for option, wanted in idle(settings).items():
         if option in settings.asked:
@@ -114,7 +114,7 @@ class _AllOptions:
         self._groups = groups
 
     def __getattr__(self, name: str) -> Any:
-        # The options of every run come first: no method has one of the same name.
+        # The order does not matter: `methods.load` refuses a name that is in both.
         for group in self._groups:
             if hasattr(group, name):
                 return getattr(group, name)
@@ -122,13 +122,13 @@ class _AllOptions:
 
 
 def _replaced(settings: Settings) -> dict[str, str]:
-    """Find options of local training in whose place the method has its own."""
+    """Find options of local training that the method replaces by its own."""
     config = settings.config
     found = {}
-    # Newcomers train by the options of every run, also where the method has its own.
+    # Newcomers train by the options of every run, even if the method has its own.
     if config.new_clients == 0:
         for name, replacement in settings.options.replaced().items():
-            # The batch size then says who has little data.
+            # Here the batch size still acts: it is the default of --supplement-below.
             if (
                 name == "batch_size"
                 and config.supplement

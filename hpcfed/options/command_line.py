@@ -6,7 +6,7 @@ from typing import Any
 
 
 def flag_text(value: Any) -> str:
-    """Return a value as a flag takes it."""
+    """Return a value as it is typed after its flag."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, dict):
@@ -22,7 +22,7 @@ def flags(given: Mapping[str, Any]) -> list[str]:
         text = flag_text(value)
         if isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
-        elif text.startswith("-"):  # else it would be taken for an option
+        elif text.startswith("-"):  # argparse would take it for an option
             words.append(f"--{option}={text}")
         else:
             words += [f"--{option}", text]

@@ -19,8 +19,8 @@ COMPRESSORS: dict[str, str] = {
 """Every compressor with its line in `hpcfed list`."""
 
 WITH_FEEDBACK = ("topk", "randomk", "sign", "powersgd")
-"""Compressors that leave something out, which error feedback sends later. QSGD's errors
-are 0 on average.
+"""Compressors that leave something out; error feedback sends it later. QSGD needs none:
+its errors are 0 on average.
 """
 
 
@@ -109,7 +109,7 @@ class CompressionOptions(RunOptions):
 
 
 def packing(kind: str, config: CompressionOptions) -> str:
-    """Return in words how the compressor of this name packs."""
+    """Describe in words what this compressor does."""
     share = f"{100 * config.keep:g} % of the columns"
     scales = f"buckets of {config.bucket}" if config.bucket else "one bucket"
     return {
@@ -122,7 +122,7 @@ def packing(kind: str, config: CompressionOptions) -> str:
 
 
 def check_compression(config: CompressionOptions, method: MethodTraits) -> None:
-    """Refuse to pack what is never sent, or what others than its receivers use."""
+    """Refuse to compress what is never sent, or a row that not only receivers use."""
     up, down = config.compress, config.compress_down
     for flag, kind in (("--compress", up), ("--compress-down", down)):
         if kind != "none" and not method.uploads:

@@ -20,7 +20,7 @@ _TEXT = Need("--dataset text:DIR", lambda run: run.dataset.startswith("text:"))
 
 
 def _takes_keywords(dataset: str) -> bool:
-    """Tell whether a data set is read by a function, or has columns to choose from."""
+    """Tell whether a function reads the data set, or it has columns to choose from."""
     own = is_brought(dataset) and not dataset.startswith("text:")
     return own and not is_file_name(dataset)
 
@@ -29,7 +29,7 @@ class DataOptions(OptionGroup):
     title: ClassVar[str] = "data set"
     poses_problem: ClassVar[bool] = True
 
-    # Not a Literal: file:PATH names any file of the user's.
+    # Not a Literal: file:PATH may name any file.
     dataset: str = option(
         "digits",
         "a data set that `hpcfed list` names, or your own: file:PATH.npz, PATH.csv, "
@@ -115,7 +115,7 @@ class DataOptions(OptionGroup):
 
     @property
     def reading(self) -> Reading:
-        """How data of the user's is read."""
+        """How to read the user's own data."""
         plan = TextPlan(
             self.text_clients, self.text_tokens, self.text_length, self.text_test
         )
@@ -129,7 +129,7 @@ class DataOptions(OptionGroup):
     def data(self) -> DatasetInfo:
         """Return the shape and classes of the data set without loading it.
 
-        A data set that is unknown, or a file that is not there, is refused.
+        Refuse an unknown data set and a missing file.
         """
         return files.info(
             self.dataset,
@@ -141,7 +141,7 @@ class DataOptions(OptionGroup):
 
 
 def check_data(config: DataOptions) -> None:
-    """Refuse a data set that is unknown, or that is not there and not to be fetched."""
+    """Refuse an unknown data set, and a missing one that may not be downloaded."""
     files.require(
         config.dataset,
         root=config.root,

@@ -1,8 +1,8 @@
-"""How an option is declared: one typed field with a help text, limits, and all facts that
-others ask about it.
+"""How an option is declared: one typed field with a help text, limits, and all facts
+about it that other code asks for.
 
-Nothing else in the package keeps a list of options. Who needs to know which of them pose
-the problem, or may stand beside --resume, asks `named` in `facts.py`.
+Nothing else in the package keeps a list of options. To learn which options define the
+problem, or may be given with --resume, ask `named` in `facts.py`.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 AS_GIVEN: Final = object()
-"""Short runs of a calibration have the option as the run has it."""
+"""A calibration's short runs use the run's value of the option."""
 LEFT_OUT: Final = object()
-"""Short runs of a calibration go without the option."""
+"""A calibration's short runs do not get the option."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Need:
     """What an option needs in order to act."""
 
     wanted: str | Callable[[Any], str]
-    """What turns it on, as one types it; or a function of the run that says so."""
+    """What the user types to turn it on, or a function of the run that returns it."""
     met: Callable[[Any], bool]
-    """Tells whether a run has it. The run offers all options of every run and those of
-    its method as attributes.
+    """Tells whether a run meets the need. The run has its own options and those of its
+    method as attributes.
     """
 
     def text(self, run: Any) -> str:
@@ -38,83 +38,84 @@ class Need:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about an option beside its type, limits and help text."""
+    """What is known about an option besides its type, limits and help text."""
 
     group: str = "method"
-    """The heading in the help of a method's options; options of every run stand under
-    their class's `title`.
+    """The heading of a method's option in the help. An option of every run is listed
+    under its class's `title` instead.
     """
     needs: tuple[Need, ...] = ()
-    """The option acts only if all of these are met; messages name the last that is not."""
+    """The option acts only if all are met. Messages name the last unmet one."""
     replaces: tuple[str, ...] = ()
-    """Options of local training in whose place the method trains by this one. They then
-    act on new clients only.
+    """Options of local training that this option of the method replaces. They then act
+    on new clients only.
     """
 
     # What its values mean.
     zero: bool = False
-    """0 is a value like any other although the default is None."""
+    """0 is an ordinary value although the default is None."""
     off: bool = False
-    """The default means off although it is neither None, 0, False nor empty."""
+    """The default means off although it is truthy, such as "none"."""
     chosen_later: bool = False
-    """A run replaces the default by its own choice when it knows its device; the record
-    holds the choice.
+    """The run replaces the default by its own choice once it knows its device. The
+    record holds that choice.
     """
     chosen_with: str = ""
-    """It does so only if this option is left to it, too."""
+    """The run chooses only if this other option has its default, too."""
     counts: Literal["", "clients", "uploads", "clusters", "rounds"] = ""
-    """What its value is a number of; so runs with fewer of them need another value."""
+    """What its value counts. A run with fewer of these needs a smaller value."""
     names_code: str = ""
-    """What it is in messages if it may name Python of the user's: a file, an object in a
-    package, or one that a program hands in.
+    """What messages call it if it may name the user's own Python code: a file, an
+    object in a package, or one that a program passes in.
     """
 
     # What depends on it.
     changes: Literal["figures", "which figures", "draws", "time", "nothing"] = "figures"
-    """What runs that differ in it differ in. `draws`: they are repeats with other random
-    numbers. `time` and `nothing`: calls on one folder of results may differ in it.
+    """What changes in the results when it changes. `draws`: the run becomes a repeat
+    with other random numbers. `time` and `nothing`: later calls on the same results
+    folder may change it.
     """
     problem: bool = False
-    """It poses the problem: runs with other values of it do not compete."""
+    """It defines the problem: runs that differ in it are not compared."""
     told: Literal["", "always", "beside the data set"] = ""
-    """Names of runs have it wherever it differs, even if other options tell them apart;
-    `beside the data set`: unless it follows from the data set.
+    """Names of runs show it whenever it differs, even if other options already tell the
+    runs apart. `beside the data set`: unless it follows from the data set.
     """
     stackable: bool = False
-    """Trials of one stack may differ in it: the engine trains all their clients in one
-    call. With any other option it would be called for each trial, or would be another
-    engine.
+    """Trials of one stack may differ in it: the engine still trains all their clients
+    in one call. Any other option would need a call for each trial, or another engine.
     """
     shapes_server: bool = False
-    """A saved server's networks mean something else with another value."""
+    """A saved server cannot be used with another value: its networks would mean
+    something else.
+    """
 
     # Who sets it.
     beside_resume: bool = False
-    """It may stand beside --resume."""
+    """It may be given with --resume."""
     from_record: bool = True
-    """A resumed run takes it from the record. Else it does not: a folder that somebody
-    hands in must not make us fetch, overwrite or send anything.
+    """A resumed run takes it from the record. False for options that download,
+    overwrite or send: a run folder from someone else must not trigger these.
     """
     study_sets: bool = False
-    """A study gives it to every run itself."""
+    """A study sets it for each of its runs."""
     calibration: Any = AS_GIVEN
-    """What the short runs of a calibration have: as given, left out because they set it
-    themselves or it costs time that no plan predicts, or this value.
+    """What a calibration's short runs get: `AS_GIVEN`, `LEFT_OUT`, or this value.
+    Options are left out if calibration sets them itself, or if no plan predicts their
+    cost.
     """
     package: bool = False
-    """It is called like a package that it needs."""
+    """It needs a package of the same name."""
 
     # What records of older versions say, and what other tools call it.
     in_every_record: bool = False
     """Every version has recorded it."""
     zero_was_unset: bool = False
-    """Older versions recorded 0 where it was not given. Options that are added today
-    never do.
-    """
+    """Older versions recorded 0 if it was not given. Never set it for a new option."""
     before: Any = None
-    """What older versions did, which did not have it; None: what its default does."""
+    """The value that matches older versions without this option; None: the default."""
     also: str = ""
-    """What other tools and papers call it; words are separated by spaces."""
+    """What other tools and papers call it, separated by spaces."""
 
 
 def option(
@@ -127,12 +128,12 @@ def option(
 ) -> Any:
     """Declare an option with its help text.
 
-    `more` are facts, see `Facts`, and limits of pydantic's: ge, gt, le, lt, pattern. A
-    default of None means that something else decides; the help text says what. Then 0
-    says so, too, unless `zero` is a value of the option like any other.
+    `more` takes fields of `Facts` and pydantic's limits: ge, gt, le, lt, pattern. A
+    default of None means that something else decides; the help text says what. A user
+    types 0 for None, unless `zero` makes 0 an ordinary value.
     """
-    # A default of 0 is for amounts and for a plain "off", as in --clip 0 or
-    # --snapshot-every 0, where nothing else decides.
+    # Use a default of 0 for amounts and for a plain "off", as in --clip 0 or
+    # --snapshot-every 0: nothing else decides there.
     stated = {name: more.pop(name) for name in list(more) if name in _FACTS}
     if strange := more.keys() - _LIMITS:
         raise TypeError(f"option() takes no {', '.join(sorted(strange))}")
@@ -141,7 +142,7 @@ def option(
         replaces=(replaces,) if isinstance(replaces, str) else replaces,
         **stated,
     )
-    # Pydantic keeps this dictionary as it is, and nobody makes a JSON schema.
+    # Pydantic does not touch this dictionary, and we never generate a JSON schema.
     extra = cast(JsonDict, {"facts": facts})
     return Field(default, description=description, json_schema_extra=extra, **more)
 
@@ -165,23 +166,23 @@ _synonyms: dict[str, set[str]] = {}
 
 
 def synonyms() -> dict[str, set[str]]:
-    """Return what others call our options, of those methods that have been loaded."""
+    """Return other tools' names of our options, including methods loaded so far."""
     return _synonyms
 
 
 def _state(field: FieldInfo, **facts: Any) -> None:
-    """State more facts of an option."""
+    """Replace some facts of an option."""
     made = replace(facts_of(field), **facts)
     field.json_schema_extra = cast(JsonDict, {"facts": made})
 
 
 def zero_unsets(field: FieldInfo) -> bool:
-    """Return whether 0 stands for None, so that something else decides."""
+    """Tell whether 0 stands for None, so that something else decides."""
     return field.default is None and not facts_of(field).zero
 
 
 def means_off(field: FieldInfo, value: Any) -> bool:
-    """Return whether a value stands for none: a default such as 0, None or False."""
+    """Tell whether a value means off: a default such as 0, None or False."""
     default = field.default
     return bool(value == default and (not default or facts_of(field).off))
 
@@ -192,23 +193,23 @@ def flag_of(option: str) -> str:
 
 
 class Choice(NamedTuple):
-    """A value that replaces a default which does not suit the run."""
+    """A value that replaces a default if the default does not suit the run."""
 
     option: str
     value: Any
     because: str
-    """The reason, and how to get something else; empty where another choice says it."""
+    """The reason, and how to choose otherwise; empty if another choice says it."""
 
     def __str__(self) -> str:
         return f"{flag_of(self.option)} is {self.value}: {self.because}"
 
 
 class Switch(NamedTuple):
-    """An option that acts only where something else is on."""
+    """An option that acts only if something else is on."""
 
     option: str
     wanted: str
-    """What turns it on, as one types it."""
+    """What the user must type to turn it on."""
     on: bool
 
 
@@ -219,9 +220,9 @@ class OptionGroup(BaseModel):
     says what it depends on. All options of a run are fields of one flat `RunConfig`.
     """
 
-    # A typo must not pass silently, settings are shared by threads of several seeds, and
-    # NaN or infinity would only fail far from the command line. Validators are built
-    # when first used: most groups and most methods' options never are.
+    # extra: a typo must not pass silently. frozen: threads of several seeds share the
+    # settings. allow_inf_nan: NaN would only fail later, far from the command line.
+    # defer_build: most groups and methods' options are never validated on their own.
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True
     )
@@ -229,11 +230,11 @@ class OptionGroup(BaseModel):
     title: ClassVar[str] = ""
     """The heading of the group in `hpcfed run --help`."""
     poses_problem: ClassVar[bool] = False
-    """Whether all options of the group pose the problem."""
+    """Whether all options of the group define the problem."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        # Not what it inherits: other groups inherit from one that poses the problem.
+        # `vars`, not `getattr`: a subgroup must not inherit this from its base group.
         poses = vars(cls).get("poses_problem", False)
         for name, field in cls.declared().items():
             if not is_option(field):
@@ -245,10 +246,10 @@ class OptionGroup(BaseModel):
     @field_validator("*")
     @classmethod
     def zero_is_unset(cls, value: Any, info: ValidationInfo) -> Any:
-        """Take 0 for None where the default is None.
+        """Take 0 for None if the default is None.
 
-        Command lines and TOML files have no word for None, so 0 says "unset" there. It
-        does so in the records of older versions, too.
+        Command lines and TOML files cannot write None, so 0 means "unset" there. It
+        also does in the records of older versions.
         """
         assert info.field_name is not None
         unset = zero_unsets(cls.model_fields[info.field_name])
@@ -258,7 +259,7 @@ class OptionGroup(BaseModel):
     @classmethod
     def declared(cls) -> dict[str, FieldInfo]:
         """Return the options that this class itself declares, without inherited ones."""
-        # `model_fields` has those of all bases, `get_annotations` this class's only.
+        # `model_fields` includes all bases, `get_annotations` only this class.
         names = get_annotations(cls)
         return {
             name: field for name, field in cls.model_fields.items() if name in names

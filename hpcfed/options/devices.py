@@ -1,10 +1,10 @@
-"""Options of the clients' devices: the virtual clock, stragglers and loss.
+"""Options of the clients' devices: the virtual clock, stragglers and lost uploads.
 
 Defaults are those of phones. The links are the medians that Wang et al. 2021, "A Field
 Guide to Federated Optimization", Section 4.3, take for cross-device federations: 0.75
 MB/s down and 0.25 MB/s up. With a spread of 0.75 the fastest tenth of the devices is
-seven times as fast as the slowest tenth, as the phones of FedScale's traces (Lai et al.
-2022) are, roughly. A step's 0.1 s is a choice: it depends on the network.
+seven times as fast as the slowest tenth, roughly as in FedScale's traces of phones (Lai
+et al. 2022). The 0.1 s of a step is our choice: it depends on the network.
 """
 
 import os
@@ -27,7 +27,9 @@ _DRAWN = Need("--devices lognormal", lambda run: run.devices in DISTRIBUTIONS)
 
 
 def _invites_more(run: Any) -> bool:
-    """Tell whether more are invited than a cohort has; without a clock nobody asks."""
+    """Tell whether a round invites more clients than its cohort; also true without a
+    clock, because then `_CLOCK` is the unmet need to report.
+    """
     invited = run.invited_among(run.clients)
     return run.devices == "none" or bool(invited > run.cohort_size)
 
@@ -35,7 +37,7 @@ def _invites_more(run: Any) -> bool:
 class DeviceOptions(CompressionOptions):
     title: ClassVar[str] = "devices and the virtual clock"
 
-    # Not a Literal: file:PATH names any file of the user's.
+    # Not a Literal: file:PATH may name any file.
     devices: str = option(
         "none",
         "how fast clients' devices are, which turns on the virtual clock: none, "
@@ -120,12 +122,10 @@ class DeviceOptions(CompressionOptions):
     @field_validator("devices")
     @classmethod
     def whole_trace(cls, value: str) -> str:
-        """Make the path of a trace absolute: the record must be understood from any
-        folder.
-        """
+        """Make the path of a trace absolute: the record must be valid in any folder."""
         if not value.startswith(TRACE):
             return value
-        # Shells leave the ~ of file:~/x alone; an unknown user's stays as it is.
+        # Shells do not expand the ~ of file:~/x. The ~ of an unknown user stays.
         path = os.path.expanduser(value.removeprefix(TRACE))
         return f"{TRACE}{os.path.abspath(path)}"
 
@@ -137,15 +137,15 @@ class DeviceOptions(CompressionOptions):
         return Path(self.devices.removeprefix(TRACE))
 
     def invited_among(self, clients: int) -> int:
-        """Return the number that is invited to a round from so many clients."""
+        """Return the number of clients that a round invites out of `clients`."""
         wanted = self.cohort_among(clients)
-        # 1.1 × 50 are 55, although 1.1 * 50 is 55.00000000000001.
+        # 1.1 × 50 is 55, although 1.1 * 50 computes to 55.00000000000001.
         return min(clients, ceil(self.oversample * wanted - 1e-9))
 
 
 def check_devices(config: DeviceOptions, method: MethodTraits) -> None:
-    """Refuse devices that are unknown, or that would stand still, and to stop a training
-    that a method does not let stop.
+    """Refuse devices that are unknown or would stand still, and --partial with a method
+    whose local training cannot stop early.
     """
     known = ("none", *DISTRIBUTIONS)
     if config.trace is not None:

@@ -1,7 +1,7 @@
-"""Which options a fact holds for.
+"""Look up options by their facts.
 
-The options of every run are known here. Those of a method are known to `hpcfed.methods`,
-which is above this room and hands its answer down by `ask_methods`.
+This package knows the options of every run. `hpcfed.methods` knows the options of each
+method. It imports this package, so it registers functions here by `ask_methods`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,15 +20,15 @@ _asked: list[OfMethod] = []
 
 
 def ask_methods(of_method: OfMethod, promises: PromisesOf) -> None:
-    """Have these functions tell the options that a method of ours adds, by its name, and
-    what the round of any method promises.
+    """Register the functions that look up a method by name: the options that a shipped
+    method adds, and the promises of any method's round.
     """
     _asked.append(of_method)
     promising.append(promises)
 
 
 def known(method: object = None) -> dict[str, FieldInfo]:
-    """Return the options of every run, and those that a method of ours adds to them."""
+    """Return the options of every run, and those that a shipped method adds."""
     fields = {name: RunConfig.model_fields[name] for name in recorded_order()}
     for of_method in _asked:
         fields |= of_method(str(method))
@@ -36,7 +36,7 @@ def known(method: object = None) -> dict[str, FieldInfo]:
 
 
 def facts(method: object = None) -> dict[str, Facts]:
-    """Return the facts of all options of every run, and of a method's own."""
+    """Return the facts of the options of every run and of the method's own options."""
     return {name: facts_of(field) for name, field in known(method).items()}
 
 
@@ -44,7 +44,7 @@ def facts(method: object = None) -> dict[str, Facts]:
 def named(**wanted: Any) -> tuple[str, ...]:
     """Return the options of every run that have these facts, in the order of a record.
 
-    `named(stackable=True)` are those in which trials of a stack may differ.
+    `named(stackable=True)` returns those in which trials of a stack may differ.
     """
     found = []
     for name, stated in facts().items():
@@ -64,34 +64,33 @@ WITHOUT_A_MATCH = {
     "test_batch_size",
     "workers",
 }
-"""Names of other tools that are spelt nearly like an option which means something else.
-"""
+"""Other tools' names that look like one of our options but mean something else."""
 
 
 def suggest_option(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean '--lr'?` where a known option means the same as the word
-    or is spelt nearly so, else nothing.
+    """Return `; did you mean '--lr'?` if a known option means the same as the word or
+    is spelt similarly, else an empty string.
     """
-    # By meaning first: `cohort` is spelt nearly like `smooth`, which misleads.
+    # Try synonyms first: by spelling, `cohort` would suggest `smooth`.
     names = list(known)
     by_plain = {plain_name(name): name for name in names}
     plain = plain_name(word)
     if plain in WITHOUT_A_MATCH:
         return ""
     for option, words in synonyms().items():
-        # Papers tell E, epochs, from e; tools do not tell --LR from --lr.
+        # Papers distinguish E (epochs) from e; tools treat --LR and --lr alike.
         means = plain in words or plain.lower() in words
         if means and option in by_plain:
             return f"; did you mean '{by_plain[option]}'?"
     return did_you_mean(word, names)
 
 
-# What records of older versions say in another way.
+# How to read records of older versions.
 
 
 def with_old_meaning(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded config with what older versions did where an option is missing
-    whose default does something else today.
+    """Fill in options that an older record lacks and whose default differs from what
+    that version did.
     """
     made = unset_zeros(config)
     for name, stated in facts(config.get("method")).items():
@@ -101,20 +100,20 @@ def with_old_meaning(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unset_zeros(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded config with None where 0 meant that an option was unset.
+    """Replace each 0 of a recorded config that meant "unset" by None.
 
-    So runs of old and new versions with equal options compare as equal.
+    Then runs of old and new versions with the same options compare as equal.
     """
     made = dict(config)
     stated = facts(config.get("method"))
     once = [name for name in config if name in stated and stated[name].zero_was_unset]
-    # Records have them all: in one that is so old, others are 0 as well. An amount for
-    # which 0 is a value like any other today does not tell.
+    # A record holds all options, so an old one has a 0 among these, too. An option for
+    # which 0 is an ordinary value today does not tell how old the record is.
     telling = [name for name in once if not stated[name].zero]
     if telling and not any(config[name] == 0 for name in telling):
         return made
     for name in once:
-        # A damaged record's False is left for the checks to find.
+        # False == 0, too: leave the False of a damaged record for the checks to find.
         if made[name] == 0 and made[name] is not False:
             made[name] = None
     return made

@@ -19,7 +19,7 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         "advance clients together (batched; vmap: by torch.func.vmap) or one by one "
         "(loop); auto: the fastest that the network allows",
     )
-    # 0 is an amount: no rank is set apart for the server.
+    # 0 is an amount: the server has no ranks of its own.
     server_ranks: int = option(
         0,
         "the last N ranks train the server's model and host no clients; 0: all ranks "
@@ -36,7 +36,7 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         also="gpu gpus cuda use_cuda accelerator gpu_id gpu_ids device_id "
         "cuda_device ngpu num_gpus no_cuda",
     )
-    # Ranks on one GPU can use NCCL, over sockets, if each has another NCCL_HOSTID.
+    # Ranks that share a GPU can use NCCL over sockets if each has its own NCCL_HOSTID.
     backend: Literal["auto", "nccl", "gloo"] = option(
         "auto",
         "what ranks communicate through; auto: NCCL where every rank has its own GPU, "
@@ -45,7 +45,7 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         beside_resume=True,
         also="dist_backend",
     )
-    # 0 is a plain "never"; nothing else decides in its place.
+    # 0 means "never", not "unset".
     stall_timeout: float = option(
         3600.0,
         "seconds in one phase after which a rank takes the run for hung and ends it, "
@@ -83,8 +83,8 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
     @property
     def movable(self) -> bool:
         """Whether clients may change ranks during the run."""
-        # A rank's snapshot file has a fixed set of clients, and a deterministic run
-        # must not depend on the clock.
+        # A rank's snapshot file holds a fixed set of clients, and a deterministic run
+        # must not depend on measured times.
         pinned = self.snapshot_every > 0 or self.deterministic
         return self.placement == "measured" and not pinned
 
@@ -92,7 +92,7 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
 def check_server_ranks(
     config: MachineOptions, method: MethodTraits, launch: Launch
 ) -> None:
-    """Refuse server ranks without a server's model, or without workers beside them."""
+    """Refuse server ranks if the server has no model, or if no worker is left."""
     servers = config.server_ranks
     if servers and not method.has_server:
         raise UserError(
@@ -107,7 +107,7 @@ def check_server_ranks(
 
 
 def check_waiting(config: MachineOptions) -> None:
-    """Refuse to wait for several seeds at once: they would share one wait."""
+    """Refuse --simulate-training with several seeds: they would share one wait."""
     if config.simulate_training is not None and config.seeds is not None:
         raise UserError(
             "--simulate-training waits for one seed; use --seed, not --seeds"

@@ -10,8 +10,8 @@ from hpcfed.options.declare import Choice, Need, option
 from hpcfed.options.run import RunOptions
 from hpcfed.options.traits import MethodTraits
 
-# The attacks that a run can name. Nothing here loads torch, so that a command line is
-# checked at once.
+# The attacks that a run can name. Nothing here imports torch, so a command line is
+# checked quickly.
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Attack:
     summary: str
     """Its line in `hpcfed list`."""
     reads_others: bool = False
-    """Whether forgeries are made of what benign clients upload. Then an attack needs
-    benign clients, and one client's update reaches the server several times, which no
-    clipping of single uploads bounds.
+    """Whether attackers forge their uploads from those of benign clients. Then the
+    attack needs benign clients. Also, one client's update reaches the server several
+    times, and clipping each upload does not bound that.
     """
     scaled: bool = False
     """Whether it has a strength."""
@@ -52,7 +52,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def _has_strength(run: Any) -> bool:
-    # An unknown attack is refused before.
+    # `check_malicious` has refused unknown attacks before.
     attack = ATTACKS.get(run.attack)
     return attack is not None and attack.scaled
 
@@ -97,7 +97,7 @@ class MaliciousOptions(RunOptions):
 
 
 def malicious_choices(config: MaliciousOptions) -> Iterable[Choice]:
-    """Raise the usual share of attackers to one client where it would be none."""
+    """Use one attacker if the default share rounds to none."""
     if config.attack != "none" and not config.num_attackers:
         clients = count(config.clients, "client")
         reason = f"a share of {config.attackers} of {clients} would be none"
@@ -105,7 +105,7 @@ def malicious_choices(config: MaliciousOptions) -> Iterable[Choice]:
 
 
 def check_flip(config: MaliciousOptions, dataset: str, data: DatasetInfo) -> None:
-    """Refuse to flip labels that there are not."""
+    """Refuse to flip labels of data without classes."""
     if config.attack == "label-flip" and data.task != "classification":
         raise UserError(
             f"--attack label-flip needs classes, and {dataset} is for {data.task}; use "
@@ -114,7 +114,7 @@ def check_flip(config: MaliciousOptions, dataset: str, data: DatasetInfo) -> Non
 
 
 def check_malicious(config: MaliciousOptions, method: MethodTraits) -> None:
-    """Refuse an attack that is unknown, has no attackers, or nothing to attack."""
+    """Refuse an attack that is unknown, lacks attackers, or has nothing to attack."""
     attack, attackers = config.attack, config.num_attackers
     clients = count(config.clients, "client")
     if attack not in ATTACKS:

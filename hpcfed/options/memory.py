@@ -11,10 +11,10 @@ GIB = 2**30
 
 
 def check_results(config: RunConfig) -> None:
-    """Refuse a run whose results alone would fill the memory of the rank that writes
-    them.
+    """Refuse a run whose results alone would not fit into the memory of the writing
+    rank.
     """
-    # Four bytes per metric of a client and about a thousand more make a round's record.
+    # A round's record has four bytes per metric of a client and about a thousand more.
     evaluated = config.evaluate_clients or config.clients
     of_clients = 4 * evaluated * max(1, len(config.metrics or ()))
     rounds = config.rounds * (of_clients + 1000)
@@ -30,9 +30,9 @@ def check_results(config: RunConfig) -> None:
 
 
 def check_synthetic(config: RunConfig, workers: int) -> None:
-    """Refuse synthetic data that would fill the host's memory.
+    """Refuse synthetic data that would not fit into the host's memory.
 
-    On a GPU the data does not live there, and a full GPU reports itself.
+    With a GPU the data is not in host memory, and a full GPU reports that itself.
     """
     # Asking torch would load it; the driver's device file says enough.
     on_gpu = config.device != "cpu" and Path("/dev/nvidiactl").exists()
@@ -48,8 +48,8 @@ def check_synthetic(config: RunConfig, workers: int) -> None:
 
 
 def synthetic_bytes(config: RunConfig, workers: int) -> int:
-    """Estimate the least memory of a rank: labels, prototypes, images of its clients,
-    and rows of an mlp.
+    """Return a lower bound on a rank's memory: labels, prototypes, images of its
+    clients, and rows of an mlp.
     """
     pixels = prod(config.shape)
     number = 8 if config.precision == "fp64" else 4
@@ -59,7 +59,7 @@ def synthetic_bytes(config: RunConfig, workers: int) -> int:
     all_samples = samples + clients * config.test_per_client
     of_rank = -(-all_samples // workers)
     images = of_rank * pixels * number * config.num_seeds
-    # An image is made of three hashes per pixel.
+    # Three hashes per pixel generate an image.
     hashes = pixels * 8 * 3
     # Rows before and after training, gradient, momentum; the first layer has 64 units.
     rows = 4 * 64 * pixels * number if config.network() == "mlp" else 0

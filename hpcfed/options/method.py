@@ -8,27 +8,26 @@ from hpcfed.options.runconfig import RunConfig
 from hpcfed.options.traits import MethodTraits
 from hpcfed.options.work import LocalWork, Training
 
-if TYPE_CHECKING:  # a layout is made of tensors, and the command line loads no torch
+if TYPE_CHECKING:  # a layout holds tensors, and the command line must not import torch
     from hpcfed.models.layout import Layout
 
 
 class Options(MethodTraits):
-    """The flags of a method; each method's file may have a class
+    """The options of a method; each method's file may define a class
     `Options(options.Options)`.
 
-    The functions below are for it to override: but for `local_work` none of them does
-    anything here.
+    That class may override the functions below. All but `local_work` do nothing here.
     """
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
-        """Name defaults that do not suit the run on so many ranks, and what does.
+        """Replace defaults that do not suit the run on this number of ranks.
 
-        Values that the user gave stay as they are.
+        Values that the user gave stay.
         """
         return ()
 
     def switches(self, config: RunConfig) -> Iterable[Switch]:
-        """Name the method's options that act only where something else is on."""
+        """List the method's options that act only if something else is on."""
         return ()
 
     def local_work(self, config: RunConfig, layout: "Layout") -> LocalWork:
@@ -44,7 +43,7 @@ class Options(MethodTraits):
         """Refuse a number of ranks on which the server's model cannot be trained."""
 
     def remarks(self, layout: "Layout", network: str) -> Iterable[str]:
-        """Return lines that a run begins with: what the user may not expect."""
+        """Return lines to print when a run starts: what the user may not expect."""
         return ()
 
     def check_layout(self, layout: "Layout", network: str) -> None:

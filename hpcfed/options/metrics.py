@@ -1,7 +1,7 @@
-"""What `--metrics` may name: one table, from which series, checks and labels follow.
+"""The metrics of `--metrics`, in one table; series, checks and labels follow from it.
 
-Each metric is taken twice: as the mean over clients of what each client's own model
-reaches on its own test data, and of the global model on the whole test set.
+Each metric is computed twice: as the mean over clients of each client's own model on
+its own test data, and for the global model on the whole test set.
 """
 
 from collections.abc import Sequence
@@ -17,24 +17,24 @@ class Metric:
     """One way to judge a model on test data."""
 
     name: str
-    """What `--metrics` takes, and what the series of rounds is called."""
+    """Its name in `--metrics` and in the series over rounds."""
     label: str
-    """What tables and charts call it; see `label_of`."""
+    """Its name in tables and charts; see `label_of`."""
     unit: str
     meaning: str
     tasks: tuple[str, ...]
     pooled: bool = False
-    """Whether it follows from all clients' answers together: no client has one."""
+    """Whether it is computed from all clients' predictions together, not per client."""
     lower_is_better: bool = False
 
     @property
     def in_percent(self) -> bool:
-        """Whether people read it in per cent."""
+        """Whether it is shown in per cent."""
         return self.unit == "fraction"
 
 
 PER_CLASS = "per-class"
-"""An accuracy for every class, which is no series of single figures."""
+"""An accuracy for every class: several figures a round, so it is not in `SERIES`."""
 
 _TABLE = (
     Metric("accuracy", "accuracy", "fraction", "share of right answers", WITH_ANSWERS),
@@ -97,13 +97,13 @@ _TABLE = (
 METRICS = {metric.name: metric for metric in _TABLE}
 """Metrics by name."""
 SERIES = [metric for metric in _TABLE if metric.name != PER_CLASS]
-"""Metrics that are one figure a round."""
+"""Metrics that have one figure a round."""
 USUAL = {
     "classification": ("accuracy",),
     "next-token": ("accuracy", "perplexity"),
     "regression": ("loss", "r2"),
 }
-"""Metrics of each task where the user names none."""
+"""Default metrics of each task."""
 HEADLINES = {
     "classification": "accuracy",
     "next-token": "perplexity",
@@ -120,7 +120,7 @@ def fitting(task: str) -> list[str]:
 def chosen(asked: Sequence[str] | None, task: str) -> tuple[str, ...]:
     """Return the metrics of a run: those asked for, or the task's usual ones.
 
-    Accuracy is always among them where the task has it.
+    Accuracy is always among them if the task has it.
     """
     names = USUAL[task] if asked is None else tuple(asked)
     if task in METRICS["accuracy"].tasks and "accuracy" not in names:
@@ -129,27 +129,27 @@ def chosen(asked: Sequence[str] | None, task: str) -> tuple[str, ...]:
 
 
 def label_of(name: str, task: str) -> str:
-    """Return what tables and charts call a metric of a task."""
+    """Return the name of a metric in tables and charts."""
     if name == "loss":
         return "mean squared error" if task == "regression" else "cross-entropy"
     return METRICS[name].label
 
 
 def text_of(name: str, value: float) -> str:
-    """Return a metric's value as people read it."""
+    """Format a metric's value for display."""
     return f"{value:.2%}" if METRICS[name].in_percent else f"{value:.4g}"
 
 
 def of_clients(names: Sequence[str]) -> list[str]:
-    """Return those metrics of which every client has its own."""
+    """Return the metrics that are computed for each client."""
     return [name for name in names if not METRICS[name].pooled]
 
 
 def metric_of(series: str) -> str:
-    """Return the name of the metric that a series of rounds has."""
+    """Return the name of the metric in a series over rounds."""
     return series.removeprefix("global_").removeprefix("trained_")
 
 
 def global_name(name: str) -> str:
-    """Return what the global model's series of a metric is called."""
+    """Return the name of the global model's series of a metric."""
     return f"global_{name}"

@@ -15,7 +15,7 @@ _ALONE = Need("leaving --new-rounds out", lambda run: run.new_rounds == 0)
 class NewcomerOptions(RunOptions):
     title: ClassVar[str] = "new clients"
 
-    # 0 is an amount here: none join.
+    # 0 is an amount: no clients join.
     new_clients: int = option(
         0,
         "clients that join after the last round, to see how fast they catch up",
@@ -56,10 +56,10 @@ class NewcomerOptions(RunOptions):
 
 
 def check_newcomers(config: NewcomerOptions, method: MethodTraits) -> None:
-    """Refuse to spread newcomers over more updates than there are, or than the server
-    can guide.
+    """Refuse --join-rounds that exceed the newcomers or their updates, or that the
+    server cannot guide.
     """
-    # Without new clients, what --join-rounds needs is told instead.
+    # Without new clients, `check_switches` says what --join-rounds needs.
     joining = config.new_clients or config.join_rounds
     length, flag = config.new_updates, "--new-updates"
     if config.new_rounds:

@@ -9,7 +9,7 @@ from hpcfed.options.training import TrainingOptions, has_later_rounds
 from hpcfed.options.traits import MethodTraits
 
 USUAL_RATE = 0.001
-"""The learning rate of Adam and AdamW where the user names none."""
+"""The default learning rate of Adam and AdamW."""
 
 _ADAM = Need("--optimiser adam or adamw", lambda run: run.optimiser != "sgd")
 _STEP = Need("--lr-schedule step", lambda run: run.lr_schedule == "step")
@@ -48,7 +48,7 @@ class OptimiserOptions(TrainingOptions):
         also="adam_beta2 beta_2",
         needs=_ADAM,
     )
-    # 0 would divide 0 by 0 where a gradient has always been 0.
+    # Not 0: a gradient that has always been 0 would give 0 / 0.
     adam_epsilon: float = option(
         1e-8,
         "Adam's term against division by zero",
@@ -117,14 +117,14 @@ class OptimiserOptions(TrainingOptions):
 
 
 def optimiser_choices(config: OptimiserOptions) -> Iterable[Choice]:
-    """Replace the usual learning rate, which is SGD's, for Adam."""
+    """Replace the default learning rate, which suits SGD, for Adam."""
     if config.optimiser != "sgd":
         reason = f"usual for {config.optimiser}; --lr sets another"
         yield Choice("lr", USUAL_RATE, reason)
 
 
 def check_plain_sgd(config: OptimiserOptions, flag: str) -> None:
-    """Refuse local training other than SGD at one rate, without more on its gradient."""
+    """Refuse local training other than SGD at one rate on the unmodified gradient."""
     others = {
         f"--optimiser {config.optimiser}": config.optimiser != "sgd",
         "--lr-schedule-by step": config.lr_schedule != "constant"
@@ -138,8 +138,8 @@ def check_plain_sgd(config: OptimiserOptions, flag: str) -> None:
 
 
 def check_optimiser(config: OptimiserOptions, method: MethodTraits) -> None:
-    """Refuse a schedule that never does what it says, and optimisers that the method's
-    formulas do not hold for.
+    """Refuse a schedule that would have no effect, and optimisers for which the
+    method's formulas do not hold.
     """
     if config.lr_min > config.lr:
         raise UserError(f"--lr-min {config.lr_min:g} is above --lr {config.lr:g}")

@@ -1,4 +1,4 @@
-"""Options of how samples are spread over clients and the server's validation set."""
+"""Options of the partition: how samples are split over clients and validation set."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,7 +13,7 @@ from hpcfed.options.newcomers import NEWCOMERS, NewcomerOptions
 
 
 def _check_threshold(value: Any) -> Any:
-    """Refuse what is neither a number of samples nor `mean`."""
+    """Refuse a value that is neither a number of samples nor `mean`."""
     is_number = str(value).isdecimal()
     if not is_number and value not in (None, "mean"):
         raise ValueError("must be a number of samples, or mean")
@@ -69,7 +69,7 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         le=1,
         needs=_scheme("dominant"),
     )
-    # Synthetic data is made to measure; other schemes deal out what the data set has.
+    # Synthetic data has any size that we ask for; other schemes use what there is.
     train_per_client: int = option(
         600,
         "dominant and synthetic: training samples per client",
@@ -91,7 +91,7 @@ class PartitionOptions(DataOptions, NewcomerOptions):
             lambda run: run.partition in NEED_CLASSES,
         ),
     )
-    # Below 1: known clients must be left some classes.
+    # Below 1: known clients need some classes, too.
     new_classes: float = option(
         0.0,
         "share of the classes that only new clients hold; 0: every client may hold "
@@ -101,7 +101,7 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         calibration=LEFT_OUT,
         needs=NEWCOMERS,
     )
-    # The server's validation set, and what clients with little data get of it.
+    # The server's validation set, and how much of it goes to clients with little data.
     validation: int | None = option(
         None,
         "size of the server's balanced validation set, taken from the training data "
@@ -137,14 +137,13 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         return self.seed if self.data_seed is None else self.data_seed
 
     def num_new_classes(self, classes: int) -> int:
-        """Return how many of the classes only new clients hold."""
+        """Return the number of classes that only new clients hold."""
         return round(self.new_classes * classes)
 
     def plan(self, classes: int, validation: int) -> PartitionPlan:
-        """Return the plan for a data set with so many classes.
+        """Return the plan for a data set with this number of classes.
 
-        `validation` is the size of the validation set, also where the user left it
-        open.
+        `validation` is the size of the validation set, whether the user gave it or not.
         """
         apart = self.new_classes > 0 or self.partition == "natural"
         return PartitionPlan(
@@ -159,20 +158,20 @@ class PartitionOptions(DataOptions, NewcomerOptions):
             test_per_client=self.test_per_client,
             test_classes=self.test_classes,
             validation=validation,
-            # Where all may hold all classes, new clients are dealt like the others.
+            # If all clients may hold all classes, new clients are treated like others.
             new_clients=self.new_clients if apart else 0,
             new_classes=self.num_new_classes(classes),
         )
 
 
 def partition_choices(config: PartitionOptions) -> Iterable[Choice]:
-    """Replace the usual partition where the data set says whose samples are whose, or
-    has no classes to deal out.
+    """Replace the default partition if the data set names the owners of its samples, or
+    has no classes.
     """
     try:
         data = config.data()
     except UserError:
-        return  # `check_data` refuses it, and knows better where
+        return  # `check_data` refuses it with a better message
     task = data.task
     if data.owners:
         reason = f"{config.dataset} says whose samples are whose"
@@ -185,7 +184,7 @@ def partition_choices(config: PartitionOptions) -> Iterable[Choice]:
 
 
 def client_choices(config: PartitionOptions) -> Iterable[Choice]:
-    """Let natural clients be as many as there are."""
+    """Use all natural clients of the data set by default."""
     if config.partition != "natural":
         return
     try:
@@ -200,7 +199,7 @@ def client_choices(config: PartitionOptions) -> Iterable[Choice]:
 
 
 def check_partition(config: PartitionOptions) -> None:
-    """Refuse an unknown scheme, and one that the data set has too few classes for."""
+    """Refuse an unknown scheme, and one that needs more classes than there are."""
     data = config.data()
     if config.partition not in PARTITIONS:
         raise unknown("partition", config.partition, PARTITIONS)
@@ -218,7 +217,7 @@ def check_partition(config: PartitionOptions) -> None:
 
 
 def _check_natural(config: PartitionOptions, data: DatasetInfo) -> None:
-    """Refuse natural clients that the data set does not name, or not as many."""
+    """Refuse natural clients if the data set names none, or too few."""
     if not data.owners:
         raise UserError(
             f"--partition natural: {config.dataset} does not say whose samples are "
@@ -239,7 +238,7 @@ def _check_natural(config: PartitionOptions, data: DatasetInfo) -> None:
 
 
 def _check_without_classes(config: PartitionOptions, data: DatasetInfo) -> None:
-    """Refuse to deal out classes that there are not."""
+    """Refuse a partition by classes of data without classes."""
     why = f"deals out classes, and {config.dataset} is for {data.task}"
     if config.partition in NEED_CLASSES:
         raise UserError(f"--partition {config.partition} {why}; use --partition iid")
@@ -261,7 +260,7 @@ def check_classes(config: PartitionOptions, data: DatasetInfo) -> None:
     if not new:
         _check_sharding(config, data.classes, had)
         return
-    # Known and new clients draw from disjoint classes; each side needs enough.
+    # Known and new clients hold disjoint classes; each side needs enough of them.
     known = data.classes - new
     _check_sharding(config, known, f"leaves {known} of {data.classes} classes")
     for_new = f"leaves {new} of {data.classes} classes for new clients"

@@ -1,6 +1,4 @@
-"""Options of differential privacy: how far updates are clipped, how much noise hides
-them, and how ε is accounted for.
-"""
+"""Options of differential privacy: clipping of updates, noise, and accounting of ε."""
 
 from collections.abc import Iterable
 from typing import ClassVar, Literal
@@ -41,7 +39,7 @@ class PrivacyOptions(
         told="always",
         off=True,
     )
-    # Not the gradients' limit of a similar name: --clip acts inside of local training.
+    # Not to be confused with --clip, which limits gradients in local training.
     clip_norm: float = option(
         1.0,
         "C, the largest norm of an update, which is a client's row less what it was "
@@ -138,17 +136,17 @@ class PrivacyOptions(
 
     @property
     def clips_alone(self) -> bool:
-        """Whether no noise hides the clipped updates, so that no ε holds."""
+        """Whether updates are clipped but get no noise, so that no ε holds."""
         return self.privacy != "none" and self.noise_multiplier == 0
 
     @property
     def accounted_cohort(self) -> int:
-        """Clients that a round has for the accountant."""
+        """The cohort size that the accountant assumes."""
         return self.noise_cohort or self.cohort_size
 
     @property
     def accounted_population(self) -> int:
-        """Clients that a round samples from for the accountant."""
+        """The number of clients to sample from that the accountant assumes."""
         return self.privacy_population or self.clients
 
     @property
@@ -160,25 +158,25 @@ class PrivacyOptions(
 
     @property
     def hypothetical(self) -> bool:
-        """Whether ε is that of a larger federation than the one that is simulated."""
+        """Whether ε is accounted for a larger federation than the simulated one."""
         return bool(self.noise_cohort or self.privacy_population)
 
 
 LEAST_BY_PLD = 0.1
-"""The least noise that privacy loss distributions take: 8 s, and four times as long for
-half of it.
+"""The least noise multiplier that we let privacy loss distributions compute. It takes
+8 s; half of it would take four times as long.
 """
 
 
 def privacy_choices(config: PrivacyOptions) -> Iterable[Choice]:
-    """Sample as the accountant has it."""
+    """Sample clients as the accountant assumes."""
     if config.privacy == "central" and config.sampling == "fixed":
         reason = "as ε is accounted for; --sampling fixed goes with --accountant rdp"
         yield Choice("sampling", "poisson", reason)
 
 
 def check_privacy(config: PrivacyOptions, method: MethodTraits) -> None:
-    """Refuse privacy that is not told how much noise, or that would not hold."""
+    """Refuse privacy without an amount of noise, or whose guarantee would not hold."""
     if config.sample_noise is not None:
         _check_samples(config)
     if config.privacy == "none":
@@ -201,7 +199,7 @@ def check_privacy(config: PrivacyOptions, method: MethodTraits) -> None:
             "updates as they are"
         )
     if config.clips_alone:
-        # Nothing is promised that could fail to hold.
+        # Without noise there is no guarantee to check.
         return
     _check_attack(config, flag)
     if config.accounted_delta >= 1:
@@ -219,7 +217,7 @@ def check_privacy(config: PrivacyOptions, method: MethodTraits) -> None:
 
 
 def _check_samples(config: PrivacyOptions) -> None:
-    """Refuse DP-SGD beside another privacy, or without a δ."""
+    """Refuse DP-SGD together with --privacy, or without a δ."""
     if config.privacy != "none":
         raise UserError(
             f"--sample-noise hides samples, and --privacy {config.privacy} clients; a run "
@@ -245,7 +243,7 @@ def _check_method(config: PrivacyOptions, method: MethodTraits, flag: str) -> No
 
 
 def _check_layers(config: PrivacyOptions, method: MethodTraits) -> None:
-    """Refuse to clip by layers where there are no whole ones, or C follows whole norms."""
+    """Refuse to clip by layer if uploads lack whole layers, or C follows whole norms."""
     if config.clip_quantile is not None:
         raise UserError(
             "--clip-quantile follows the norms of whole updates; leave it out, or use "
@@ -259,7 +257,7 @@ def _check_layers(config: PrivacyOptions, method: MethodTraits) -> None:
 
 
 def _check_attack(config: PrivacyOptions, flag: str) -> None:
-    """Refuse attacks that take one client's update to the server more than once."""
+    """Refuse attacks that send one client's update to the server more than once."""
     attack = ATTACKS.get(config.attack)
     if attack is not None and attack.reads_others:
         raise UserError(
@@ -270,7 +268,7 @@ def _check_attack(config: PrivacyOptions, flag: str) -> None:
 
 
 def _check_mean(config: PrivacyOptions) -> None:
-    """Refuse what a clipped sum over the expected cohort cannot be taken of."""
+    """Refuse rules other than the mean: their noise is not that of a clipped sum."""
     if config.aggregation != "mean":
         raise UserError(
             f"--privacy central would not hold with --aggregation "

@@ -1,7 +1,7 @@
-"""What the round of a method promises; privacy and votes rest on it.
+"""What the round of a method promises; privacy and sign votes rely on it.
 
-The promises stand in the method's file, as constants. `hpcfed.methods`, which is above
-this room, hands them down by `facts.ask_methods`.
+The promises are constants in the method's file. `hpcfed.methods` imports this package,
+so it passes them in by `facts.ask_methods`.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Promises:
     private_mean: bool = False
-    """All that the server learns of a round's uploads is one mean of rows, after it has
-    sent one row to all: then noise on the mean hides each of them.
+    """The server sends one row to all clients, and learns nothing of their uploads but
+    one mean of rows. Then noise on the mean hides each upload.
     """
     votes: bool = False
-    """A majority of signs can replace that mean, because all rows start from one."""
+    """A majority of signs can replace that mean: all clients start from one row."""
 
 
 PromisesOf = Callable[[str], Promises]

@@ -12,7 +12,7 @@ from hpcfed.options.run import RunOptions
 
 
 def _read_metrics(text: Any) -> Any:
-    """Parse `accuracy,top5`; a list of a TOML file is left to the field's type."""
+    """Parse `accuracy,top5`; leave a list from a TOML file to the field's type."""
     if not isinstance(text, str):
         return text
     return [word.strip() for word in text.split(",")]
@@ -63,7 +63,7 @@ class RecordingOptions(RunOptions):
         changes="which figures",
         also="metric measures eval_metrics",
     )
-    # Each 0 below is a plain "never"; nothing else decides in its place.
+    # Each 0 below means "never", not "unset".
     checkpoint_every: int = option(
         0,
         "write a checkpoint every N rounds, besides those of --checkpoint-minutes; "
@@ -88,7 +88,7 @@ class RecordingOptions(RunOptions):
         calibration=LEFT_OUT,
         also="snapshots snapshot_interval",
     )
-    # Trackers write beside the record, from which no figure is missing without them.
+    # Trackers get copies: the record has all figures without them.
     tensorboard: bool = option(
         False,
         "also write all figures for TensorBoard, to OUT/tensorboard; look at them with "
@@ -120,7 +120,7 @@ class RecordingOptions(RunOptions):
 
 
 def check_trackers(config: RecordingOptions) -> None:
-    """Refuse trackers whose packages are not there."""
+    """Refuse trackers whose packages are not installed."""
     for package, field in RecordingOptions.model_fields.items():
         if not facts_of(field).package:
             continue
@@ -132,7 +132,7 @@ def check_trackers(config: RecordingOptions) -> None:
 
 
 def check_recording(config: RecordingOptions) -> None:
-    """Refuse a sample of more clients than there are, and snapshots of no round."""
+    """Refuse to evaluate more clients than there are, and snapshots of no round."""
     check_trackers(config)
     if config.evaluate_clients is not None and config.evaluate_clients > config.clients:
         raise UserError(

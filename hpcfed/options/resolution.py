@@ -1,6 +1,4 @@
-"""From raw values, as a user wrote them, to typed settings or one line that says what
-is wrong.
-"""
+"""Turn raw values, as a user wrote them, into typed settings or a one-line error."""
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -23,17 +21,17 @@ from hpcfed.options.runconfig import RunConfig
 from hpcfed.options.settings import Settings
 
 FLOATS = (2.0**-126, 2.0**128 * (1 - 2.0**-24))
-"""The least and the largest number above 0 that float32, in which runs compute, holds
-at full precision.
+"""The smallest and the largest positive float32 of full precision; runs compute in
+float32.
 """
 
 MOST = 10**12
-"""The largest whole number of an option: more of anything is a slip, and products would
+"""The largest whole number of an option. More is a typing mistake, and products would
 overflow 64 bits.
 """
 
 MOST_SEED = 2**63
-"""The limit of seeds, which are names rather than amounts."""
+"""The largest seed. Seeds may exceed `MOST`: they are names rather than amounts."""
 
 NUMBERS = {
     "float_parsing": "a number",
@@ -42,7 +40,7 @@ NUMBERS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
 }
-"""What must be given where pydantic makes one of these complaints."""
+"""What the value must be, by pydantic's type of error."""
 
 T = TypeVar("T", bound=OptionGroup)
 
@@ -58,10 +56,10 @@ def resolve(
     """Make typed settings from raw values.
 
     `sources` says how the user wrote each name, for error messages. Values of `shared`
-    names were given for several runs, and some of these may have no use for them.
-    Defaults that do not suit the run on so many ranks give way to others.
+    names were given for several runs, and may have no effect in some of them. Defaults
+    that do not suit the run on this number of ranks are replaced.
     """
-    # Pydantic would report unknown names, too, but cannot guess what was meant.
+    # Pydantic would report unknown names, too, but without a suggestion.
     known = [*RunConfig.model_fields, *method_options.model_fields]
     for name in values:
         if name not in known:
@@ -69,7 +67,8 @@ def resolve(
             raise UserError(f"{sources[name]}: unknown option{guess}")
     _check_one_of(values, sources, "seed", "seeds")
     own = {name: value for name, value in values.items() if name not in shared}
-    # What is shared may be overruled, and a record holds both.
+    # Only what is not shared: a run may override a shared value, and a record holds
+    # both options.
     _check_one_of(own, sources, "participation", "cohort")
     common: dict[str, Any] = {}
     of_method: dict[str, Any] = {}
@@ -91,7 +90,7 @@ def resolve(
 def _check_one_of(
     values: Mapping[str, Any], sources: Mapping[str, str], one: str, other: str
 ) -> None:
-    """Refuse two options that say the same in different ways."""
+    """Refuse two options that set the same thing."""
     if one in values and other in values:
         raise UserError(
             f"{sources[one]} and {sources[other]} exclude each other; keep one of them"
@@ -99,8 +98,8 @@ def _check_one_of(
 
 
 def _fitted(settings: Settings, given: Mapping[str, Any], ranks: int) -> Settings:
-    """Replace defaults that do not suit the run; what the user gave stays."""
-    # The data first: others look at the number of clients.
+    """Replace defaults that do not suit the run; keep what the user gave."""
+    # The data first: later choices read the number of clients.
     settings = _adapted(settings, partition_choices(settings.config), given)
     settings = _adapted(settings, client_choices(settings.config), given)
     wanted = [
@@ -115,7 +114,7 @@ def _fitted(settings: Settings, given: Mapping[str, Any], ranks: int) -> Setting
 def _adapted(
     settings: Settings, wanted: Iterable[Choice], given: Mapping[str, Any]
 ) -> Settings:
-    """Replace what is wanted, unless the user gave it."""
+    """Apply the choices for options that the user did not give."""
     # A user who gives `auto` leaves the choice to us, too.
     choices = [
         choice for choice in wanted if given.get(choice.option, "auto") == "auto"
@@ -124,11 +123,11 @@ def _adapted(
 
 
 def _check_raw(value: Any, field: FieldInfo, source: str) -> None:
-    """Refuse raw values that pydantic would take for something that nobody meant."""
+    """Refuse raw values that pydantic would accept but misunderstand."""
     # Pydantic takes true for 1.
     if isinstance(value, bool) and field.annotation is not bool:
         raise UserError(f"{source}: must have a value, got {str(value).lower()}")
-    # A shell variable that is not set; Path("") would be the current folder.
+    # An unset shell variable gives ""; Path("") would be the current folder.
     if value == "" and field.annotation == Path | None:
         raise UserError(f"{source}: must be a path, got nothing")
     if isinstance(value, str):
@@ -136,7 +135,7 @@ def _check_raw(value: Any, field: FieldInfo, source: str) -> None:
 
 
 def check_text(text: str, source: str) -> None:
-    """Refuse text that a record cannot hold, and characters that a terminal obeys."""
+    """Refuse text that a record cannot hold, and control characters of a terminal."""
     if "\0" in text:
         raise UserError(f"{source}: must be without a null character, got {text!r}")
     kinds = set(map(category, text))
@@ -154,7 +153,7 @@ def _validated(
         found = group.model_validate(values)
     except ValidationError as failure:
         raise _refusal(failure.errors()[0], group, sources) from None
-    # Only what was given: defaults are ours.
+    # Only given values: our defaults are fine.
     for name in values:
         whole = MOST_SEED if "seed" in name else MOST
         _check_number(getattr(found, name), sources.get(name, name), whole=whole)

@@ -11,19 +11,20 @@ from hpcfed.options.traits import MethodTraits
 SAMPLED = Need(
     "a --participation below 1", lambda run: bool(run.cohort_size < run.clients)
 )
-"""What options need that act on clients which a round leaves out."""
+"""The need of options that act on clients outside a round's cohort."""
 
 
 def _rounds_to_stop(run: Any) -> int:
     """Return the fewest rounds of a run that --early-stop can end."""
-    # The first evaluation is always the best so far, and the last ends the run.
+    # The first evaluation is always the best so far, and the last one ends the run
+    # anyway.
     return int((run.early_stop + 1) * run.evaluate_every + 1)
 
 
 class RunOptions(OptionGroup):
     title: ClassVar[str] = "the run"
 
-    # Not a Literal: any file of the user's may be a method.
+    # Not a Literal: any file may be a method.
     method: str = option(
         "fedavg",
         "the method; `hpcfed list` names all; or FILE.py with your own",
@@ -82,7 +83,7 @@ class RunOptions(OptionGroup):
         "who is sampled in a round: fixed, so many clients without replacement; "
         "poisson, each client by itself, so that their number varies",
     )
-    # Each excludes the other; a record of one seed of several holds `seed` alone.
+    # `seed` and `seeds` exclude each other. Of several seeds, each record has `seed`.
     seed: Seed = option(
         0,
         "seed of every random stream",
@@ -99,7 +100,7 @@ class RunOptions(OptionGroup):
         calibration=LEFT_OUT,
         also="repeats num_seeds trials times",
     )
-    # Without --out the folder is named when the run starts: by the root, for all ranks.
+    # Without --out, the root rank names the folder for all ranks when the run starts.
     out: Path | None = option(
         None,
         "folder for the results (default: runs/METHOD-DATASET-TIME)",
@@ -128,7 +129,7 @@ class RunOptions(OptionGroup):
         also="init_from pretrained load_model initial_weights init_model "
         "load_from model_path",
     )
-    # `cli.resume` turns the next three into the settings of the run that is there.
+    # `cli.resume` turns the next three into the settings of the existing run.
     resume: Path | None = option(
         None,
         "continue the run in this folder from its last checkpoint, also a complete "
@@ -159,7 +160,7 @@ class RunOptions(OptionGroup):
         study_sets=True,
         calibration=LEFT_OUT,
     )
-    # Above 1, because 0.8 can only be a slip for 80.
+    # Above 1, because 0.8 can only be a mistake for 80.
     target_accuracy: float | None = option(
         None,
         "record when this accuracy in per cent, as in 80, is reached: by the global "
@@ -196,7 +197,7 @@ class RunOptions(OptionGroup):
         return self.cohort_among(self.clients)
 
     def cohort_among(self, clients: int) -> int:
-        """Return the number that is sampled in a round from so many clients."""
+        """Return the number of clients that a round samples out of `clients`."""
         if self.cohort is not None:
             return min(self.cohort, clients)
         # max(C·K, 1) of McMahan et al. 2017, Algorithm 1.
@@ -209,8 +210,8 @@ class RunOptions(OptionGroup):
 
 
 def check_run(config: RunOptions, method: MethodTraits) -> None:
-    """Refuse a cohort of more clients than there are, weights that are not there, and to
-    stop early a run whose server has yet to be trained.
+    """Refuse a cohort of more clients than there are, missing initial weights, and
+    early stops of a run whose server learns after the last round.
     """
     if config.cohort is not None and config.cohort > config.clients:
         raise UserError(

@@ -64,8 +64,8 @@ class RunConfig(MachineOptions, PrivacyOptions, OptimiserOptions):
     @field_validator("*")
     @classmethod
     def whole_path(cls, value: Any, info: ValidationInfo) -> Any:
-        """Make the path of a user's file of Python absolute: the record must be
-        understood from any folder.
+        """Make the path of a user's Python file absolute: the record must be valid in
+        any folder.
         """
         assert info.field_name is not None
         names_code = facts_of(cls.model_fields[info.field_name]).names_code
@@ -74,7 +74,7 @@ class RunConfig(MachineOptions, PrivacyOptions, OptimiserOptions):
     @field_validator("init")
     @classmethod
     def whole_folder(cls, value: Path | None) -> Path | None:
-        """Make the path of given weights absolute, for the same reason."""
+        """Make the path of initial weights absolute, for the same reason."""
         return None if value is None else value.expanduser().resolve()
 
 

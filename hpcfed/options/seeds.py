@@ -9,17 +9,17 @@ MOST_SEEDS = 256
 """The most seeds that one run advances together; each has its own thread."""
 
 MOST_DIGITS = 100
-"""The most digits of a seed that are parsed. Python is slow on very long numbers."""
+"""The most digits of a seed that we parse: Python is slow on very long numbers."""
 
 
 def read_seeds(text: Any) -> Any:
     """Parse a range or a list of seeds.
 
-    Anything but a string, such as a list from a TOML file, is left to the field's type.
+    Leave anything but a string, such as a list from a TOML file, to the field's type.
     """
     if not isinstance(text, str):
         return text
-    # Both ends belong to a range: 0..4 are five seeds.
+    # A range includes both ends: 0..4 has five seeds.
     is_range = ".." in text
     words = text.split(".." if is_range else ",")
     numeric = all(word.strip().isdecimal() for word in words)
@@ -34,13 +34,13 @@ def read_seeds(text: Any) -> Any:
 def _range(first: int, last: int) -> list[int]:
     if first > last:
         raise ValueError(f"must count upwards, as in {last}..{first}")
-    # One seed more than allowed is enough for `check_seeds` to refuse a huge range.
+    # Do not build a huge range: `check_seeds` refuses even one seed too many.
     last = min(last, first + MOST_SEEDS)
     return list(range(first, last + 1))
 
 
 def check_seeds(seeds: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Refuse no seeds, too many, and a seed that is given twice."""
+    """Refuse an empty list, too many seeds, and a repeated seed."""
     if seeds is None:
         return None
     if not 0 < len(seeds) <= MOST_SEEDS:

@@ -22,10 +22,9 @@ class Settings:
     config: RunConfig
     options: Options
     asked: frozenset[str] = field(default=frozenset(), compare=False)
-    """Options that the user gave for this very run; those that cannot act are refused.
-    """
+    """Options that the user gave for this run. They are refused if they cannot act."""
     command: tuple[str, ...] = field(default=(), compare=False)
-    """The command line that makes this run, where a program has started it."""
+    """The command line that repeats this run, if a program has started it."""
     choices: tuple[Choice, ...] = field(default=(), compare=False)
     """What was chosen in place of defaults; the run prints it when it starts."""
 
@@ -41,13 +40,13 @@ class Settings:
 
     def of_seed(self, seed: int) -> "Settings":
         """Return the settings of this run with one seed, in that seed's folder."""
-        # Resumed, evaluated and reported on, each seed is a run like any other.
+        # Each seed can be resumed, evaluated and reported on like a run of its own.
         out = self.config.out and seed_folder(self.config.out, seed)
         change = {"seed": seed, "seeds": None, "out": out}
         return replace(self, config=self.config.model_copy(update=change))
 
     def each_seed(self) -> list["Settings"]:
-        """Return the settings of every seed's run; of one seed, these themselves."""
+        """Return the settings of each seed's run; with one seed, only these."""
         seeds = self.config.seeds
         return [self] if seeds is None else [self.of_seed(seed) for seed in seeds]
 
@@ -72,12 +71,12 @@ def check_unchanged(
     defaults = RunConfig().model_dump(mode="json")
     for name, value in wanted.items():
         about = stated.get(name, Facts())
-        # An older version, which did not have the option, did what its default does. One
-        # of a method is taken for unchanged.
+        # A record without the option is from an older version, which did what the
+        # default does. A method's option is then taken as unchanged.
         before = had.get(name, defaults.get(name, value))
         if before == value or about.changes in ("time", "nothing"):
             continue
-        # A record holds what was chosen later; this call leaves the choice open.
+        # The record holds what the run chose; this call may leave the choice open.
         left_open = about.chosen_later and value == fields[name].default
         if about.chosen_with:
             other = about.chosen_with

@@ -1,4 +1,4 @@
-"""Refuse what the data's task does not have: some metrics, or an accuracy."""
+"""Refuse metrics, or an accuracy, that the data's task does not have."""
 
 from hpcfed.data import DatasetInfo
 from hpcfed.errors import UserError
@@ -7,7 +7,7 @@ from hpcfed.options.runconfig import RunConfig
 
 
 def check_task(config: RunConfig) -> None:
-    """Refuse options that ask for what samples of the run's data do not have."""
+    """Refuse options that need an accuracy or a metric which the task does not have."""
     data = config.data()
     _check_metrics(config, data)
     is_for = f"{config.dataset} is for {data.task}"

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 
 from hpcfed.errors import UserError
 
-# Options that are tables: the keywords of a network or a data set of the user's.
+# Options that are tables: keywords for the user's own network or data set.
 #
 # A table is JSON on the command line, as in `--model-options '{"depth": 4}'`, and a table
 # in a TOML file. It is kept as JSON text with sorted keys, so that records, comparisons
@@ -27,7 +27,7 @@ def is_table(option: str) -> bool:
 
 
 def read_table(value: Any) -> str | None:
-    """Return a table, or JSON text of one, as JSON text in a fixed order."""
+    """Return a table, or its JSON text, as JSON text with sorted keys."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -41,28 +41,28 @@ def read_table(value: Any) -> str | None:
     try:
         return json.dumps(value, sort_keys=True, allow_nan=False) if value else None
     except (TypeError, ValueError):
-        # TOML has dates, and NaN.
+        # TOML has dates and NaN, JSON does not.
         raise ValueError("must hold plain numbers, texts, lists and tables") from None
 
 
 def parse_table(text: str | None) -> dict[str, Any]:
-    """Return the table that `read_table` has made a text of."""
+    """Return the table of a text from `read_table`."""
     table: dict[str, Any] = {} if text is None else json.loads(text)
     return table
 
 
 Table = Annotated[str | None, BeforeValidator(read_table)]
-"""An option that is a table; None: an empty one."""
+"""An option that is a table; None means an empty one."""
 
 
 MOST_TOML = 2**20
-"""The most bytes of a file of options that are read."""
+"""The largest size of an options file in bytes."""
 
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file; a file that cannot be read is the user's mistake."""
+    """Parse a TOML file; raise UserError if it cannot be read."""
     try:
-        # Look before opening: a pipe may never end, or never begin.
+        # Check before opening: reading a pipe may block forever.
         found = path.stat()
         if not S_ISREG(found.st_mode) and not S_ISDIR(found.st_mode):
             raise UserError(
@@ -81,7 +81,7 @@ def load_toml(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a file of options; options are flat, so most tables are refused."""
+    """Read an options file; options are flat, so refuse most tables."""
     content = load_toml(path)
     for key, value in content.items():
         if isinstance(value, dict) and not is_table(key):
@@ -89,7 +89,7 @@ def read_toml(path: Path) -> dict[str, Any]:
                 f"{path}: '{key}' is a table; options are plain keys, such as "
                 "rounds = 10"
             )
-    # A file is shared by many runs; the folder of one of them has no place in it.
+    # Many runs may share a file, so it must not name the folder of one of them.
     if "resume" in content:
         raise UserError(
             f"{path}: resume goes on the command line alone, as in hpcfed run --resume "
@@ -99,9 +99,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def by_option(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the table with underscores in its keys.
+    """Replace dashes in the table's keys by underscores.
 
-    An option that is spelt with dashes and with underscores has two values: refused.
+    Refuse an option that is there twice, once with dashes and once with underscores.
     """
     values: dict[str, Any] = {}
     for key, value in table.items():

@@ -20,15 +20,15 @@ def _own_network(run: Any) -> bool:
 
 
 def has_later_rounds(run: Any) -> bool:
-    """Tell whether anything is trained after the first round."""
-    # Newcomers train after the last round, at the rate to which it has decayed.
+    """Tell whether anyone trains after the first round."""
+    # Newcomers train after the last round, at the decayed learning rate.
     return bool(run.rounds > 1 or run.new_clients > 0)
 
 
 class TrainingOptions(PartitionOptions):
     title: ClassVar[str] = "network and local training"
 
-    # `network` says what auto stands for.
+    # `network` resolves auto.
     model: str = option(
         "auto",
         "the network: one that `hpcfed list` names, or yours as FILE.py:NAME or "
@@ -97,7 +97,7 @@ class TrainingOptions(PartitionOptions):
         also="batch bs batchsize local_bs local_batch_size minibatch b B "
         "train_batch_size",
     )
-    # A learning rate of 0 would train nothing and say nothing.
+    # Not 0: that would silently train nothing.
     lr: float = option(
         0.05,
         "learning rate",
@@ -128,7 +128,7 @@ class TrainingOptions(PartitionOptions):
         ge=0,
         also="wd l2 l2_reg regularization",
     )
-    # 0 is a plain "off": nobody wants gradients of norm 0.
+    # 0 means "off": gradients of norm 0 would make no sense.
     clip: float = option(
         0.0,
         "largest norm of a client's gradient; 0: no limit",
@@ -147,14 +147,14 @@ class TrainingOptions(PartitionOptions):
         return parse_table(self.model_options)
 
     def model_info(self) -> ModelInfo | None:
-        """Return what the catalogue knows of the network; None for one of the user's,
-        or one with adapters.
+        """Return the catalogue's entry of the network; None for the user's own network
+        and for one with adapters.
         """
         return None if self.lora else MODELS.get(self.network())
 
 
 def check_training(config: TrainingOptions) -> None:
-    """Refuse an unknown network, and one that cannot take the samples."""
+    """Refuse an unknown network, and one that does not fit the samples."""
     if config.model not in ("auto", *MODELS):
         _check_own(config.model)
     network, data = config.network(), config.data()
@@ -167,7 +167,7 @@ def check_training(config: TrainingOptions) -> None:
 
 
 def _check_own(model: str) -> None:
-    """Refuse a network of the user's that is not there; it is built later, by torch."""
+    """Refuse a missing network of the user's own; torch builds it later."""
     if plugins.is_reference(model):
         where = model.rpartition(":")[0]
         if plugins.is_file(where) and not Path(where).expanduser().is_file():
@@ -189,7 +189,7 @@ def _check_own(model: str) -> None:
 
 
 def _check_takes(config: TrainingOptions, network: str, data: DatasetInfo) -> None:
-    """Refuse a network of the catalogue that cannot take the data set's samples."""
+    """Refuse a network of the catalogue that does not fit the data set's samples."""
     if data.vocabulary:
         raise UserError(
             f"{config.dataset} has tokens, which no network of the catalogue takes; "
@@ -201,7 +201,7 @@ def _check_takes(config: TrainingOptions, network: str, data: DatasetInfo) -> No
             f"model {network} is for images, {config.dataset} has samples of {size} "
             "numbers; use --model mlp"
         )
-    # Pooling would leave nothing of smaller images.
+    # Pooling would shrink smaller images to nothing.
     smallest = MODELS[network].smallest
     if data.side and data.side < smallest:
         raise UserError(

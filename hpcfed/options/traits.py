@@ -20,33 +20,34 @@ class MethodTraits(OptionGroup):
     weighs: ClassVar[Literal["samples", "uniform"]] = "samples"
     """What clients weigh by in the method's means, unless --weights says otherwise."""
     whole_rows: ClassVar[bool] = True
-    """Whether uploads have all columns of a row, so that matrices can be found in them.
-    Which of them a client sends may be its own choice.
+    """Whether an upload is laid out as a whole row, so that the layers' matrices can be
+    found in it. A client may still choose to send only some of its columns.
     """
     private_mean: ClassVar[bool] = False
-    """How files of older versions promise what PRIVATE_MEAN does today."""
+    """Files for older versions set this; today they define PRIVATE_MEAN."""
     all_train: ClassVar[bool] = False
     """Whether clients also train in rounds for which they were not sampled."""
     asynchronous: ClassVar[bool] = False
-    """Whether clients train at their own pace, on a timetable of the method's: then no
-    clock closes rounds.
+    """Whether clients train at their own pace, on the method's timetable. Then the
+    clock does not close rounds.
     """
     divides_training: ClassVar[bool] = True
-    """Whether a client's local training may end after any of its steps, as --partial
-    lets it.
+    """Whether a client's local training may stop after any of its steps, as --partial
+    needs.
     """
     names_layers: ClassVar[bool] = False
     """Whether the method names layers that a network may lack; `check_layout` then
-    judges the network.
+    checks the network.
     """
     needs_sgd: ClassVar[bool] = False
-    """Whether the method computes with clients' steps, so that they must be those of SGD
-    at one rate throughout a round.
+    """Whether the method's formulas assume that clients take steps of SGD at one rate
+    throughout a round.
     """
 
     def replaced(self) -> Mapping[str, str]:
-        """Return options of local training, each with the method's own option that
-        replaces it; fewer if the method's options ask for fewer.
+        """Map options of local training to the method's options that replace them.
+
+        A method may override this if its options turn the replacement off.
         """
         found: dict[str, str] = {}
         for own, field in type(self).model_fields.items():

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
-"""Seconds of each unit of time."""
+"""Seconds in each unit of time."""
 BYTES_PER_SECOND = {
     "MB/s": 1e6,
     "GB/s": 1e9,
@@ -18,17 +18,17 @@ BYTES_PER_SECOND = {
     "Gb/s": 1e9 / 8,
     "Tb/s": 1e12 / 8,
 }
-"""Bytes per second of each unit of speed; networks are sold by bits, with a small b."""
+"""Bytes per second in each unit of speed; a small b stands for bits."""
 
-# The Greek letter, which keyboards type, and the micro sign, which looks alike.
+# Keyboards type the Greek letter; the micro sign looks the same.
 _MICRO = str.maketrans("\N{GREEK SMALL LETTER MU}", "\N{MICRO SIGN}")
 _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?(\S{1,5})", re.ASCII)
 
 
 def parse_quantity(text: str, units: Mapping[str, float], example: str) -> float:
-    """Return the number in the base unit; ValueError says what it must look like.
+    """Return the number in the base unit; raise ValueError with an example otherwise.
 
-    A unit is never guessed: a factor of 8 or 1000 would pass unseen.
+    Never guess a unit: a wrong factor of 8 or 1000 would go unnoticed.
     """
     found = _QUANTITY.fullmatch(text.strip().translate(_MICRO))
     if found is None or found[2] not in units:
@@ -41,19 +41,19 @@ def parse_quantity(text: str, units: Mapping[str, float], example: str) -> float
 
 
 def parse_seconds(text: str, example: str = "20ms") -> float:
-    """Return the seconds of a time such as `20ms`."""
+    """Return a time such as `20ms` in seconds."""
     return parse_quantity(text, SECONDS, example)
 
 
 def parse_bytes_per_second(text: str, example: str = "50GB/s") -> float:
-    """Return the bytes per second of a speed such as `50GB/s`."""
+    """Return a speed such as `50GB/s` in bytes per second."""
     return parse_quantity(text, BYTES_PER_SECOND, example)
 
 
 def _read_seconds(value: Any) -> Any:
-    """Parse text with a unit; a record holds plain seconds, which are left as they are.
+    """Parse text with a unit; keep the plain seconds of a record.
 
-    0 needs no unit: it says "unset", as it does for other options.
+    0 needs no unit: it means "unset", as for other options.
     """
     if isinstance(value, str) and value != "0":
         return parse_seconds(value)

@@ -1,4 +1,4 @@
-"""What clients weigh against each other: their samples, or all of them alike."""
+"""How clients are weighted in means: by their samples, or uniformly."""
 
 from typing import Literal
 
@@ -10,17 +10,15 @@ Weighing = Literal["samples", "uniform"]
 
 
 def weighs_by(config: PrivacyOptions, method: MethodTraits) -> Weighing:
-    """Return what clients of this run weigh by: what the user asks for, or the method's
-    own.
-    """
-    # Sizes of private data would tell on their owners.
+    """Return how this run weights clients: as the user asks, or as the method does."""
+    # The number of samples is private, too.
     if config.privacy != "none":
         return "uniform"
     return method.weighs if config.weights == "method" else config.weights
 
 
 def check_weights(config: PrivacyOptions, method: MethodTraits) -> None:
-    """Refuse weights that a run could not use, or that nothing would be weighed by."""
+    """Refuse --weights if clients upload nothing, or if sizes must stay private."""
     if config.weights == "method":
         return
     if not method.uploads:

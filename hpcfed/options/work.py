@@ -1,5 +1,5 @@
-"""What a method's clients train, as its options declare it: plans and dry runs count it
-before anything runs. What was trained is counted in the round's log.
+"""Local work that a method's options declare in advance, for plans and dry runs. The
+round's log counts what was really trained.
 """
 
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ if TYPE_CHECKING:  # the command line loads no torch
 
 @dataclass(frozen=True)
 class Training:
-    """A training of one client on its own data."""
+    """One local training of a client on its own data."""
 
     batch_size: int
     epochs: int = 0
     steps: int = 0
-    """So many in place of epochs."""
+    """The number of steps, in place of epochs."""
     repeat: int = 1
     """Steps in a row on the same minibatch."""
     times: int = 1
-    """How often a client trains so, from a first minibatch on each time."""
+    """How often a client repeats this, each time from the first minibatch."""
     columns: "Tensor | None" = None
-    """The columns of a row that it trains; None: all."""
+    """The columns of a row that are trained; None: all."""
 
     @classmethod
     def usual(cls, config: RunConfig, epochs: int | None = None) -> "Training":
-        """Return a training by the run's options; `epochs` may replace theirs."""
+        """Return a training by the run's options; `epochs` overrides theirs."""
         return cls(config.batch_size, config.epochs if epochs is None else epochs)
 
 
@@ -37,10 +37,10 @@ class LocalWork:
     """What one client trains."""
 
     round: tuple[Training, ...]
-    """In a round in which it takes part."""
+    """In each round that it takes part in."""
     judged: tuple[Training, ...] = ()
-    """Within an evaluation, before it is judged."""
+    """In each evaluation, before its model is tested."""
     fisher: int = 0
-    """Passes over all its samples in a round for the Fisher information, forward and
-    back as in training.
+    """Passes over all its samples per round for the Fisher information, forward and
+    backward as in training.
     """
