@@ -1,20 +1,20 @@
-"""How the server makes one row of many: their weighted mean, or a rule that some
-malicious rows cannot bend far.
+"""How the server combines many rows into one: their weighted mean, or a robust rule
+that a few malicious rows cannot bend far.
 
-The robust rules see columns: every rank gets its share of the columns of all rows, so
-that no rank holds all rows. Clients without data have no say in them, as in the mean.
+The robust rules work on columns. Every rank gets its share of the columns of all rows,
+so no rank holds all rows. Clients without data have no vote, just as in the mean.
 
-- median, trimmed-mean (Yin et al. 2018): of every column by itself, each client counts
-  alike. Where so few uploads are left that the trimmed mean would drop them all, as
-  after others were excluded, it is the median.
-- krum (Blanchard et al. 2017): the row with the least sum of squared distances to its
-  K − f − 2 nearest.
-- multi-krum: the weighted mean of the rows whose sums are the least.
+- median, trimmed-mean (Yin et al. 2018): each column separately; all clients count
+  equally. If the trimmed mean would drop every upload that is left, for example because
+  others were excluded, the median is taken.
+- krum (Blanchard et al. 2017): the row with the smallest sum of squared distances to
+  its K − f − 2 nearest rows.
+- multi-krum: the weighted mean of the rows with the smallest sums.
 
 - sign-majority (Bernstein et al. 2019, signSGD with majority vote): every column moves
-  to the side to which most clients have moved it, each counts alike, by the weighted
-  mean of how far they have; it stays where there are as many on both sides. With
-  --compress sign, how far is what each client says of a bucket.
+  in the direction in which most clients moved it, one vote per client. It moves by the
+  weighted mean of the clients' step sizes, and stays put on a tie. With --compress
+  sign, a client's step size is the one that it sends for the bucket.
 """
 
 from dataclasses import replace
@@ -38,8 +38,8 @@ class Aggregation:
         self._collectives = collectives
 
     def __call__(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Make one row of the whole cohort's, on every rank; `rows` are those of this
-        rank's members.
+        """Combine the whole cohort's rows into one, on every rank; `rows` are those of
+        this rank's members.
         """
         rule = self._config.aggregation
         if rule == "mean" or not rows.shape[1]:
@@ -53,7 +53,7 @@ class Aggregation:
         if rule in ("krum", "multi-krum"):
             return self._krum(rows, cohort, malicious)
         columns = self._columns(rows, cohort)
-        # To cut all but the middle one or two is the median.
+        # Cutting all but the middle one or two values gives the median.
         middle = (len(columns) - 1) // 2
         cut = middle if rule == "median" else min(malicious, middle)
         middles = trimmed_mean(columns, cut)
@@ -64,7 +64,7 @@ class Aggregation:
         count = 1
         if self._config.aggregation == "multi-krum":
             count = self._config.krum_keep or len(order) - malicious
-        # In the order of ids, as all sums.
+        # In the order of ids, like all sums.
         selected = np.sort(order[:count])
         rows, cohort = member_rows(rows, cohort, selected)
         return self.mean(rows, cohort)
@@ -73,7 +73,7 @@ class Aggregation:
         start = cohort.in_flight.sent_row
         assert start is not None, "all members have started from one row"
         updates = rows - start
-        # Ones, not shares: sums of signs have no roundings, and ties are ties.
+        # Ones, not shares: sums of signs are exact, so ties are detected as ties.
         ones = replace(cohort, weights=np.ones(len(cohort.clients)))
         votes = self.mean(updates.sign(), ones)
         return start + votes.sign() * self.mean(updates.abs(), cohort)
@@ -124,7 +124,7 @@ class Aggregation:
         return torch.stack(found)
 
     def _mean_in_client_order(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Return the mean with the same roundings however clients are placed: each rank
+        """Return the mean with the same rounding wherever clients are placed: each rank
         sums its share of columns, one client after the other.
         """
         columns = self._columns(rows, cohort)
@@ -160,8 +160,8 @@ class Aggregation:
 
 
 def with_groups(rows: Tensor, sent: Sent) -> Tensor:
-    """Return the columns that each member sends, 0 elsewhere, followed by which groups
-    they are: so one collective sums both.
+    """Return the columns that each member sends, 0 elsewhere, followed by the groups
+    that it sends, so that one collective sums both.
     """
     # `where`, not a product: what is not sent may be NaN.
     columns = rows.where(sent.columns(), 0)
@@ -172,8 +172,8 @@ def with_groups(rows: Tensor, sent: Sent) -> Tensor:
 def cluster_means(
     totals: Tensor, previous: Tensor, group_of: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean of what every cluster has sent, and [clusters, groups], the weight
-    of those who sent a group.
+    """Return the mean of what each cluster's clients sent, and [clusters, groups], the
+    total weight of the clients that sent each group.
 
     `totals` are the clusters' sums of rows from `with_groups`. A group that no client has
     sent stays as in `previous`, [clusters, columns].
@@ -195,10 +195,11 @@ def trimmed_mean(columns: Tensor, cut: int) -> Tensor:
 
 
 def least_krum(squares: np.ndarray, malicious: int) -> np.ndarray:
-    """Return all positions, those first that have the least sum of squared distances to
-    their nearest; ties by position.
+    """Return all positions, sorted by the sum of squared distances to their nearest
+    rows, smallest first; ties are sorted by position.
     """
-    # A row that is not finite is far from all others, and so is a row from itself.
+    # A row that is not finite is infinitely far from all others; so is a row from
+    # itself.
     others = np.nan_to_num(squares, nan=np.inf)
     np.fill_diagonal(others, np.inf)
     # K − f − 2 of Blanchard et al., at least one.
@@ -221,8 +222,8 @@ def _rank_order(cohort: Cohort) -> np.ndarray:
     return np.argsort(by_rank)
 
 
-# How the server selects uploads: by their answers on its own validation set, or by
-# their loss where answers are not right or wrong.
+# How the server selects uploads: by correct answers on its own validation set, or by
+# loss if the task has no right or wrong answers.
 
 
 NOT_FINITE = -np.inf
@@ -232,11 +233,11 @@ NOT_FINITE = -np.inf
 def scores_of(
     score: Score, finite: np.ndarray, cohort: Cohort, collectives: Collectives
 ) -> np.ndarray:
-    """Return the scores of the whole cohort's uploads, the higher the better, on the
-    host of every rank, which decides whose rows go on.
+    """Return the scores of the whole cohort's uploads, higher is better. They are on
+    the host of every rank, where the selection is made.
 
-    `score` is of this rank's uploads, so that only counts travel; `finite` are the
-    positions of finite ones in the cohort.
+    `score` covers this rank's uploads, so only counts travel; `finite` holds the
+    positions of the finite uploads in the cohort.
     """
     device = score.loss.device
     uploads = len(cohort.clients)
@@ -252,26 +253,28 @@ def scores_of(
 
 
 def _right_answers_or_loss(score: Score) -> Tensor:
-    """Return right answers, or the negative loss where there are none."""
+    """Return the number of correct answers, or the negative loss without classes."""
     if "correct" in score.sums:
         return score.correct.double()
-    # A finite row may well have a loss that is not: it is the worst of the finite ones.
+    # A finite row may have a loss that is not finite: it ranks last of the finite rows.
     losses = score.loss.double().nan_to_num(nan=torch.inf)
     return -losses.clamp(max=torch.finfo(torch.float64).max)
 
 
 def best(scores: np.ndarray, count: int) -> np.ndarray:
-    """Return the ascending positions of the highest scores; of equal ones the first
-    come first.
+    """Return the positions of the highest scores, ascending; on ties the first position
+    wins.
     """
     # A stable sort: ties go to the lower client id, the same on every rank.
     order = np.argsort(-scores, kind="stable")
-    # Ascending again: sums are taken in the order of ids, so that to select everybody
-    # is FedAvg bit for bit.
+    # Ascending again: sums are taken in the order of ids, so selecting everybody equals
+    # FedAvg bit for bit.
     return np.sort(order[:count])
 
 
 def best_finite(scores: np.ndarray, count: int) -> np.ndarray:
-    """Return the positions of the best uploads; fewer where fewer are finite."""
+    """Return the positions of the best uploads; fewer than `count` if fewer are
+    finite.
+    """
     finite = int(np.count_nonzero(scores > NOT_FINITE))
     return best(scores, min(count, finite))

@@ -1,9 +1,9 @@
-"""Which clients have similar data, judged by a few singular vectors of it: all that a
-client tells of its samples.
+"""Finds clients with similar data from a few singular vectors of it. A client reveals
+nothing else about its samples.
 
-A client's images are the columns of a matrix [features, samples]; of its left singular
-vectors the first few are taken. They are known but for their signs, so the largest
-entry of each is made positive.
+A client's images are the columns of a matrix [features, samples], and its first few
+left singular vectors are taken. Their signs are arbitrary, so the largest entry of each
+is made positive.
 """
 
 from typing import Literal
@@ -22,21 +22,21 @@ _RANK = 1e-12
 
 def left_vectors(shard: Shard, vectors: int, *, classes: int | None = None) -> Tensor:
     """Return the first left singular vectors of every client of the shard, [clients,
-    features, vectors], in float64; zeros where it has too few samples.
+    features, vectors], in float64; zeros if a client has too few samples.
 
-    With a number of classes: `vectors` vectors of each class by itself, one class after
-    the other.
+    With a number of classes, return `vectors` vectors for each class separately, one
+    class after the other.
     """
     found = []
     for index, size in zip(shard.index, shard.sizes, strict=True):
-        samples = index[:size]  # behind them the index is padded
+        samples = index[:size]  # the rest of the index is padding
         of_client = []
         for group in _by_class(samples, shard.targets, classes):
             of_client.append(_first_vectors(shard.inputs[group], vectors))
         found.append(torch.cat(of_client, 1))
     if found:
         return torch.stack(found)
-    # A rank may have no client, and still tells the others how wide a basis is.
+    # A rank without clients still has to tell the others how wide a basis is.
     features, width = shard.inputs[0].numel(), vectors * (classes or 1)
     return shard.inputs.new_zeros(0, features, width).double()
 
@@ -54,9 +54,9 @@ def _by_class(samples: Tensor, labels: Tensor, classes: int | None) -> list[Tens
 def _first_vectors(images: Tensor, vectors: int) -> Tensor:
     """Return the first left singular vectors of the images; zeros beyond their rank.
 
-    They come from products of features with each other, or of samples where these are
-    fewer. That is quicker than to decompose the data, and LAPACK may fail at it:
-    NVIDIA's for ARM ends the process.
+    They come from inner products of features, or of samples if there are fewer samples.
+    That is faster than decomposing the data, where LAPACK may fail: NVIDIA's for ARM
+    ends the process.
     """
     x = images.flatten(1).double()
     if not len(x):
@@ -75,8 +75,8 @@ def _first_vectors(images: Tensor, vectors: int) -> Tensor:
 
 
 def canonical(left: Tensor) -> Tensor:
-    """Return vectors [features, vectors] with such signs that the largest entry of each
-    is positive.
+    """Return vectors [features, vectors], signed so that the largest entry of each is
+    positive.
     """
     if not left.shape[1]:
         return left
@@ -88,12 +88,12 @@ def canonical(left: Tensor) -> Tensor:
 def assign(
     bases: np.ndarray, clusters: int, *, how: Clustering, seed: int
 ) -> np.ndarray:
-    """Return the cluster of every client, a function of the set of their bases: the
-    order of clients changes nothing.
+    """Return the cluster of every client. It depends only on the set of their bases:
+    the order of clients changes nothing.
 
-    Clients are sorted by the entries of their bases, and clusters are numbered as they
-    first appear in that order. Clients without data have nothing in common that would
-    make a cluster: they are put where most of the others are.
+    Clients are sorted by the entries of their bases, and clusters are numbered by their
+    first appearance in that order. Clients without data have nothing in common, so they
+    do not form a cluster: they join the largest one.
     """
     flat = bases.reshape(len(bases), -1)
     found = np.zeros(len(bases), np.int64)
@@ -144,8 +144,8 @@ def principal_angles(bases: np.ndarray) -> np.ndarray:
     """Return the mean angle, in degrees, between the spans of any two bases; empty ones
     are at a right angle to all.
 
-    Not by scipy.linalg.subspace_angles: that makes both bases orthonormal again for
-    every pair, knows no empty basis, and rounds differently.
+    scipy.linalg.subspace_angles is not used: it orthonormalises both bases again for
+    every pair, does not accept an empty basis, and rounds differently.
     """
     spans = []
     for base in bases:
@@ -171,10 +171,12 @@ def _mean_angle(one: np.ndarray, other: np.ndarray) -> float:
 def nearest_in_turn(
     points: np.ndarray, centres: np.ndarray, members: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the nearest centre of clients that join one after the other; it then moves
-    to the mean that includes them. Behind it, centres and members as they are then.
+    """Return the nearest centre of each client, as they join one after the other. After
+    each, its centre moves to the mean that includes the client. Also return the centres
+    and numbers of members at the end.
 
-    Clients without data, whose point is zero, go where most are, and move nothing.
+    Clients without data, whose point is zero, join the largest cluster and move
+    nothing.
     """
     centres, members = centres.copy(), members.copy()
     found = np.empty(len(points), np.int64)

@@ -28,25 +28,25 @@ class Cohort:
     per_rank: list[np.ndarray]
     """`chosen` of every worker rank."""
     log: RoundLog = field(default_factory=RoundLog, compare=False)
-    """What the round has done so far; cohorts that are made of this one share it."""
+    """What the round has done so far; cohorts derived from this one share it."""
     in_flight: RoundInFlight = field(default_factory=RoundInFlight, compare=False)
-    """What is between clients and the server; shared likewise."""
+    """What is between clients and the server; shared in the same way."""
 
     def only(self, members: np.ndarray) -> tuple[np.ndarray, "Cohort"]:
         """Return the cohort of the members at these ascending positions, with weights
         that sum to one again.
 
-        Before it: which of this rank's members they are, counted from 0.
+        The first result says which of this rank's members they are, counted from 0.
         """
         rows = np.flatnonzero(np.isin(self.chosen, members))
-        # Weights that sum to one but for a rounding must not change: selecting all of a
-        # cohort is FedAvg bit for bit.
+        # Weights may miss one by a rounding, and must not be rescaled: selecting the
+        # whole cohort equals FedAvg bit for bit.
         if len(members) == len(self.clients):
             return rows, self
         per_rank = []
         for chosen in self.per_rank:
             remaining = chosen[np.isin(chosen, members)]
-            # Positions count anew in the smaller cohort.
+            # Positions are renumbered in the smaller cohort.
             per_rank.append(np.searchsorted(members, remaining))
         fewer = Cohort(
             round=self.round,
@@ -61,8 +61,8 @@ class Cohort:
         return rows, fewer
 
     def others(self, num_clients: int) -> np.ndarray:
-        """Return the positions of this rank's clients, `num_clients` in all, that do
-        not take part.
+        """Return the positions of this rank's `num_clients` clients that do not take
+        part.
         """
         return np.setdiff1d(np.arange(num_clients), self.here)
 
@@ -81,8 +81,8 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Sent:
-    """Which groups of columns every member of the cohort on this rank sends, where they
-    do not all send the same.
+    """Which groups of columns each member of the cohort on this rank sends, if they do
+    not all send the same.
     """
 
     groups: Tensor
@@ -96,14 +96,14 @@ class Sent:
 
 
 def client_weights(sizes: np.ndarray, by: Weighing) -> np.ndarray:
-    """Return what clients with `sizes` samples weigh against each other; those without
-    data have trained nothing, and count for nothing.
+    """Return the relative weights of clients with `sizes` samples. Clients without data
+    have trained nothing, and weigh 0.
     """
     return sizes if by == "samples" else (sizes > 0).astype(np.float64)
 
 
 def shares(sizes: np.ndarray) -> np.ndarray:
-    """Return nᵢ / Σn; equal shares if no client has data, so that the mean of untouched
+    """Return nᵢ / Σn; equal shares if no client has data, so that the mean of unchanged
     rows is that row.
     """
     total = sizes.sum()
@@ -115,7 +115,7 @@ def shares(sizes: np.ndarray) -> np.ndarray:
 def member_rows(
     rows: Tensor, cohort: Cohort, members: np.ndarray
 ) -> tuple[Tensor, Cohort]:
-    """Return the rows of some members of the cohort, and the cohort of them alone."""
+    """Return the rows of some members of the cohort, and the cohort of only these."""
     if len(members) == len(cohort.clients):
         return rows, cohort
     here, fewer = cohort.only(members)
@@ -123,12 +123,12 @@ def member_rows(
 
 
 UPDATE_NUMBERS = 2**24
-"""Numbers of updates that are computed at a time: 64 MiB in float32."""
+"""How many numbers of updates are computed at a time: 64 MiB in float32."""
 
 
 def update_norms(start: Tensor, rows: Tensor, sent: Sent | None) -> Tensor:
-    """Return the norm of each member's update, its row less what the server sent it;
-    columns that a member does not send are no update.
+    """Return the norm of each member's update, its row minus what the server sent it.
+    Columns that a member does not send are not part of the update.
     """
     if sent is None and distances.serves(rows, start):
         return distances.row_distances(rows, start)

@@ -1,4 +1,6 @@
-"""What travels between clients and the server: downloads, uploads, and who is in time."""
+"""What travels between clients and the server: downloads, uploads, and who is on
+time.
+"""
 
 from dataclasses import replace
 
@@ -16,7 +18,7 @@ from hpcfed.runtime.timer import Timer
 
 
 class Exchange:
-    """Carries rows through the channel, and counts their bytes and their time."""
+    """Carries rows through the channel, and counts their bytes and time."""
 
     def __init__(
         self,
@@ -35,11 +37,11 @@ class Exchange:
         self, row: Tensor, cohort: Cohort, *, everyone: bool = False, beside: str = ""
     ) -> Tensor:
         """Return the row, or some columns of it, for every member of the cohort on this
-        rank; `row` may be a row for each of them.
+        rank; `row` may hold a row for each of them.
 
-        With `everyone` clients that are not sampled get it, too. `beside` names what is
-        no model but goes beside it, as control variates do: `upload` finds it again by
-        the name.
+        With `everyone`, clients that are not sampled get it, too. `beside` names what
+        is sent in addition to the model, such as control variates. `upload` looks it up
+        by this name.
         """
         with self._timer.phase("download"):
             log, in_flight = cohort.log, cohort.in_flight
@@ -75,17 +77,17 @@ class Exchange:
         columns: Tensor | slice | None = None,
         beside: str = "",
     ) -> Tensor:
-        """Return what the server receives of the cohort's rows; each member sends all of
-        them unless `sent` says otherwise.
+        """Return what the server receives of the cohort's rows. Each member sends whole
+        rows unless `sent` says otherwise.
 
-        An update is a row less what its member was sent: by the last download, or the
-        last one with this name `beside` models. Where members send only some columns of
-        what they were sent, `columns` says which. What was never sent is an update as a
-        whole.
+        An update is a row minus what its member was sent: by the last download, or the
+        last one with the name `beside`. If members send only some columns of what they
+        were sent, `columns` says which. A row whose member was sent nothing is an
+        update as a whole.
         """
         log, in_flight = cohort.log, cohort.in_flight
         config = self._members.config
-        # Clipping bounds whole rows beside what was sent, and nothing else.
+        # Clipping only bounds whole rows relative to what was sent.
         if sent is not None or columns is not None:
             refuse_if_private(config, "sends some columns of a row")
         if beside:
@@ -122,11 +124,12 @@ class Exchange:
         return upload
 
     def _count_bytes(self, cohort: Cohort, size: Tensor | int) -> None:
-        """Count what members send: `size` is what each does."""
+        """Count what members send; `size` is the bytes of each."""
         log, clock = cohort.log, cohort.in_flight.clock
         senders = self._members.num_holders_in(cohort)
-        # The same for all clients, so every rank knows it for all of them. What each
-        # client chooses only its rank knows, and the device: reading it would wait.
+        # One size for all clients: every rank knows the total. If each client chooses
+        # what it sends, only its rank's device knows the size, and reading it would
+        # wait.
         if isinstance(size, int):
             log.bytes_up += senders * size
         elif senders:
@@ -135,7 +138,7 @@ class Exchange:
             clock.upload(cohort.clients, self._everyones(size, cohort))
 
     def _everyones(self, size: Tensor | int, cohort: Cohort) -> np.ndarray | int:
-        """Return what each member of all ranks sends."""
+        """Return how much each member on any rank sends."""
         if isinstance(size, int):
             return size
         found = np.empty(len(cohort.clients))
@@ -145,12 +148,13 @@ class Exchange:
         return found
 
     def arrived(self, rows: Tensor, cohort: Cohort) -> tuple[Tensor, Cohort]:
-        """Return the rows of the members whose uploads the server has, and the cohort of
-        them alone; all of them where no virtual clock runs.
+        """Return the rows of the members whose uploads arrived in time, and the cohort
+        of these members; all of them without a virtual clock.
 
-        `mean`, `select`, `cluster_means` and `bank` call it. A method that computes with
-        uploads by itself calls it after its last upload, for all that has a row per
-        member. The first call closes the round: what members do later takes no time.
+        `mean`, `select`, `cluster_means` and `bank` call it. A method that computes
+        with uploads itself calls it after its last upload, for everything that has a
+        row per member. The first call closes the round: what members do later takes no
+        time.
         """
         came = self._came(cohort)
         if came is None:
@@ -158,7 +162,7 @@ class Exchange:
         return member_rows(rows, cohort, np.flatnonzero(came))
 
     def _came(self, cohort: Cohort) -> np.ndarray | None:
-        """Return which members' uploads the server has; None: those of all."""
+        """Return which members' uploads arrived in time; None: all."""
         log, clock = cohort.log, cohort.in_flight.clock
         if clock is None:
             return None
@@ -170,7 +174,7 @@ class Exchange:
         return None if came.all() else came
 
     def in_time(self, cohort: Cohort) -> Cohort:
-        """Return the cohort of the members whose uploads the server has."""
+        """Return the cohort of the members whose uploads arrived in time."""
         came = self._came(cohort)
         if came is None:
             return cohort
@@ -178,8 +182,8 @@ class Exchange:
         return fewer
 
     def late_at_zero(self, cohort: Cohort) -> Cohort:
-        """Return the cohort with a weight of 0 for members that come late: to leave out
-        their rows would copy all others.
+        """Return the cohort with weight 0 for late members: leaving out their rows
+        would copy all others.
         """
         came = self._came(cohort)
         if came is None:
@@ -187,8 +191,8 @@ class Exchange:
         return replace(cohort, weights=shares(cohort.weights * came))
 
     def close_round(self, cohort: Cohort) -> None:
-        """Let the virtual clock decide whose uploads count and when the round ends, if
-        it has not done so yet.
+        """Let the virtual clock decide whose uploads count and when the round ends,
+        unless it has already done so.
         """
         clock, log = self.channel.clock, cohort.log
         if self.channel.spending is not None:
@@ -206,15 +210,15 @@ class Exchange:
 
     @property
     def is_deserted(self) -> bool:
-        """Whether no client will be there any more, by the virtual clock."""
+        """Whether no client will ever be available again, by the virtual clock."""
         clock = self.channel.clock
         return clock is not None and clock.is_over
 
     def greet(self, rows: Tensor, cohort: Cohort, columns: int | None = None) -> Tensor:
-        """Count the rows that joining clients are given to begin with, or the number of
-        `columns` that all of them get together, and return the rows.
+        """Count the rows that joining clients start with, or the number of `columns`
+        that all of them get together, and return the rows.
 
-        Clients without training data count for nothing, as in a round.
+        Clients without training data are not counted, as in a round.
         """
         if columns is None:
             columns = rows.shape[-1] * self._members.num_holders
@@ -229,7 +233,7 @@ class Exchange:
 
 
 def refuse_if_private(config: RunConfig, deed: str) -> None:
-    """Refuse what a method with PRIVATE_MEAN has promised not to do."""
+    """Refuse an action that a method with PRIVATE_MEAN has promised to avoid."""
     if config.privacy != "none":
         raise UserError(
             f"--privacy {config.privacy} would not hold: method {config.method} {deed}, "
@@ -241,7 +245,7 @@ def refuse_if_private(config: RunConfig, deed: str) -> None:
 def _member_bytes(
     rows: Tensor, sent: Sent | None, size: Tensor | int | None
 ) -> Tensor | int:
-    """Return the bytes that each member sends: `size` where rows are packed."""
+    """Return the bytes that each member sends; `size` if rows are packed."""
     if size is not None:
         return size
     if sent is None:
@@ -252,15 +256,15 @@ def _member_bytes(
 def _start(
     rows: Tensor, in_flight: RoundInFlight, columns: Tensor | slice | None, beside: str
 ) -> Downloaded | None:
-    """Return what members have been sent of the columns that they send; None where they
-    send what they were never sent.
+    """Return what members were sent of the columns that they now send; None if they
+    were never sent these.
     """
     start = in_flight.downloaded.get(beside)
     if start is None:
         return None
     start = start.only(columns)
     if start.received.shape != rows.shape:
-        # To go on would take the rows for updates from zero, which clipping, packing
+        # Going on would treat the rows as updates from zero, which clipping, packing
         # and attacks act on.
         raise ValueError(
             f"an upload of {rows.shape[1]} columns by {len(rows)} clients, who were sent "
@@ -272,12 +276,12 @@ def _start(
 
 
 def _from_servers(rows: Tensor, start: Downloaded) -> Tensor:
-    """Return uploads as if members had started from the server's row, not from what a
-    packed download has left of it: so the server adds their updates to its own row, and
-    what it could not send yet stays in it.
+    """Return uploads as if members had started from the server's row instead of a lossy
+    packed download. So the server adds their updates to its own row, which keeps what
+    it could not send yet.
     """
     if start.servers is None:
         return rows
-    # The update first: where there is none, the server's number stays to the last bit,
-    # and no rounding has a say in votes.
+    # The update first: if it is 0, the server's number stays exact to the last bit, and
+    # rounding cannot influence votes.
     return (rows - start.received).add_(start.servers)

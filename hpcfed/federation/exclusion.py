@@ -1,7 +1,7 @@
-"""Updates that have diverged: whose rows are not finite, and what becomes of them.
+"""Updates that have diverged: whose rows are not finite, and what happens to them.
 
-With --on-bad-update exclude they are left out, and the round's log names their clients;
-with stop they end the run.
+With --on-bad-update exclude they are left out, and the round's log names their clients.
+With stop they end the run.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from hpcfed.federation.cohort import Cohort
 from hpcfed.runtime.collectives import Collectives
 
 NAMED = 8
-"""Clients that a message names; of more it names the first."""
+"""How many clients a message names; of more, it names the first."""
 ADVICE = "try a smaller --lr, --clip 10, or less noise if the run is private"
 
 
@@ -23,17 +23,17 @@ def finite_members(
     """Return the positions of the cohort's members whose rows are finite, the same on
     every rank.
 
-    The log counts the others as excluded. Raises where `stop` forbids that, or where
+    The log counts the others as excluded. Raises an error if `stop` forbids that, or if
     no member would be left.
     """
     finite = torch.isfinite(rows).all(1).cpu().numpy()
     everyones = collectives.allgather(cohort.chosen[finite])
-    # All ranks learn of all members, and so all raise, or none does.
+    # All ranks know about all members, so either all raise or none does.
     members = np.sort(np.concatenate(everyones))
     bad = np.delete(cohort.clients, members)
     if len(bad) and (stop or not len(members)):
         raise divergence(bad, cohort.round)
-    # The log is this rank's alone; the recorder adds up all ranks'.
+    # The log covers only this rank; the recorder adds up all ranks.
     bad_here = cohort.clients[cohort.chosen[~finite]]
     cohort.log.excluded.update(bad_here.tolist())
     return members
@@ -42,7 +42,9 @@ def finite_members(
 def exclude(
     bad: set[int], cohort: Cohort, collectives: Collectives, *, stop: bool
 ) -> None:
-    """Count clients of this rank as excluded, or `stop` at them, on every rank."""
+    """Count clients of this rank as excluded, or `stop` because of them, on every
+    rank.
+    """
     everyones = set().union(*collectives.allgather(bad))
     if stop and everyones:
         raise divergence(np.array(sorted(everyones)), cohort.round)
@@ -52,8 +54,8 @@ def exclude(
 def revert_diverged(
     rows: Tensor, before: Tensor, ids: np.ndarray, cohort: Cohort, *, stop: bool
 ) -> Tensor:
-    """Return the rows of clients of this rank, those from `before` where training has
-    diverged; the log counts these clients as excluded.
+    """Return the rows of clients of this rank. If training has diverged, a row is taken
+    from `before`, and the log counts its client as excluded.
     """
     finite = torch.isfinite(rows).all(1)
     # The usual case copies nothing.
@@ -73,12 +75,12 @@ def divergence(clients: np.ndarray, round: int) -> ArithmeticError:
 
 
 def lost_clients(clients: np.ndarray, round: int) -> ArithmeticError:
-    """Return the error that names clients whose models are of no use any more."""
+    """Return the error that names clients whose models have become useless."""
     return _error("personal models whose loss is not finite", clients, round)
 
 
 def lost_model(round: int) -> ArithmeticError:
-    """Return the error about a global model that is of no use any more."""
+    """Return the error about a global model that has become useless."""
     return Diverged(
         f"the loss of the global model is not finite in round {round + 1}; {ADVICE}"
     )

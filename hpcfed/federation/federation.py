@@ -1,5 +1,5 @@
 """The federation as a method sees it: clients of this rank, rows, and a few verbs. No
-MPI, no CUDA, no file.
+MPI, no CUDA, no files.
 """
 
 from contextlib import AbstractContextManager
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Federation(Generic[MethodOptions]):
-    """What one rank knows and can do, put together from four parts.
+    """What one rank knows and can do, built from four parts.
 
     `Participants` says who takes part in a round, `LocalTraining` what clients do on
     their own, `Exchange` what travels, and `ServerSide` what the server makes of it.
@@ -42,7 +42,7 @@ class Federation(Generic[MethodOptions]):
         timer: Timer,
         generated: Tensor | None = None,
     ) -> None:
-        """`generated` are the positions of the columns that the server's model is about."""
+        """`generated`: positions of the columns that the server's model generates."""
         self.config = members.config
         self.options = options
         self.members = members
@@ -98,7 +98,7 @@ class Federation(Generic[MethodOptions]):
 
     @property
     def clients(self) -> np.ndarray:
-        """Ids of this rank's clients, ascending; they change when clients are relocated."""
+        """Ids of this rank's clients, ascending; relocating clients changes them."""
         return self.members.clients
 
     @property
@@ -108,7 +108,7 @@ class Federation(Generic[MethodOptions]):
 
     @property
     def weights(self) -> np.ndarray:
-        """What every client of the federation weighs against others: see `Participants`."""
+        """Relative weight of every client of the federation: see `Participants`."""
         return self.members.weights
 
     @property
@@ -123,7 +123,7 @@ class Federation(Generic[MethodOptions]):
 
     @property
     def is_deserted(self) -> bool:
-        """Whether no client will be there any more, by the virtual clock."""
+        """Whether no client will ever be available again, by the virtual clock."""
         return self._exchange.is_deserted
 
     @property
@@ -133,19 +133,19 @@ class Federation(Generic[MethodOptions]):
 
     @property
     def generated(self) -> Tensor:
-        """Positions of the columns that the server's model is about."""
+        """Positions of the columns that the server's model generates."""
         assert self._generated is not None
         return self._generated
 
     def agreed(self, value: T) -> T:
-        """Return the first rank's value on every rank, so that no rounding can make
+        """Return the first rank's value on every rank, so that rounding cannot make
         ranks decide differently.
         """
         answer: T = self._collectives.bcast(value)
         return answer
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
-        """Count what a method computes by itself, such as a server's model, as time of
+        """Count what a method computes itself, such as a server's model, as time of
         this phase.
         """
         return self._timer.phase(phase)

@@ -14,17 +14,17 @@ from hpcfed.federation.channel.clock import MembersTime
 from hpcfed.server.report import LearningReport
 
 OnTrained = Callable[[np.ndarray, Tensor], None]
-"""Takes positions of this rank's clients, and the rows that they have trained."""
+"""Takes positions of this rank's clients, and the rows that they trained."""
 
 
 @dataclass(frozen=True)
 class Downloaded:
-    """What this rank's members have been sent, and what the server meant."""
+    """What this rank's members were sent, and what the server had before packing."""
 
     received: Tensor
-    """[members, columns], as members have it."""
+    """[members, columns], as members received it."""
     servers: Tensor | None = None
-    """The server's own row, or rows, before they were packed; None: not packed."""
+    """The server's own row or rows before packing; None: not packed."""
 
     def only(self, columns: Tensor | slice | None) -> "Downloaded":
         """Return some columns of it; None: all of them."""
@@ -36,7 +36,7 @@ class Downloaded:
 
 @dataclass
 class RoundLog:
-    """Figures of one round: what is recorded, added up while the method runs.
+    """Figures of one round that are recorded, added up while the method runs.
 
     Sums stay on the device until the recorder reads them: reading one earlier would
     make the host wait for the GPU in the middle of a round.
@@ -45,29 +45,31 @@ class RoundLog:
     cohort_size: int = 0
     """Members of the cohort that have training data."""
     loss_sum: Tensor | float = 0.0
-    """Training losses of all samples, or tokens, that this rank's clients have seen,
-    summed.
+    """Sum of training losses over all samples, or tokens, that this rank's clients have
+    seen.
     """
     samples_seen: Tensor | int = 0
-    """The number of these samples or tokens."""
+    """Number of these samples or tokens."""
     trained_samples: int = 0
-    """Samples in all steps of this rank's clients, counted as often as a step takes them;
-    without what `finetuned_samples` counts.
+    """Samples in all steps of this rank's clients, counted once per step; without
+    `finetuned_samples`.
     """
     trained_steps: int = 0
-    """The number of these steps."""
+    """Number of these steps."""
     train_flops: float = 0.0
-    """Floating-point operations of them, and of Fisher information."""
+    """Floating-point operations of these steps, and of Fisher information."""
     finetuned_samples: int = 0
-    """Samples in all steps that clients take before they are judged, within an
-    evaluation.
+    """Samples in all steps that clients take within an evaluation, before they are
+    judged.
     """
     finetune_flops: float = 0.0
     """Floating-point operations of these."""
     client_steps: np.ndarray | None = None
     """Steps of each client of this rank, by position; None before any has trained."""
     bytes_up: int = 0
-    """Bytes that clients of all ranks send to the server, if all send equally many."""
+    """Bytes that clients of all ranks send to the server, if all send the same
+    amount.
+    """
     bytes_up_here: Tensor | int = 0
     """Bytes that this rank's clients send, if each chooses what it sends."""
     bytes_down: int = 0
@@ -81,25 +83,25 @@ class RoundLog:
     methods that select none.
     """
     arrived: np.ndarray | None = None
-    """Ids of the members of all ranks whose uploads the server has; None: all of them."""
+    """Ids of the members of all ranks whose uploads arrived in time; None: all."""
     virtual_seconds: float = math.nan
     """Virtual time since the run's start at which this round ended; NaN without a clock."""
     staleness: float = math.nan
-    """Mean number of versions that the round's uploads were behind."""
+    """Mean number of versions by which the round's uploads were behind."""
     clip_norm: Tensor | float = math.nan
     """Norm to which this round's updates were clipped."""
     epsilon: float = math.nan
     """Privacy spent after this round."""
     times: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What is recorded of every member's virtual time, by name; see `results/format.py`."""
+    """Every member's virtual times to record, by name; see `results/format.py`."""
     server_report: LearningReport | None = None
-    """What the server's model took, if it has learnt after this round."""
+    """What training the server's model took, if it has learnt after this round."""
     measured: dict[str, Tensor | float] = field(default_factory=dict)
     """Any other figure of the table in `results/series.py`, by its name there."""
 
     @property
     def longest_steps(self) -> int:
-        """Steps of this rank's client that has taken most."""
+        """Steps of the client of this rank that has taken the most."""
         return 0 if self.client_steps is None else int(self.client_steps.max(initial=0))
 
     def add_steps(
@@ -121,10 +123,10 @@ class RoundLog:
     def add_losses(self, losses: Losses) -> None:
         """Add the losses of some clients, each over its number of samples or tokens.
 
-        A loss that is not finite counts for nothing: its update is left out, too.
+        A loss that is not finite is ignored: its update is left out, too.
         """
         counted = losses.seen * losses.mean.isfinite()
-        # NaN × 0 is NaN: a loss that does not count has to be 0 as well.
+        # NaN × 0 is NaN, so a loss that is ignored has to be set to 0 as well.
         sums = losses.mean.nan_to_num() * counted
         self.loss_sum = self.loss_sum + sums.sum()
         self.samples_seen = self.samples_seen + counted.sum()
@@ -132,17 +134,17 @@ class RoundLog:
 
 @dataclass
 class RoundInFlight:
-    """What the federation must remember of a round until it ends; nothing is recorded."""
+    """What the federation must remember about a round until it ends; not recorded."""
 
     downloaded: dict[str, Downloaded] = field(default_factory=dict)
-    """What the server has sent to this rank's members until they upload, by name: ""
-    is the model.
+    """What the server has sent to this rank's members until they upload, by name; the
+    model's name is "".
     """
     sent_row: Tensor | None = None
     """The row that the last download sent to all members; None: each got its own."""
     received: Tensor | None = None
-    """What the server has of the last upload in a private run: it may take one mean, and
-    only of these rows.
+    """What the server received by the last upload of a private run. It may take one
+    mean, and only of these rows.
     """
     uploads: int = 0
     """Uploads of this round so far, such as rows and control variates."""
@@ -151,8 +153,8 @@ class RoundInFlight:
     clock: MembersTime | None = None
     """Virtual time of the round's members; None without a clock or without members."""
     wave: int = 0
-    """Number of the wave that trains now. A client of several waves in one round draws
-    other random numbers in each.
+    """Number of the wave that is training. A client in several waves of one round draws
+    different random numbers in each.
     """
     on_trained: OnTrained | None = None
     """Gets the rows that local training leaves behind; the recorder passes it in."""

@@ -1,4 +1,4 @@
-"""Who the clients are: those of this rank, and those that take part in a round."""
+"""Who the clients are: the clients of this rank, and the members of a round."""
 
 import numpy as np
 
@@ -35,13 +35,13 @@ class Participants:
         self.sizes = clients.train_samples
         """Training samples of every client of the federation."""
         self.weights = client_weights(self.sizes, weighing)
-        """What every client of the federation weighs against others: its samples, or 1 if
-        all weigh alike; 0 without data. A method that weighs clients by itself takes
-        these.
+        """Relative weight of every client of the federation: its samples, or 1 if all
+        weigh the same; 0 without data. A method that computes its own weights starts
+        from these.
         """
         self.round = 0
-        """The round in progress, or the last one: what is trained outside of rounds takes
-        its learning rate and random numbers from it.
+        """The round in progress, or the last one. Training outside of rounds takes its
+        learning rate and random numbers from it.
         """
         self.log = RoundLog()
         """The log of that round."""
@@ -61,24 +61,25 @@ class Participants:
         return self.config.on_bad_update == "stop"
 
     def weight_of(self, cohort: Cohort) -> float:
-        """Return the share that the cohort's members have of what all clients of the
-        federation weigh together; 0 if no member has data.
+        """Return the cohort's share of the total weight of all clients of the
+        federation; 0 if no member has data.
         """
         total = float(self.weights.sum())
         return float(self.weights[cohort.clients].sum()) / total if total else 0.0
 
     def generator(self, purpose: str, *numbers: int) -> np.random.Generator:
-        """Return random numbers for a decision that all ranks take alike."""
+        """Return a generator for a decision that all ranks make alike."""
         return randomness.generator(self.config.seed, purpose, *numbers)
 
     def sample(self, round: int, on_trained: OnTrained | None = None) -> Cohort:
         """Draw the cohort of a round from all clients by --sampling, and begin the
         round's log; `on_trained` gets the rows that local training leaves.
 
-        With a virtual clock more clients may be invited than count, and only available
-        ones. Clients without training data take no part: they are sent nothing, send
-        nothing and have no weight. A cohort without any data stays as drawn, leaves all
-        rows as they are, and counts as empty; with --privacy central it is empty.
+        With a virtual clock only available clients are invited, and possibly more than
+        will count. Clients without training data do not take part: they are sent
+        nothing, send nothing and have no weight. If no drawn client has data, the
+        cohort stays as drawn, leaves all rows unchanged, and counts as empty; with
+        --privacy central it is empty.
         """
         with self._timer.phase("sample"):
             total = len(self.sizes)
@@ -95,24 +96,24 @@ class Participants:
             return cohort
 
     def _draw(self, round: int, pool: np.ndarray, count: int) -> np.ndarray:
-        """Draw `count` of the pool, or all if it has fewer; by --sampling poisson each
-        with the probability that it has among all clients.
+        """Draw `count` clients of the pool, or all if it has fewer. With --sampling
+        poisson, draw each with the probability that it has among all clients.
         """
         if self.config.sampling == "poisson":
             return self._draw_each(round, pool, count / len(self.sizes))
         if count >= len(pool):
             return pool
-        # Every rank draws the same: the generator knows seed and round alone.
+        # Every rank draws the same: the generator depends only on seed and round.
         generator = self.generator("cohort", round)
         drawn = pool[generator.choice(len(pool), count, replace=False)]
         drawn.sort()
         return drawn
 
     def _draw_each(self, round: int, pool: np.ndarray, rate: float) -> np.ndarray:
-        """Draw each of the pool with this probability.
+        """Draw each client of the pool with this probability.
 
-        An empty draw is repeated, unless the run is private: there an empty round has to
-        be as noisy as any other.
+        Repeat an empty draw, unless the run is private: there an empty round must be as
+        noisy as any other.
         """
         generator = self.generator("cohort", round)
         while True:
@@ -123,15 +124,15 @@ class Participants:
     def invite(
         self, round: int, clients: np.ndarray, on_trained: OnTrained | None = None
     ) -> Cohort:
-        """Begin a round with these clients, whose ids ascend, as `sample` begins it with
-        those that it draws.
+        """Begin a round with these clients, whose ids ascend, as `sample` does with the
+        clients that it draws.
         """
         self.round = round
         holders = clients[self.sizes[clients] > 0]
         self.log = RoundLog(cohort_size=len(holders))
         in_flight = RoundInFlight(on_trained=on_trained)
-        # In a private run one more client with data must not change who else is a member:
-        # those without data would no longer count as short updates, all at once.
+        # In a private run, one more client with data must not change who else is a
+        # member: clients without data count as short updates, and all would drop out.
         if len(holders) or self.config.privacy == "central":
             clients = holders
         return self._cohort(round, clients, self.log, in_flight)
@@ -143,7 +144,7 @@ class Participants:
         return self._cohort(cohort.round, clients, cohort.log, cohort.in_flight)
 
     def everyone(self, round: int) -> Cohort:
-        """Return a cohort of all clients of this federation, such as those that join
+        """Return a cohort of all clients of this federation, such as clients that join
         late, with a log of its own.
         """
         self.round = round
@@ -152,7 +153,7 @@ class Participants:
         return self._cohort(round, everyone, self.log, RoundInFlight())
 
     def relocated(self, clients: Clients) -> None:
-        """Learn which clients each rank has now."""
+        """Update which clients each rank has."""
         self.clients = clients.on(self._collectives.world.role_rank)
         self._rank_of = clients.rank
 
@@ -176,7 +177,7 @@ class Participants:
         )
 
     def num_holders_in(self, cohort: Cohort) -> int:
-        """Return the number of members with training data; only what they send and get
-        counts.
+        """Return the number of members with training data; only their traffic is
+        counted.
         """
         return int(np.count_nonzero(self.sizes[cohort.clients]))

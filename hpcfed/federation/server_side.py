@@ -26,7 +26,7 @@ from hpcfed.server.client import ServerClient
 
 
 class ServerSide:
-    """Makes rows of the server out of what the exchange has brought it."""
+    """Computes the server's rows from what the exchange has delivered."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class ServerSide:
         model: ServerClient | None = None,
         validation: Shard | None = None,
     ) -> None:
-        """`model` is the server's own, for methods that have one. `validation` is its own
-        data, the whole of it on every rank, as the data of one client.
+        """`model` is the server's own, for methods that have one. `validation` is the
+        server's own data, in full on every rank, stored as the data of one client.
         """
         self._model = model
         self.validation = validation
@@ -54,7 +54,7 @@ class ServerSide:
 
     def select(self, rows: Tensor, cohort: Cohort, count: int) -> tuple[Tensor, Cohort]:
         """Return the uploads that do best on the server's validation set, and the
-        cohort of their clients; fewer than `count` where fewer are finite.
+        cohort of their clients; fewer than `count` if fewer are finite.
         """
         refuse_if_private(self._config, "selects uploads")
         rows, cohort = self._exchange.arrived(rows, cohort)
@@ -69,21 +69,21 @@ class ServerSide:
         """Return Σ weightᵢ rowᵢ over all members, or what --aggregation makes of their
         rows; the same on every rank.
         """
-        # The very tensor: any other was not clipped, or was changed since.
+        # Compare identity: any other tensor was not clipped, or was changed since.
         if rows is not cohort.in_flight.received:
             refuse_if_private(
                 self._config,
                 "takes a second mean in a round, or one of other rows than it uploaded",
             )
-        # No longer kept alive: it may be half of the memory.
+        # Drop the reference: the rows may take half of the memory.
         cohort.in_flight.received = None
         with self._timer.phase("aggregate"):
-            # A robust rule would bear diverged rows, and they would go unreported.
+            # A robust rule tolerates diverged rows, so they would go unreported.
             is_plain = self._config.aggregation == "mean"
             if is_plain:
                 row = self._aggregated(rows, self._exchange.late_at_zero(cohort))
-            # Look at the row that was made, the same on every rank: looking at all rows
-            # would cost a pass over them.
+            # Check the resulting row, which is the same on every rank: checking all
+            # rows would cost a pass over them.
             if not is_plain or not bool(torch.isfinite(row).all()):
                 row, cohort = self._mean_of_finite(rows, cohort)
             if self._exchange.channel.after_mean is not None:
@@ -117,10 +117,10 @@ class ServerSide:
         """Return the mean of every cluster's uploads, by the cohort's weights, on every
         rank; one collective for all clusters.
 
-        `cluster` is that of every client of the federation. A group of columns that
-        no client has sent stays as it was in `previous`, [clusters, columns]. Beside the
-        means: [clusters, groups], the weight of those who sent a group; without `sent`
-        there is one group.
+        `cluster` has the cluster of every client of the federation. A group of columns
+        that no client has sent stays as in `previous`, [clusters, columns]. Also return
+        [clusters, groups], the weight of the clients that sent each group; without
+        `sent` there is one group.
         """
         refuse_if_private(self._config, "takes means of clusters")
         with self._timer.phase("aggregate"):
@@ -130,7 +130,7 @@ class ServerSide:
             rows = with_groups(rows, sent)
             in_time = self._exchange.late_at_zero(cohort)
             totals = self._cluster_sums(rows, in_time, cluster, len(previous))
-            # As in `mean`: look at the sums first, at all rows only if they tell.
+            # As in `mean`: check the sums first, and all rows only if the sums are bad.
             if not bool(torch.isfinite(totals).all()):
                 rows, cohort = self._exchange.arrived(rows, cohort)
                 rows, cohort = self._finite_only(rows, cohort)
@@ -138,16 +138,16 @@ class ServerSide:
             return cluster_means(totals, previous, sent.group_of)
 
     def exclude(self, bad: set[int], cohort: Cohort, *, all_of_them: bool) -> None:
-        """Count clients of this rank whose updates are not finite as excluded, where a
-        method has found that out by itself; ends the run where --on-bad-update says so,
-        and where no update of the round is left. The same call on every rank.
+        """Count clients of this rank as excluded, if a method has found by itself that
+        their updates are not finite. End the run if --on-bad-update says so, or if no
+        update of the round is left. The same call on every rank.
         """
         stop = self._members.stops_at_divergence or all_of_them
         exclusion.exclude(bad, cohort, self._collectives, stop=stop)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return Σ over the ranks of what each has summed over its own clients, on every
-        rank; may overwrite its argument.
+        """Return the sum over all ranks, on every rank, of what each rank has summed
+        over its own clients; may overwrite its argument.
         """
         refuse_if_private(self._config, "sums over clients")
         with self._timer.phase("aggregate"):
@@ -164,7 +164,7 @@ class ServerSide:
                 "clients' data, to which nothing adds noise"
             )
         data = self._config.data()
-        # Where samples have no classes, all of them are alike.
+        # If samples have no classes, treat all of them as one class.
         by_class = by_class and data.task == "classification"
         classes = data.classes if by_class else None
         here = left_vectors(self._training.train_data, vectors, classes=classes)
@@ -176,8 +176,8 @@ class ServerSide:
     def bank(
         self, columns: Tensor, cohort: Cohort, starts: Tensor | None = None
     ) -> None:
-        """Hand generated columns to the server, which keeps them for learning: the
-        cohort's updates, or its uploads and what they started from.
+        """Hand generated columns to the server, which keeps them to learn from: the
+        cohort's updates, or its uploads and the rows that they started from.
         """
         refuse_if_private(self._config, "lets a server learn from uploads")
         if starts is not None:
@@ -193,8 +193,8 @@ class ServerSide:
             cohort.log.server_report = self.server.learn()
 
     def invert(self, cohort: Cohort, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Return columns that the server generates from the clients' newest uploads, and
-        which of the clients it knows. What it measures goes to the round's report.
+        """Return columns that the server generates from the clients' newest uploads,
+        and which of the clients it knows. Its measurements go to the round's report.
         """
         with self._timer.phase("server"):
             inversion = self.server.invert(clients)
@@ -210,15 +210,17 @@ class ServerSide:
         return self._model
 
     def _aggregated(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Make one row of the cohort's rows; an empty cohort leaves the row that was sent."""
+        """Combine the cohort's rows into one; an empty cohort keeps the row that was
+        sent.
+        """
         sent_row = cohort.in_flight.sent_row
         if not len(cohort.clients) and sent_row is not None:
             return sent_row
         return self._aggregation(rows, cohort)
 
     def _finite_only(self, rows: Tensor, cohort: Cohort) -> tuple[Tensor, Cohort]:
-        """Return the rows that are finite, and the cohort of their clients; others count
-        as excluded.
+        """Return the finite rows and the cohort of their clients; the others count as
+        excluded.
         """
         stop = self._members.stops_at_divergence
         members = exclusion.finite_members(rows, cohort, self._collectives, stop=stop)
@@ -231,12 +233,12 @@ class ServerSide:
         return self._aggregation.cluster_sums(rows, cohort, members, count)
 
     def validated(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
-        """Return the right answers of all uploads on the server's data."""
+        """Return the correct answers of all uploads on the server's data."""
         assert self.validation is not None
         stop = self._members.stops_at_divergence
         finite = exclusion.finite_members(rows, cohort, self._collectives, stop=stop)
-        # To the engine the validation set is the data of client 0, and every row is
-        # judged on it: rows stay on their ranks, and only counts travel.
+        # The engine treats the validation set as the data of client 0, and judges every
+        # row on it: rows stay on their ranks, and only counts travel.
         one_client = np.zeros(len(rows), np.int64)
         score = self._training.engine.evaluate(rows, self.validation, one_client)
         return scores_of(score, finite, cohort, self._collectives)

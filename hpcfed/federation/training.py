@@ -55,15 +55,15 @@ class LocalTraining:
         self._first_row = first_row
         self._timer = timer
         self._costs: dict[bytes, int] = {}
-        """Multiply-adds of a sample, by the columns that are trained."""
+        """Multiply-adds of a sample, by the columns to train."""
 
     def initial_row(self) -> Tensor:
-        """Return the network's initial weights, which depend on the seed alone."""
+        """Return the network's initial weights, which depend only on the seed."""
         return self._first_row.clone()
 
     def fresh_row(self, client: int) -> Tensor:
-        """Return initial weights that a client has drawn for itself; they depend on the
-        seed and its id alone. Weights that --init gives are the same for all clients.
+        """Return initial weights that a client has drawn for itself. They depend only
+        on the seed and its id. Weights from --init are the same for all clients.
         """
         if self._config.init is not None:
             return self.initial_row()
@@ -73,23 +73,23 @@ class LocalTraining:
         return row.to(self.device)
 
     def keys(self, purpose: str, cohort: Cohort) -> Tensor:
-        """Return a key for each of the cohort's members on this rank, for random
+        """Return a key for each of the cohort's members on this rank, for the random
         numbers that it draws for itself.
         """
         ids = on_device(self._members.clients[cohort.here], self.device)
         return randomness.client_keys(self._config.seed, purpose, cohort.round, ids)
 
     def reload(self, shards: Shards) -> None:
-        """Load the data of this rank's clients anew, after some have changed ranks."""
-        # The device may not hold both: the old data goes before the new data comes.
+        """Load the data of this rank's clients again, after some have changed ranks."""
+        # The device may not hold both: free the old data before loading the new.
         self.train_data = self.test_data = _EMPTY
         self.engine.forget()
         self.train_data = shards("train", self._members.clients)
         self.test_data = shards("test", self._members.clients)
 
     def recipe(self, round: int, epochs: int | None = None) -> Recipe:
-        """Return how clients train in a round by the run's options; a method may replace
-        fields of it.
+        """Return how clients train in a round by the run's options; a method may
+        replace its fields.
         """
         c = self._config
         lr = c.lr * c.lr_decay**round
@@ -121,16 +121,16 @@ class LocalTraining:
         )
 
     def num_steps(self, cohort: Cohort, recipe: Recipe | None = None) -> np.ndarray:
-        """Return the local steps that each member on this rank takes in a round, by the
-        run's recipe unless given; 0 without data.
+        """Return the local steps that each member on this rank takes in a round, by
+        `recipe` or else the run's; 0 without data.
         """
         return self.everyones_steps(cohort, recipe)[cohort.chosen]
 
     def everyones_steps(
         self, cohort: Cohort, recipe: Recipe | None = None
     ) -> np.ndarray:
-        """Return the local steps of all members, on this rank or not: as `num_steps`, and
-        with --partial no more than each has time for.
+        """Return the local steps of all members on all ranks: as `num_steps`, but with
+        --partial no more than each has time for.
         """
         recipe = recipe or self.recipe(cohort.round)
         steps = num_steps(self._members.sizes[cohort.clients], recipe.length)
@@ -151,14 +151,14 @@ class LocalTraining:
         gates: Tensor | None = None,
         final: bool = True,
     ) -> Tensor:
-        """Return the cohort's rows after local training, by the run's recipe unless
-        given; only True `columns` change.
+        """Return the cohort's rows after local training, by `recipe` or else the run's.
+        Only columns that are True in `columns` change.
 
-        `pull` draws each row to a reference. `correction`, a row per member, is added to
-        the gradient in every step, and then `gates`, a row of booleans per member, set it
-        to 0 where they are False. Phases of one round, numbered by the method, see the
-        samples in different orders. Rows that are not `final`, because the method goes
-        on with them, are in no snapshot; it then calls `finish`.
+        `pull` draws each row to a reference. `correction`, a row per member, is added
+        to the gradient in every step. Then `gates`, a row of booleans per member, set
+        it to 0 where they are False. Phases of one round, numbered by the method, see
+        the samples in different orders. If the method goes on with the rows, they are
+        not `final` and not in the snapshot; the method then calls `finish`.
         """
         if _all_frozen(columns):
             return rows
@@ -187,7 +187,7 @@ class LocalTraining:
         return rows
 
     def finish(self, rows: Tensor, cohort: Cohort) -> None:
-        """Take these rows for what the cohort's local training leaves: snapshots hold
+        """Declare these rows the result of the cohort's local training: snapshots hold
         them, and an evaluation judges them.
         """
         if cohort.in_flight.on_trained is not None:
@@ -199,9 +199,9 @@ class LocalTraining:
         """Return the gradient of each member's mean loss at its row, on one minibatch of
         the run's batch size, or on the `whole` of its data; 0 for members without data.
 
-        It is the minibatch with which `train` begins in the same phase. Batch norm takes
-        the minibatch's statistics, as in training. Running statistics stay as they are:
-        their columns are 0. Weight decay and clipping do not count.
+        The minibatch is the one with which `train` begins in the same phase. Batch norm
+        uses the minibatch's statistics, as in training. Running statistics stay
+        unchanged, so their columns are 0. Weight decay and clipping are not applied.
         """
         epochs, steps = (1, 0) if whole else (0, 1)
         batch_size = self._config.batch_size
@@ -231,9 +231,9 @@ class LocalTraining:
         phase: int = 0,
         pull: Pull | None = None,
     ) -> Tensor:
-        """Return rows after training that clients do for themselves, as before they are
-        judged: neither the round's loss nor a clock counts it. Without `epochs` it takes
-        --epochs.
+        """Return rows after training that clients do for themselves, for example before
+        they are judged. Neither the round's loss nor a clock counts it. Without
+        `epochs` it uses --epochs.
         """
         if epochs == 0 or _all_frozen(columns):
             return rows
@@ -260,9 +260,9 @@ class LocalTraining:
         phase: int = 0,
         pull: Pull | None = None,
     ) -> Tensor:
-        """Return the row of one client of this rank, by position, after the local training
-        of a round, with the random numbers that it draws in `train`: what a naive loop
-        over clients compares a round with.
+        """Return the row of one client of this rank, by position, after the local
+        training of a round, with the random numbers that it draws in `train`. A naive
+        loop over clients calls it, to be compared with a round.
         """
         rows, _ = self._descend(
             _purpose("training", phase),
@@ -280,7 +280,8 @@ class LocalTraining:
         own training data.
         """
         with self._timer.phase("train"):
-            # A pass forward and one back for every sample, as in a step that trains all.
+            # One forward and one backward pass per sample, as in a step that trains
+            # all.
             samples = int(self.train_data.samples[cohort.here].sum())
             cohort.log.train_flops += FLOPS * samples * self.engine.cost.training
             return self.engine.fisher(rows, self.train_data, cohort.here)
@@ -288,15 +289,15 @@ class LocalTraining:
     def evaluate(
         self, rows: Tensor, clients: np.ndarray, wanted: Wanted = NOTHING
     ) -> Score:
-        """Score rows on the own test data of clients of this rank; `wanted` names sums
-        that metrics need.
+        """Score rows on the test data of their clients on this rank; `wanted` names the
+        sums that metrics need.
         """
         with self._timer.phase("evaluate"):
             return self.engine.evaluate(rows, self.test_data, clients, wanted)
 
     def agreement(self, rows: Tensor, others: Tensor, clients: np.ndarray) -> Tensor:
-        """Return on which share of its test samples each client's two rows give the same
-        answer; NaN without test data, and where samples have no classes.
+        """Return the share of its test samples on which each client's two rows give the
+        same answer; NaN without test data or classes.
         """
         data = self._config.data()
         if data.task != "classification":
@@ -312,8 +313,8 @@ class LocalTraining:
         cohort: Cohort,
         clients: np.ndarray | None = None,
     ) -> Tensor:
-        """Return rows as the cohort's members, or `clients`, have trained them, and
-        those from `before` where they are not finite: these clients count as excluded.
+        """Return rows as the cohort's members, or `clients`, have trained them. A row
+        that is not finite is taken from `before`, and its client counts as excluded.
         """
         trained = cohort.here if clients is None else clients
         ids, stop = self._members.clients[trained], self._members.stops_at_divergence
@@ -334,7 +335,7 @@ class LocalTraining:
         gates: Tensor | None = None,
         limits: np.ndarray | None = None,
     ) -> tuple[Tensor, Losses]:
-        # Also a method's own recipe sees images as the run wants them.
+        # A method's own recipe also augments images as the run wants.
         recipe = replace(recipe, augment=self._config.augment == "crop-flip")
         ids = on_device(self._members.clients[clients], self.device)
         keys = randomness.client_keys(self._config.seed, purpose, round, ids)
@@ -357,7 +358,7 @@ class LocalTraining:
         """Count what clients train, for the round in progress."""
         log, samples = self._members.log, int(job.num_samples().sum())
         flops = FLOPS * samples * self._multiply_adds(job.columns)
-        # An evaluation's time does not count as training; nor does what is trained in it.
+        # Training within an evaluation is not counted as training, nor is its time.
         if self._timer.current == "evaluate":
             log.finetuned_samples += samples
             log.finetune_flops += flops
@@ -365,7 +366,7 @@ class LocalTraining:
             log.add_steps(job.clients, job.num_steps(), samples, flops)
 
     def _multiply_adds(self, columns: Tensor | None) -> int:
-        """Return those of a sample in a step that trains these columns."""
+        """Return the multiply-adds of a sample in a step that trains these columns."""
         cost = self.engine.cost
         if columns is None:
             return cost.training
@@ -377,7 +378,7 @@ class LocalTraining:
 
     def _count_steps(self, cohort: Cohort, recipe: Recipe) -> np.ndarray | None:
         """Count local steps on the virtual clock; return the most that each member here
-        has time for, None where all have time for all of them.
+        has time for, None if all have time for all steps.
         """
         assert cohort.in_flight.clock is not None
         steps = num_steps(self._members.sizes[cohort.clients], recipe.length)
@@ -391,7 +392,7 @@ def _purpose(work: str, phase: int) -> str:
 
 
 def _all_frozen(columns: Tensor | None) -> bool:
-    """Return whether nothing is to be trained, as the head of a network that is all
-    body.
+    """Return whether there is nothing to train, such as the head of a network that is
+    all body.
     """
     return columns is not None and not bool(columns.any())

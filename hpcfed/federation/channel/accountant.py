@@ -1,18 +1,18 @@
-"""What uploads give away: ε after some rounds for a given noise, and the noise for a
-given ε.
+"""What uploads reveal: ε after a number of rounds for a given noise, and the noise for
+a given ε.
 
-The sums are those of dp-accounting, by Rényi divergences (rdp) or by privacy loss
-distributions (pld), which are tighter. What counts as a neighbour depends on who is
-sampled:
+dp-accounting does the computation, by Rényi divergences (rdp) or by privacy loss
+distributions (pld), which are tighter. What counts as a neighbour depends on the
+sampling:
 
 - poisson: the federation with one client more or less, which changes the sum of a
   round's updates by at most C.
-- fixed: the federation with one client in another's place, which changes it by 2C. So
+- fixed: the federation with one client replaced by another, which changes it by 2C. So
   the same noise protects half as well.
-- always: one client's data in place of any other, seen by who gets its uploads. Every
-  round in which the client takes part counts in full.
+- always: one client's data replaced by any other data, seen by the receiver of its
+  uploads. Every round in which the client takes part counts in full.
 
-dp-accounting is imported when something is computed: most runs have no use for it.
+dp-accounting is imported only when something is computed: most runs do not need it.
 """
 
 import logging
@@ -34,18 +34,20 @@ if TYPE_CHECKING:
     import numpy as np
 
 INTERVAL = 1e-3
-"""Grid of privacy losses. Results are upper bounds on any grid: against the library's
-1e-4 this one costs 0.03 % of ε, and takes a tenth of the time.
+"""Grid of privacy losses. Results are upper bounds on any grid. Compared with the
+library's 1e-4, this one costs 0.03 % of ε and takes a tenth of the time.
 """
 COARSE = 1e-2
-"""Grid for rounds before the last: it costs up to 1.5 % of ε, 20 ms instead of 60."""
+"""Grid for rounds before the last: costs up to 1.5 % of ε, takes 20 ms instead of
+60.
+"""
 TOLERANCE = 1e-5
-"""How close noise multipliers come to the least that keeps within ε."""
+"""How close noise multipliers come to the smallest one that keeps within ε."""
 LEAST_NOISE = 0.05
-"""Where the search for noise multipliers ends by rdp: ε is in the hundreds there."""
+"""Where the search for noise multipliers by rdp ends: ε is in the hundreds there."""
 COUNTED_BITS = 4
-"""Rounds are counted one by one up to 16, and from there on by eighths of a power of
-two: a privacy loss distribution of each of a thousand rounds would take a minute.
+"""Rounds are counted one by one up to 16, and beyond that in eighths of a power of two:
+a privacy loss distribution for each of a thousand rounds would take a minute.
 """
 
 
@@ -89,13 +91,15 @@ class Accountant:
     def epsilons(self, noise_multiplier: float, rounds: int) -> "np.ndarray":
         """Return upper bounds of ε after each of `rounds` rounds; the last is the best.
 
-        Most are ε of a somewhat later round, on a coarser grid: 1500 rounds take 1.4
-        s by pld, on one ARM core.
+        Most are the ε of a slightly later round, on a coarser grid: 1500 rounds take
+        1.4 s by pld, on one ARM core.
         """
         return _spending(self, noise_multiplier, rounds)
 
     def noise_multiplier(self, epsilon: float, rounds: int) -> float:
-        """Return the least noise multiplier that keeps within ε for `rounds` rounds."""
+        """Return the smallest noise multiplier that keeps within ε for `rounds`
+        rounds.
+        """
         return _calibrated(self, epsilon, rounds)
 
 
@@ -129,7 +133,7 @@ def _epsilon_by_pld(
     accountant: Accountant, noise: float, rounds: int, interval: float
 ) -> float:
     if accountant.sampling == "always":
-        # Gaussian noise on each of n sums is noise smaller by √n on one of them.
+        # n sums with Gaussian noise are like one sum with noise smaller by √n.
         noise = noise / accountant.sensitivity / math.sqrt(rounds)
         return _epsilon_of_gaussian(noise, accountant.delta)
     loss = _loss_of_one_round(accountant, noise, interval).self_compose(rounds)
@@ -137,8 +141,8 @@ def _epsilon_by_pld(
 
 
 def _epsilon_of_gaussian(noise: float, delta: float) -> float:
-    """Return ε of one sum, whose loss is known without a grid: a grid of the large
-    losses of little noise would take minutes.
+    """Return ε of one sum, in closed form: with little noise, losses are large, and a
+    grid of them would take minutes.
     """
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
     from scipy.optimize import brentq
@@ -187,14 +191,15 @@ def _divergences_of_one_round(
 def _calibrated(accountant: Accountant, epsilon: float, rounds: int) -> float:
     if accountant.sampling == "poisson":
         ever_drawn = 1 - (1 - accountant.rate) ** rounds
-        # Whoever is hardly ever drawn is private without any noise.
+        # A client that is hardly ever drawn is private without any noise.
         if ever_drawn <= accountant.delta:
             raise _needless(accountant, epsilon)
     if accountant.kind == "rdp":
         return _searched_by_rdp(accountant, epsilon, rounds)
     if accountant.sampling == "always":
         return _gaussian_for(accountant, epsilon, rounds)
-    # ε of a coarse grid is larger, so its noise is enough on the fine one, too.
+    # A coarse grid overestimates ε, so noise that suffices there suffices on the fine
+    # one.
     enough = _searched_by_pld(accountant, epsilon, rounds, 1.0, COARSE)
     return _searched_by_pld(accountant, epsilon, rounds, enough, INTERVAL)
 
@@ -202,7 +207,7 @@ def _calibrated(accountant: Accountant, epsilon: float, rounds: int) -> float:
 def _searched_by_pld(
     accountant: Accountant, epsilon: float, rounds: int, guess: float, grid: float
 ) -> float:
-    """Return the least noise that keeps within ε, on a grid of privacy losses."""
+    """Return the smallest noise that keeps within ε, on a grid of privacy losses."""
     from scipy.optimize import brentq
 
     def excess(noise: float) -> float:
@@ -211,7 +216,7 @@ def _searched_by_pld(
     enough = guess
     while excess(enough) > 0:
         enough *= 2
-    # From above: the less noise, the wider are the distributions.
+    # Search from above: the less noise, the wider the distributions.
     lower, step = enough, 0.98
     while excess(lower) <= 0:
         if lower == LEAST_BY_PLD:
@@ -219,12 +224,12 @@ def _searched_by_pld(
         enough, lower = lower, max(step * lower, LEAST_BY_PLD)
         step = max(step**2, 0.5)
     found = brentq(excess, lower, enough, xtol=TOLERANCE / 2)
-    # Up by what the search may miss, so that ε is kept.
+    # Add what the search may miss, so that ε is kept.
     return min(float(found) + TOLERANCE / 2, enough)
 
 
 def _gaussian_for(accountant: Accountant, epsilon: float, rounds: int) -> float:
-    """Return the noise of sums in which a client always takes part, without a grid."""
+    """Return the noise of sums that always include the client, in closed form."""
     from dp_accounting.pld.common import DifferentialPrivacyParameters
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
@@ -267,7 +272,7 @@ def _library_accountant(accountant: Accountant) -> Any:
     from dp_accounting import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant
 
-    # It warns of each order that rdp has to do without, whose lack costs a little of ε.
+    # It warns of each order that rdp has to skip; a skipped order costs a little of ε.
     logging.getLogger("absl").setLevel(logging.ERROR)
     neighbours = NeighboringRelation.ADD_OR_REMOVE_ONE
     if accountant.sampling == "fixed":
@@ -276,7 +281,7 @@ def _library_accountant(accountant: Accountant) -> Any:
 
 
 def _round_event(accountant: Accountant, noise: float) -> Any:
-    """Describe one round to the library, which takes noise by sensitivity."""
+    """Describe one round to the library, which expects noise divided by sensitivity."""
     import dp_accounting as dp
 
     noised = dp.GaussianDpEvent(noise / accountant.sensitivity)
@@ -290,13 +295,13 @@ def _round_event(accountant: Accountant, noise: float) -> Any:
 
 
 def _rounded_up(rounds: int) -> int:
-    """Return the least number from `rounds` on that has few leading bits."""
+    """Return the smallest number that is at least `rounds` and has few leading bits."""
     step = 1 << max(0, (rounds - 1).bit_length() - COUNTED_BITS)
     return -(-rounds // step) * step
 
 
 def accountant_of(config: RunConfig) -> Accountant:
-    """Return who accounts for the privacy of a run."""
+    """Return the accountant for the privacy of a run."""
     if config.privacy == "local":
         delta = config.accounted_delta
         return Accountant(config.accountant, "always", 1, 1, delta)
@@ -310,20 +315,20 @@ def accountant_of(config: RunConfig) -> Accountant:
 
 
 def noise_multiplier_of(config: RunConfig) -> float:
-    """Return z of a private run: the one that it was given, or the least that keeps
-    within its ε.
+    """Return z of a private run: the given one, or the smallest that keeps within its
+    ε.
     """
     if config.noise_multiplier is not None:
         return config.noise_multiplier
     assert config.target_epsilon is not None
     accountant = accountant_of(config)
     found = accountant.noise_multiplier(config.target_epsilon, config.rounds)
-    # Rounded up, so that ranks on different hardware have the very same.
+    # Rounded up, so that ranks on different hardware get exactly the same number.
     return math.ceil(found * 1e6) / 1e6
 
 
 def guarantee(config: RunConfig) -> str:
-    """Say in one line what ε a private run has, and what it protects."""
+    """Say in one line which ε a private run has, and what it protects."""
     if config.sample_noise is not None:
         return _guarantee_of_samples(config, config.sample_noise)
     if config.clips_alone:
@@ -354,10 +359,11 @@ def _guarantee_of_samples(config: RunConfig, multiplier: float) -> str:
     )
 
 
-# What DP-SGD within clients has spent: how often samples were trained on, and ε of it.
+# What DP-SGD within clients has spent: how often samples were trained on, and their ε.
 #
-# A neighbour has another sample in one's place, which changes the sum of a step's clipped
-# gradients by 2C. An epoch has a sample in one step, so n epochs are n Gaussian releases.
+# A neighbour has one sample replaced by another, which changes the sum of a step's
+# clipped gradients by 2C. A sample is in one step per epoch, so n epochs are n Gaussian
+# releases.
 
 
 @dataclass
@@ -369,8 +375,8 @@ class SampleSpending:
     collectives: Collectives
 
     def add(self, clients: np.ndarray, times: np.ndarray) -> None:
-        """Count that samples of these clients of this rank, by position, were trained on
-        so often.
+        """Add to how many times samples of these clients were trained on; `clients` are
+        positions on this rank.
         """
         at = torch.from_numpy(clients)
         self._releases()[at] += torch.from_numpy(times.astype(np.int64))

@@ -28,9 +28,11 @@ def build_channel(
     collectives: Collectives,
     attack: Stage | None,
 ) -> Channel:
-    """Return what uploads and downloads of this run pass; the same call on every rank.
+    """Return the channel that this run's uploads and downloads pass; the same call on
+    every rank.
 
-    `attack` is what malicious clients do: they act first, on what they trained.
+    `attack` is what malicious clients do. It comes first: they change what they
+    trained.
     """
     here = clients.on(collectives.world.role_rank)
     memory = Memory(len(here))
@@ -48,7 +50,7 @@ def build_channel(
     stages = [made.get(part) for part in CHANNEL]
     devices = _devices(config, collectives.world)
     clock = None
-    # A method whose clients train at their own pace has a timetable in its place.
+    # If clients train at their own pace, the method has a timetable instead of a clock.
     if devices is not None and not settings.options.asynchronous:
         holders = np.flatnonzero(clients.train_samples)
         clock = VirtualClock(config, devices, holders, memory)
@@ -69,7 +71,7 @@ def build_channel(
 
 def _devices(config: RunConfig, world: World) -> Devices | None:
     """Return the root's devices on every rank: other hardware may round a logarithm
-    differently, and then ranks would not agree on who is in time.
+    differently, and then ranks would disagree on who is in time.
     """
     if config.devices == "none":
         return None

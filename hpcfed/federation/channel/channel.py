@@ -1,8 +1,8 @@
-"""The channel between clients and the server: what an upload passes before the server
-has it, and a download before clients have it.
+"""The channel between clients and the server: the stages that an upload passes on its
+way to the server, and a download on its way to clients.
 
 `options/channel.py` has the order. A run builds only the parts that it asks for
-(`build.py`); without any, uploads arrive as they were sent, and nothing here is called.
+(`build.py`). Without any, uploads arrive as they were sent and nothing here is called.
 """
 
 from collections.abc import Callable
@@ -21,24 +21,28 @@ from hpcfed.federation.cohort import Cohort, Sent
 
 @dataclass(frozen=True)
 class Upload:
-    """What this rank's members of a cohort send: a stage takes one, and returns what is
-    left of it.
+    """What this rank's members of a cohort send. A stage takes an upload and returns
+    what is left of it.
     """
 
     rows: Tensor
     """A row per member: what it sends, and in the end what the server receives."""
     start: Tensor
-    """What the server has sent each of them; 0 where it has sent nothing. May be a view
-    of one row.
+    """What the server sent each of them; 0 if it sent nothing. May be a view of one
+    row.
     """
     cohort: Cohort
     sent: Sent | None = None
-    """Which columns each member sends, where not all: others are no update."""
+    """Which columns each member sends; None: all. The others are not part of the
+    update.
+    """
     stream: int = 0
-    """Counts the uploads of a round: control variates go beside rows, as the second."""
+    """Number of the upload within the round: control variates follow rows as the
+    second.
+    """
     size: Tensor | int | None = None
-    """Bytes that each member sends, or the bytes of every one; None as long as rows are
-    not packed.
+    """Bytes that each member sends, or one number that holds for all; None until rows
+    are packed.
     """
 
 
@@ -66,7 +70,7 @@ class Download:
     size: int = 0
     """Bytes that all receivers together are sent."""
     sizes: np.ndarray | None = None
-    """Bytes that each member of the cohort is sent; None where all are sent as many."""
+    """Bytes that each member of the cohort is sent; None if all are sent the same."""
 
 
 class Packing(Protocol):
@@ -93,9 +97,9 @@ class Channel:
     clock: VirtualClock | None = None
     """When uploads arrive."""
     upload_bytes: Callable[[Tensor], int] | None = None
-    """Returns the bytes of a row once it is packed; None: rows are not packed."""
+    """Returns the bytes of a row once it is packed; None if rows are not packed."""
     spending: SampleSpending | None = None
-    """Counts what DP-SGD within clients has spent; None: they do not train by it."""
+    """Counts what DP-SGD within clients has spent; None if clients do not use it."""
     memory: Memory = field(default_factory=lambda: Memory(0))
     devices: Devices | None = None
-    """Those of the run's clients; None without a virtual clock."""
+    """Devices of the run's clients; None without a virtual clock."""

@@ -1,8 +1,8 @@
-"""Clipping: no update is longer than C, so that a client changes the sum of a round's
-updates by C at most. An update is a row less what the server has sent.
+"""Clipping: no update is longer than C, so a client changes the sum of a round's
+updates by at most C. An update is a row minus what the server sent.
 
-By layer, each of L layers is clipped to C / √L by itself. The squares of their bounds add
-up to C², so the whole is as short, and the same noise hides it.
+By layer, each of L layers is clipped separately to C / √L. The squares of these bounds
+add up to C², so the whole update has the same bound, and the same noise hides it.
 """
 
 import math
@@ -23,7 +23,7 @@ from hpcfed.runtime.device import on_device
 
 @dataclass
 class ClipNorm:
-    """C, which stays as it is unless somebody replaces it."""
+    """C, which stays constant unless `replace` is called."""
 
     first: float
     memory: Memory
@@ -58,7 +58,9 @@ class Clipping:
 
     norm: ClipNorm
     layers: tuple[LayerColumns, ...] = ()
-    """What is clipped to its share of C by itself; empty: whole updates are."""
+    """Layers that are clipped separately to their share of C; empty: clip whole
+    updates.
+    """
     phase: str = field(default="upload", init=False)
     _members: np.ndarray = field(default_factory=lambda: np.empty(0), init=False)
     _within: Tensor = field(default_factory=lambda: torch.empty(0), init=False)
@@ -66,7 +68,7 @@ class Clipping:
     def __call__(self, upload: Upload) -> Upload:
         """Return the upload with updates of norm C at most.
 
-        One that is not finite stays so, and is left out later.
+        An update that is not finite stays so, and is excluded later.
         """
         rows, start, cohort = upload.rows, upload.start, upload.cohort
         limit = self.norm.value(rows.device)
@@ -75,8 +77,8 @@ class Clipping:
         norms = update_norms(start, rows, upload.sent)
         self._members, self._within = cohort.clients[cohort.chosen], norms <= limit
         factors = (limit / norms).clamp(max=1).to(rows.dtype)
-        # A new matrix, because clients keep what they trained. By a factor of 1 `lerp`
-        # returns the very row.
+        # A new matrix, because clients keep what they trained. With a factor of 1,
+        # `lerp` returns exactly the same row.
         return replace(upload, rows=torch.lerp(start, rows, factors[:, None]))
 
     def _by_layer(self, rows: Tensor, start: Tensor, limit: Tensor) -> Tensor:
@@ -95,28 +97,28 @@ class Clipping:
         return clipped
 
     def within(self, cohort: Cohort) -> Tensor:
-        """Return whose updates were not longer than C, of this rank's members of a
-        cohort that is the last upload's, or some of it.
+        """Return which of this rank's members had updates not longer than C. The cohort
+        is that of the last upload, or part of it.
         """
         here = np.isin(self._members, cohort.clients[cohort.chosen])
-        # Positions, not a mask: to index by a mask makes a GPU wait for the host.
+        # Positions, not a mask: indexing by a mask makes the host wait for the GPU.
         return self._within[on_device(np.flatnonzero(here), self._within.device)]
 
 
 @dataclass
 class QuantileStep:
     """Moves C towards a quantile of the updates' norms (Andrew et al. 2021, Algorithm
-    1), by a count of updates within C that has noise of its own.
+    1), guided by a noisy count of updates within C.
     """
 
     quantile: float
-    """γ, the share of updates that C should be enough for."""
+    """γ, the share of updates that should be within C."""
     rate: float
     """η_C."""
     deviation: float
-    """Standard deviation of the noise on the share: σ_b by the cohort."""
+    """Standard deviation of the noise on the share: σ_b divided by the cohort size."""
     cohort_size: int
-    """m, the clients that a round is expected to have."""
+    """m, the expected number of clients in a round."""
     seed: int
     collectives: Collectives
 
@@ -125,8 +127,8 @@ class QuantileStep:
     ) -> None:
         """Replace C by C exp(−η_C (b̃ − γ)), the same on every rank."""
         within = clipping.within(cohort).to(device, torch.float64)
-        # b − ½, as the paper counts: then who does not take part counts for nothing,
-        # and one client changes the sum by ½. Halves add up exactly, in any order.
+        # b − ½, as in the paper: clients that do not take part contribute 0, and one
+        # client changes the sum by ½. Halves add up exactly, in any order.
         total = self.collectives.allreduce((within - 0.5).sum())
         generator = randomness.generator(self.seed, "clip count noise", cohort.round)
         noise = self.deviation * float(generator.standard_normal())

@@ -1,8 +1,8 @@
 """The virtual clock: when uploads arrive, which of them count, and when a round ends.
 
-A member's time is that of its downloads, its local steps and its uploads; members work
-side by side, and the server takes no time. Work that clients do for themselves, such as
-fine-tuning before they are judged, is not counted.
+A member's time is that of its downloads, its local steps and its uploads. Members work
+in parallel, and the server takes no time. Work that clients do for themselves, such as
+fine-tuning before an evaluation, is not counted.
 
 - The server waits for the cohort's number of uploads: with --oversample more clients are
   invited, and the first uploads count.
@@ -10,14 +10,15 @@ fine-tuning before they are judged, is not counted.
   first upload.
 - Clients that vanish (--dropout-rate) send nothing. Without a deadline the server goes on
   once all others have arrived. If all vanish, the fastest comes back.
-- With --privacy central a round may go without any upload: if one client's absence let
-  another's late upload count, it would change the sum by more than its own update.
-  Where clients come and go, its rounds begin and end at fixed times, every --deadline:
-  if one client's time moved a round's end, it would decide who is there in the next.
-- With --partial a client does the local steps that fit before the deadline, at least one.
-  It reserves time for an upload as large as the largest of the last round; in the first
-  round, and with --privacy central, as what it was sent.
-- Clients that are late give up: they may be invited to the next round like any other.
+- With --privacy central a round may end without any upload: if one client's absence let
+  another's late upload count, it would change the sum by more than its own update. If
+  clients come and go, such rounds begin and end at fixed times, every --deadline: if
+  one client's time moved the end of a round, it would change who is available in the
+  next.
+- With --partial a client does the local steps that fit before the deadline, at least
+  one. It reserves time for an upload as large as the largest of the last round. In the
+  first round, and with --privacy central, it expects to upload as much as it was sent.
+- Late clients give up. They may be invited to the next round like any other client.
 """
 
 from dataclasses import dataclass, field
@@ -32,18 +33,18 @@ from hpcfed.options import RunConfig
 from hpcfed.runtime import randomness
 
 SLACK = 1 + 1e-9
-"""A sum of times may be rounded to just behind the deadline that it was planned for."""
+"""Rounding may move a sum of times just past the deadline that it was planned for."""
 MOST_STEPS = 2**53
-"""More than anybody takes, and still a whole number as a float."""
+"""More steps than any client takes, and still exact as a float."""
 KEPT = "clock"
-"""What the clock's numbers are called in the channel's memory."""
+"""Name of the clock's numbers in the channel's memory."""
 NOTHING = torch.zeros(2, dtype=torch.float64)
-"""What they are before the first round."""
+"""These numbers before the first round."""
 
 
 @dataclass
 class VirtualClock:
-    """The clock of a run: what it knows of the future is in `devices`, of the past in
+    """The clock of a run. It reads the future from `devices`, and keeps the past in
     `memory`.
     """
 
@@ -65,7 +66,7 @@ class VirtualClock:
                 "a round ends would depend on its members, and decide who is there in "
                 "the next; give --deadline, as in 30, and rounds end at fixed times"
             )
-        # Without clients that have data, there is no presence to ask for.
+        # If no client has data, there is no availability to ask for.
         there = self.devices.presence(self.holders) if len(self.holders) else None
         self._holders_there = there
         self._everyone = np.arange(len(self.devices.speed))
@@ -80,7 +81,7 @@ class VirtualClock:
 
     def _kept(self) -> tuple[float, float]:
         """Return the time, and the bytes of the last round's largest upload."""
-        # As Python's numbers: a few operations of torch would take longer than all else.
+        # As Python numbers: a few torch operations would take longer than all the rest.
         if self._last is None:
             now, largest = self.memory.common(KEPT, NOTHING).tolist()
             if not (0 <= now < np.inf and 0 <= largest < np.inf):
@@ -89,8 +90,8 @@ class VirtualClock:
         return self._last
 
     def next_moment(self) -> float:
-        """Return when the next round can begin: as soon as a client with data is there,
-        or at once where rounds have fixed times.
+        """Return when the next round can begin: as soon as a client with data is
+        available, or immediately if rounds have fixed times.
         """
         moment = self._next()
         if not np.isfinite(moment):
@@ -102,16 +103,16 @@ class VirtualClock:
 
     @property
     def is_over(self) -> bool:
-        """Whether no client with data will be there any more."""
+        """Whether no client with data will ever be available again."""
         return not np.isfinite(self._next())
 
     def _next(self) -> float:
-        """Return when a client with data is there; infinity: never."""
+        """Return when a client with data is available next; infinity: never."""
         there = self._holders_there
         return self.now if there is None or self._fixed else there.next(self.now)
 
     def available(self, now: float) -> np.ndarray:
-        """Return the ids of the clients that are there at this moment."""
+        """Return the ids of the clients that are available at this moment."""
         if self.devices.availability is None:
             return self._everyone
         return self.devices.available(now)
@@ -133,13 +134,13 @@ class VirtualClock:
             needs_one=config.privacy != "central",
             deadline=np.inf if config.deadline is None else config.deadline,
             partial=config.partial,
-            # Of the last round, which no noise hides.
+            # The last round's largest upload is not hidden by noise.
             expected_upload=0.0 if config.privacy == "central" else largest,
         )
 
     def _wanted(self, invited: int) -> int:
-        """Return the uploads that the server waits for."""
-        # By --sampling poisson a round may have more clients than its cohort.
+        """Return the number of uploads that the server waits for."""
+        # With --sampling poisson a round may have more clients than its cohort size.
         if self.config.oversample == 1:
             return invited
         return self.config.cohort_among(len(self.devices.speed))
@@ -168,7 +169,7 @@ class VirtualClock:
 
 @dataclass
 class MembersTime:
-    """The seconds that each member of a round takes, as arrays in the order of ids."""
+    """The seconds that each member of a round takes; arrays are in the order of ids."""
 
     devices: Devices
     clients: np.ndarray
@@ -176,13 +177,13 @@ class MembersTime:
     begin: float
     """Virtual time at which the round has begun."""
     lost: np.ndarray
-    """Whose uploads never come."""
+    """Members whose uploads never arrive."""
     wanted: int
-    """Uploads that the server waits for."""
+    """Number of uploads that the server waits for."""
     needs_one: bool
-    """Whether it waits for a first upload in any case."""
+    """Whether the server always waits for at least one upload."""
     deadline: float
-    """Seconds after which it waits no longer; infinity: never."""
+    """Seconds after which the server stops waiting; infinity: never."""
     partial: bool
     """Whether members stop training in time for the deadline."""
     expected_upload: float
@@ -194,11 +195,11 @@ class MembersTime:
 
     def __post_init__(self) -> None:
         members = len(self.clients)
-        # One array for all of them, since a round of a small model is over at once.
+        # One allocation, not five: a round of a small model is very short.
         sums = np.zeros((5, members))
         self._download, self._train, self._upload, self._dense, self.sent = sums
-        """Seconds of each; bytes that it would have been sent without packing, and that
-        it has sent.
+        """Seconds of downloads, training and uploads; the bytes that each member would
+        have been sent without packing, and the bytes that it has sent.
         """
         self._steps = np.zeros(members, np.int64)
         self._time_for: np.ndarray | None = None
@@ -206,13 +207,13 @@ class MembersTime:
     def download(
         self, clients: np.ndarray, num_bytes: np.ndarray | float, dense: float
     ) -> None:
-        """Count bytes that each of these members is sent."""
+        """Count the bytes that each of these members is sent."""
         at = self._at(clients)
         self._download[at] += self.devices.download_seconds(clients, num_bytes)
         self._dense[at] += dense
 
     def train(self, clients: np.ndarray, steps: np.ndarray) -> np.ndarray | None:
-        """Count local steps; return how many each has time for, None for all."""
+        """Count local steps; return how many each member has time for, None if all."""
         at = self._at(clients)
         limits = None
         if self.partial:
@@ -223,13 +224,13 @@ class MembersTime:
         return limits
 
     def upload(self, clients: np.ndarray, num_bytes: np.ndarray | float) -> None:
-        """Count bytes that each of these members sends."""
+        """Count the bytes that each of these members sends."""
         at = self._at(clients)
         self._upload[at] += self.devices.upload_seconds(clients, num_bytes)
         self.sent[at] += num_bytes
 
     def steps_in_time(self, clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Return how many of its `steps` each has time for in this round."""
+        """Return how many of its `steps` each client has time for in this round."""
         if not self.partial:
             return steps
         return np.minimum(steps, self._limits()[self._at(clients)])
@@ -246,18 +247,18 @@ class MembersTime:
         self.end = self.begin + duration
 
     def came(self, clients: np.ndarray) -> np.ndarray:
-        """Return whose uploads the server has, of these members of a closed round."""
+        """Return which of these members' uploads arrived in a closed round."""
         came = np.zeros(len(self.clients), bool)
         came[self.arrived] = True
         found: np.ndarray = came[self._at(clients)]
         return found
 
     def table(self) -> dict[str, np.ndarray]:
-        """Return what is recorded of every member of a closed round, by name."""
+        """Return what is recorded about every member of a closed round, by name."""
         counted = np.zeros(len(self.clients))
         counted[self.arrived] = 1
         arrival = self.begin + self._seconds()
-        # The fastest of those that vanished may have come back.
+        # The fastest of the vanished clients may have come back.
         arrival[self.lost & (counted == 0)] = np.nan
         return {
             "client": self.clients,
@@ -270,23 +271,25 @@ class MembersTime:
         }
 
     def _seconds(self) -> np.ndarray:
-        """Return what each takes in all."""
+        """Return the total time of each member."""
         return self._download + self._train + self._upload
 
     def _at(self, clients: np.ndarray) -> np.ndarray | slice:
-        """Return where these clients are among the members: mostly they are all of them."""
+        """Return the positions of these clients among the members; usually all of
+        them.
+        """
         if clients is self.clients:
             return slice(None)
         return np.searchsorted(self.clients, clients)
 
     def _limits(self) -> np.ndarray:
-        """Return the local steps that each has time for; known once it has downloaded."""
+        """Return the local steps that each has time for; known after its download."""
         if self._time_for is None:
             expected = self.expected_upload or self._dense
             upload = self.devices.upload_seconds(self.clients, expected)
             left = self.deadline * SLACK - self._download - upload
             one = self.devices.train_seconds(self.clients, 1)
-            # One at least: who has no time for it comes late.
+            # At least one: a client without time for it is late.
             self._time_for = np.clip(left // one, 1, MOST_STEPS).astype(np.int64)
         return self._time_for
 
@@ -302,17 +305,17 @@ def arrivals(
     """Return the positions of the members whose uploads count, ascending, and the
     seconds after which the round ends.
 
-    `seconds` is what each takes, `lost` whose uploads never come. The server wants so
-    many uploads, and waits no longer than to the deadline, unless it `needs_one` and has
-    none.
+    `seconds` is what each member takes; `lost` marks uploads that never arrive. The
+    server waits for `wanted` uploads, and at most until the deadline, unless it
+    `needs_one` and has none.
     """
     last = float(seconds.max())
     if last <= deadline * SLACK and wanted >= len(seconds) and not lost.any():
-        # All come, as in most rounds without a deadline: nothing need be sorted.
+        # All arrive, as in most rounds without a deadline: no need to sort.
         return np.arange(len(seconds)), min(last, deadline)
     if lost.all() and needs_one:
         lost = np.arange(len(lost)) != seconds.argmin()
-    # Of equally fast ones the smaller id comes first.
+    # Of equally fast members, the smaller id comes first.
     order = np.argsort(seconds, kind="stable")
     coming = order[~lost[order]]
     in_time = np.count_nonzero(seconds[coming] <= deadline * SLACK)
@@ -325,5 +328,5 @@ def arrivals(
     is_all = len(came) == min(wanted, len(seconds))
     if is_all or np.isinf(deadline):
         return np.sort(came), min(last, deadline)
-    # The server cannot know that a client has vanished: it waits to the deadline.
+    # The server cannot know that a client has vanished: it waits until the deadline.
     return np.sort(came), deadline

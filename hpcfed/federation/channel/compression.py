@@ -1,21 +1,21 @@
-"""Compression: uploads with error feedback, downloads beside a reference.
+"""Compression: uploads with error feedback, downloads relative to a reference.
 
-An upload is packed as its update, the row less what the server has sent. What a client's
-packed updates have left out is its residual, and is added to its next one (Seide et al.
+An upload is packed as its update, the row minus what the server sent. What packing
+leaves out is the client's residual, which is added to its next update (Seide et al.
 2014, Stich et al. 2018): nothing is lost, it comes later. A client that has diverged
-sends what is not finite, and keeps its residual. One whose upload comes late, or never,
-does not hear of that: what it has packed is gone.
+sends values that are not finite, and keeps its residual. A client whose upload is late
+or lost does not learn of that: what it packed is gone.
 
-EF21 (Richtárik et al. 2021, Algorithm 2) in place of that: client and server both have an
-estimate gᵢ of a client's update uᵢ, 0 at first. The client sends C(uᵢ − gᵢ), both add it to
-gᵢ, and the server takes gᵢ for the update. Where a cohort is a sample, estimates of others
-stay as they are, and the mean is of the cohort's.
+EF21 (Richtárik et al. 2021, Algorithm 2) replaces this: client and server both hold an
+estimate gᵢ of a client's update uᵢ, 0 at first. The client sends C(uᵢ − gᵢ), both add
+it to gᵢ, and the server uses gᵢ as the update. If a cohort is a sample, the estimates
+of other clients stay unchanged, and the mean is over the cohort.
 
 A download is packed as the difference to a reference h that the server and its clients
-have: h ← h + C(w − h), and clients start from h. Where all clients are sent one row,
-there is one reference, and a client that has missed downloads is sent all of them, or h
-as it is where that is smaller. Where each client is sent a row of its own, each has its
-own reference. The first download is h as it is.
+share: h ← h + C(w − h), and clients start from h. If all clients are sent the same row,
+there is one reference. A client that has missed downloads is sent all of them, or h
+itself if that is smaller. If each client is sent its own row, each has its own
+reference. The first download is h itself.
 """
 
 from collections.abc import Iterator
@@ -58,13 +58,13 @@ class UploadCompression:
     phase: str = "upload"
 
     def bytes_of(self, row: Tensor) -> int:
-        """Return the bytes in which all columns of such a row are packed."""
+        """Return the bytes that all columns of such a row take when packed."""
         return packed_bytes(self.compressor, row)
 
     def __call__(self, upload: Upload) -> Upload:
-        """Put updates as the server unpacks them in place of those that are sent."""
+        """Replace the updates that are sent by those that the server unpacks."""
         rows, cohort = upload.rows, upload.cohort
-        # No member has data, or nothing is shared: nothing is sent.
+        # If no member has data, or nothing is shared, nothing is sent.
         if not cohort.log.cohort_size or not rows.shape[1]:
             return upload
         kept, keys = self._kept(upload), self._keys(upload)
@@ -106,8 +106,8 @@ class UploadCompression:
         return randomness.client_keys(self.seed, purpose, cohort.round, ids)
 
     def _packed(self, updates: Updates, at: Tensor, kept: "_Kept") -> Packed:
-        """Pack the updates of the clients at these positions of this rank, and overwrite
-        what they keep.
+        """Pack the updates of the clients at these positions on this rank, and
+        overwrite what they keep.
         """
         whole, sent = updates.values, updates.sent
         left = None if kept.residual is None else kept.residual[at]
@@ -117,11 +117,11 @@ class UploadCompression:
         if known is not None:
             whole = whole - known
         if sent is not None:
-            # `where`, not a product: what is not sent may be NaN.
+            # `where`, not a product: columns that are not sent may be NaN.
             whole = whole.where(sent, 0)
         before = None if kept.warm is None else kept.warm[at]
         packed = self.compressor(updates._replace(values=whole, warm=before))
-        # NaN where any column is: one pass, and no second matrix.
+        # NaN if any column is: one pass, and no second matrix.
         largest = torch.linalg.vector_norm(whole, torch.inf, dim=1, keepdim=True)
         finite = largest.isfinite()
         changed = finite if sent is None else finite & sent
@@ -131,7 +131,8 @@ class UploadCompression:
         if kept.estimate is not None and known is not None:
             estimate = (known + packed.values).where(changed, known)
             kept.estimate[at] = estimate
-            # What is not sent is no update, whatever is known of it.
+            # Columns that are not sent are not part of the update, whatever their
+            # estimate.
             values = estimate if sent is None else estimate.where(sent, 0)
             packed = packed._replace(values=values)
         if kept.warm is not None and before is not None and packed.warm is not None:
@@ -149,7 +150,7 @@ class _Kept(NamedTuple):
     estimate: Tensor | None
     """What the server has of their updates; None without EF21."""
     warm: Tensor | None
-    """What the compressor starts from; None where it starts from nothing."""
+    """What the compressor starts from; None if it keeps nothing."""
 
 
 @dataclass
@@ -160,10 +161,10 @@ class DownloadCompression:
     memory: Memory
     seed: int
     train_samples: np.ndarray
-    """Training samples of every client: those without are sent nothing."""
+    """Training samples of every client: clients without any are sent nothing."""
 
     def __call__(self, download: Download) -> Download:
-        """Put what clients have afterwards in place of what the server has."""
+        """Replace the server's rows by what clients have after the download."""
         if not download.rows.shape[-1]:
             return download
         if download.rows.dim() == 1:
@@ -174,7 +175,7 @@ class DownloadCompression:
     def _one_for_all(self, download: Download) -> Download:
         row, stream = download.rows, download.stream
         name, warm_name = f"reference-{stream}", f"reference-warm-{stream}"
-        # The first time it is the row itself, and nothing is left to pack.
+        # At first, the reference is the row itself, and nothing is left to pack.
         reference = self.memory.common(name, row)
         kept = self.compressor.warm_columns(len(row))
         warm = self.memory.common(warm_name, row.new_zeros(1, kept))
@@ -206,7 +207,7 @@ class DownloadCompression:
             before = None if warm is None else warm[at]
             updates = Updates(rows[block] - reference, keys[block], warm=before)
             packed = self.compressor(updates)
-            # The first time a client is sent its row as it is.
+            # The first time, a client is sent its row unpacked.
             came = torch.where(known[block], reference + packed.values, rows[block])
             references[at] = received[block] = came
             if warm is not None and packed.warm is not None:
@@ -247,8 +248,8 @@ class DownloadCompression:
         return int(number)
 
     def _last(self, name: str) -> np.ndarray:
-        """Return the number of the last download that each client has received; 0 for
-        none.
+        """Return the number of the last download that each client received; 0 if it
+        received none.
         """
         # On the host, where all ranks count the bytes of all clients.
         never = torch.zeros(len(self.train_samples), dtype=torch.int64)
@@ -260,7 +261,7 @@ class DownloadCompression:
 
 
 def packed_bytes(compressor: Compressor, row: Tensor) -> int:
-    """Return the bytes in which a compressor packs all columns of such a row."""
+    """Return the bytes that a compressor needs for all columns of such a row."""
     no_rows = row.new_empty(0, len(row))
     warm = row.new_empty(0, compressor.warm_columns(len(row)))
     keys = torch.empty(0, dtype=torch.int64, device=row.device)
@@ -272,11 +273,12 @@ def packed_bytes(compressor: Compressor, row: Tensor) -> int:
 def upload_compression(
     config: RunConfig, layout: Layout, memory: Memory
 ) -> UploadCompression | None:
-    """Return how a run's uploads are packed; None where they are not."""
+    """Return how a run's uploads are packed; None if they are not."""
     if config.compress == "none":
         return None
     feedback = config.feedback and config.compress in WITH_FEEDBACK and not config.ef21
-    # Both need errors that shrink; alone, errors should be 0 on average.
+    # Error feedback and EF21 need errors that shrink. Without them, errors should be 0
+    # on average.
     unbiased = not feedback and not config.ef21
     packs = compressor(config.compress, config, layout, unbiased=unbiased)
     return UploadCompression(packs, memory, config.seed, feedback, config.ef21)
@@ -285,7 +287,7 @@ def upload_compression(
 def download_compression(
     config: RunConfig, layout: Layout, memory: Memory, train_samples: np.ndarray
 ) -> DownloadCompression | None:
-    """Return how a run's downloads are packed; None where they are not."""
+    """Return how a run's downloads are packed; None if they are not."""
     if config.compress_down == "none":
         return None
     # A reference needs errors that shrink, not errors that are 0 on average.
@@ -296,8 +298,8 @@ def download_compression(
 def compressor(
     kind: str, config: RunConfig, layout: Layout, *, unbiased: bool
 ) -> Compressor:
-    """Return the compressor of this name, as the run's options want it; `unbiased`
-    matters to those that can be.
+    """Return the compressor with this name, set up by the run's options; `unbiased`
+    only matters to compressors that can be unbiased.
     """
     match kind:
         case "topk":
@@ -314,10 +316,10 @@ def compressor(
 
 def blocks(rows: Tensor) -> Iterator[slice]:
     """Yield slices of a few members each, so that no second matrix of all rows is
-    needed; one that is empty where there are no members.
+    needed; without members, yield one empty slice.
     """
     size = max(1, UPDATE_NUMBERS // max(1, rows.shape[1]))
-    # At least one: what a packed update takes is known without any.
+    # At least one slice: the size of a packed update is known even without members.
     for first in range(0, max(1, len(rows)), size):
         yield slice(first, first + size)
 

@@ -1,12 +1,13 @@
-"""Compressors: what a receiver makes of packed updates, and how many bytes they take.
+"""Compressors: what a receiver unpacks from packed updates, and how many bytes they
+take.
 
-Nothing is really packed. Each compressor returns the numbers that the receiver would
+Nothing is actually packed. Each compressor returns the numbers that the receiver would
 unpack, for all members at once, and counts the bytes that a packer would write. Numbers
-travel in the precision of the rows. What is the same for everybody, such as the number of
-columns, and which groups of columns a member sends, is not counted.
+travel in the precision of the rows. What everybody knows, such as the number of
+columns, is not counted, nor is the list of column groups that a member sends.
 
 - top-k (Aji and Heafield 2017; Stich et al. 2018): the columns that change the most.
-- random-k (Konečný et al. 2016): columns that a seed names, so only the seed is sent.
+- random-k (Konečný et al. 2016): columns drawn from a seed, so only the seed is sent.
 - QSGD (Alistarh et al. 2017): every column rounded at random to one of a few levels.
 - sign (Karimireddy et al. 2019, EF-signSGD): a bit per column, and their mean size.
 - PowerSGD is in a file of its own.
@@ -26,7 +27,7 @@ INDEX_BYTES = 4
 SEED_BYTES = 8
 SCALE_BYTES = 4  # norms and mean sizes travel as float32
 TILT = 1e-5
-"""By how much the last column counts less than the first where top-k compares them."""
+"""How much less the last column counts than the first when top-k compares them."""
 
 
 class Updates(NamedTuple):
@@ -39,8 +40,8 @@ class Updates(NamedTuple):
     sent: Tensor | None = None
     """[members, columns], True where a column is sent; None: all are."""
     warm: Tensor | None = None
-    """[members, `Compressor.warm_columns`]: what each member has kept from the last
-    time, 0 where nothing.
+    """[members, `Compressor.warm_columns`]: what each member kept from its last update,
+    0 if nothing.
     """
 
     def num_sent(self) -> Tensor | int:
@@ -77,17 +78,18 @@ class _Memoryless:
 class TopK(_Memoryless):
     """Keeps the columns that change the most.
 
-    Their positions travel as 4-byte indices, or as a bit per column where that is
-    smaller. Updates that would be smaller as they are travel so.
+    Their positions travel as 4-byte indices, or as one bit per column if that is
+    smaller. An update that is smaller unpacked travels unpacked.
     """
 
     keep: float
-    """The share of the columns that are kept, at least one."""
+    """The share of columns to keep; at least one column is kept."""
 
     def __call__(self, updates: Updates) -> Packed:
         magnitudes = _tie_free(updates.values.abs())
         if updates.sent is not None:
-            # Below all others: a column that is not sent is never among the k.
+            # Smaller than any magnitude: a column that is not sent is never in the top
+            # k.
             magnitudes.masked_fill_(~updates.sent, -1)
         values = _first_k(updates, magnitudes, self.keep)
         number = updates.values.element_size()
@@ -105,7 +107,7 @@ class RandomK(_Memoryless):
     """
 
     keep: float
-    """The share of the columns that are kept, at least one."""
+    """The share of columns to keep; at least one column is kept."""
     unbiased: bool
     """Whether kept columns are multiplied by columns / k, so that their expectation is
     the update. With error feedback they must not be: the residual would grow.
@@ -113,7 +115,7 @@ class RandomK(_Memoryless):
 
     def __call__(self, updates: Updates) -> Packed:
         width = updates.values.shape[1]
-        # 63 bits, so that no two columns are alike. The largest are kept.
+        # 63 bits, so that no two columns tie. The largest are kept.
         drawn = randomness.bits(updates.keys, width) & 0x7FFFFFFFFFFFFFFF
         if updates.sent is not None:
             drawn.masked_fill_(~updates.sent, -1)
@@ -130,8 +132,8 @@ class RandomK(_Memoryless):
 
 @dataclass(frozen=True)
 class QSGD(_Memoryless):
-    """Rounds |x| / norm at random to one of `levels` + 1 values, so that its expectation
-    stays (Eq. 4 of the paper), and sends sign and level of every column.
+    """Rounds |x| / norm at random to one of `levels` + 1 values, preserving its
+    expectation (Eq. 4 of the paper), and sends sign and level of every column.
 
     A norm travels for every bucket of columns.
     """
@@ -139,9 +141,9 @@ class QSGD(_Memoryless):
     levels: int
     bucket: int
     unbiased: bool = True
-    """Whether the expectation is the update. Otherwise the norms that travel are such
-    that what arrives is as near to the update as it can be: so it is never further than
-    nothing, which error feedback and references need.
+    """Whether the expectation is the update. Otherwise the norms are chosen so that
+    what arrives is as near to the update as possible. Then it is never farther from it
+    than 0 is, which error feedback and references need.
     """
 
     @property
@@ -155,7 +157,7 @@ class QSGD(_Memoryless):
         norms = torch.linalg.vector_norm(buckets, dim=2, keepdim=True).float()
         drawn = _bucketed(_uniform(updates.keys, width), self.bucket).to(buckets.dtype)
         share = _ratio(buckets.abs(), norms.to(buckets.dtype))
-        # The norm is rounded to float32: a share may be above one by a rounding.
+        # The norm is rounded to float32, so a share may exceed one by a rounding.
         level = (share * self.levels + drawn).floor_().clamp_(max=self.levels)
         unit = norms.to(buckets.dtype) / self.levels
         values = level.mul_(unit).copysign(buckets)
@@ -171,8 +173,8 @@ class QSGD(_Memoryless):
 
 @dataclass(frozen=True)
 class ScaledSign(_Memoryless):
-    """Sends the sign of every column, and for every bucket of columns the mean of their
-    sizes.
+    """Sends the sign of every column, and for every bucket of columns their mean
+    magnitude.
     """
 
     bucket: int
@@ -182,9 +184,9 @@ class ScaledSign(_Memoryless):
         buckets = _bucketed(updates.values, self.bucket)
         sums = buckets.abs().sum(2, keepdim=True)
         means = _ratio(sums, self._counts(updates)).float().to(buckets.dtype)
-        # A 0 has a sign as well: one bit cannot tell it from others.
+        # A 0 gets a sign as well: one bit cannot encode a third value.
         values = means.copysign(buckets).flatten(1)[:, :width]
-        # A column that is not finite has no sign, but its bucket's mean tells of it.
+        # A column that is not finite has no sign, but its bucket's mean reveals it.
         if updates.sent is not None:
             values = values.where(updates.sent, 0)
         size = _num_buckets(updates, self.bucket) * SCALE_BYTES
@@ -200,10 +202,10 @@ class ScaledSign(_Memoryless):
 
 
 def num_kept(columns: Tensor | int, keep: float) -> Tensor | int:
-    """Return k, the share of the columns that is kept, rounded up: at least one if there
-    is any.
+    """Return k, the number of columns to keep, rounded up: at least one if there are
+    any columns.
     """
-    # 0.07 of 100 are 7, although 0.07 * 100 is 7.000000000000001.
+    # 0.07 of 100 is 7, although 0.07 * 100 is 7.000000000000001.
     slack = 1e-9
     if isinstance(columns, Tensor):
         share = columns.double() * keep - slack
@@ -212,11 +214,11 @@ def num_kept(columns: Tensor | int, keep: float) -> Tensor | int:
 
 
 def _tie_free(magnitudes: Tensor) -> Tensor:
-    """Let a column count a little less than the one before it, in place.
+    """Make each column count slightly less than the one before it, in place.
 
-    Columns often tie, as those of two pixels that are always alike. Roundings, which are
-    others on each number of ranks, must not decide between them; in float32, where they
-    are larger than this, they still may.
+    Columns often tie, such as those of two pixels that are always equal. Rounding
+    depends on the number of ranks, and must not decide between them. In float32
+    rounding is larger than this tilt, so there it still may.
     """
     return magnitudes.mul_(
         torch.linspace(
@@ -230,7 +232,7 @@ def _tie_free(magnitudes: Tensor) -> Tensor:
 
 
 def _uniform(keys: Tensor, count: int) -> Tensor:
-    """Return `count` numbers in [0, 1) for every key, two of each hash."""
+    """Return `count` numbers in [0, 1) for every key, two from each hash."""
     bits = randomness.bits(keys, (count + 1) // 2)
     both = torch.cat([bits >> 40, bits >> 16], 1)[:, :count]
     return (both & 0xFFFFFF).float() * 2.0**-24
@@ -240,12 +242,12 @@ def _first_k(updates: Updates, order: Tensor, keep: float) -> Tensor:
     """Return the updates in the k columns whose `order` is the highest, 0 elsewhere.
 
     Members that send fewer columns keep fewer, but none needs more than k of all
-    columns: so nothing has to be read from the device.
+    columns. So nothing has to be read from the device.
     """
     values = updates.values
     most = num_kept(values.shape[1], keep)
     assert isinstance(most, int)
-    # In order only where members keep the first of them.
+    # Sort only if some members keep just the first few.
     at = order.topk(most, dim=1, sorted=updates.sent is not None).indices
     kept = values.gather(1, at)
     if updates.sent is not None:
@@ -258,7 +260,7 @@ def _first_k(updates: Updates, order: Tensor, keep: float) -> Tensor:
 def _bucketed(rows: Tensor, bucket: int) -> Tensor:
     """Return [members, buckets, columns of a bucket]; the last is filled up with 0.
 
-    A bucket of 0 columns stands for one with all of them.
+    A bucket size of 0 means one bucket with all columns.
     """
     width = rows.shape[1]
     size = min(bucket or width, width)
@@ -276,7 +278,7 @@ def _num_buckets(updates: Updates, bucket: int) -> Tensor | int:
 
 def _ratio(of: Tensor, to: Tensor) -> Tensor:
     """Return their ratio, 0 where both are 0."""
-    # 0 / 0 would be NaN, which stands for a client that has diverged.
+    # 0 / 0 would be NaN, which would mark the client as diverged.
     return of / to.where(to != 0, 1)
 
 

@@ -1,7 +1,8 @@
-"""The clients' devices: how fast each computes and communicates, and when it is there.
+"""The clients' devices: how fast each computes and communicates, and when it is
+available.
 
-All of it is known on every rank, for all clients of the federation, and depends on the
-seed and the client's id alone: a few numbers for each client, no collective.
+Every rank knows this for all clients of the federation. It depends only on the seed and
+the client's id: a few numbers per client, no collective.
 """
 
 from dataclasses import dataclass
@@ -24,9 +25,9 @@ class Devices:
     uplink: np.ndarray
     """Bytes per second to the server."""
     step_seconds: float
-    """What a local step takes on a device of speed 1."""
+    """Duration of a local step on a device of speed 1."""
     availability: Availability | None = None
-    """When each is there; None: always."""
+    """When each client is available; None: always."""
 
     def seconds(
         self,
@@ -35,7 +36,7 @@ class Devices:
         down_bytes: np.ndarray | float,
         up_bytes: np.ndarray | float,
     ) -> np.ndarray:
-        """Return what each of these clients takes to download, train and upload."""
+        """Return how long each of these clients takes to download, train and upload."""
         down = self.download_seconds(clients, down_bytes)
         train = self.train_seconds(clients, steps)
         return down + train + self.upload_seconds(clients, up_bytes)
@@ -43,43 +44,45 @@ class Devices:
     def download_seconds(
         self, clients: np.ndarray, num_bytes: np.ndarray | float
     ) -> np.ndarray:
-        """Return what each of these clients takes to receive these bytes."""
+        """Return how long each of these clients takes to receive these bytes."""
         return num_bytes / self.downlink[clients]
 
     def train_seconds(self, clients: np.ndarray, steps: np.ndarray | int) -> np.ndarray:
-        """Return what each of these clients takes for these local steps."""
+        """Return how long each of these clients takes for these local steps."""
         return steps * self.step_seconds / self.speed[clients]
 
     def upload_seconds(
         self, clients: np.ndarray, num_bytes: np.ndarray | float
     ) -> np.ndarray:
-        """Return what each of these clients takes to send these bytes."""
+        """Return how long each of these clients takes to send these bytes."""
         return num_bytes / self.uplink[clients]
 
     def presence(self, clients: np.ndarray) -> Availability | None:
-        """Return when these clients are there, by position; None: always."""
+        """Return when these clients are available, by position; None: always."""
         return None if self.availability is None else self.availability.of(clients)
 
     def available(self, now: float) -> np.ndarray:
-        """Return the ids of the clients that are there at this moment, ascending."""
+        """Return the ids of the clients that are available at this moment,
+        ascending.
+        """
         if self.availability is None:
             return np.arange(len(self.speed))
         return np.flatnonzero(self.availability.at(now))
 
     def next_available(self, now: float) -> float:
-        """Return the first moment from `now` on at which some client is there; infinity
-        if none ever is again.
+        """Return the first moment from `now` on at which some client is available;
+        infinity if none ever is again.
         """
         return now if self.availability is None else self.availability.next(now)
 
 
 def devices_of(config: RunConfig) -> Devices | None:
-    """Return the devices of a run's clients; None where it has no virtual clock."""
+    """Return the devices of a run's clients; None without a virtual clock."""
     if config.devices == "none":
         return None
     if config.trace is not None:
         return _from_trace(config, read_trace(config.trace))
-    # A row per client, so that more clients leave the first ones as they are.
+    # A row per client, so that adding clients does not change the first ones.
     shape = config.clients, 2
     generator = randomness.generator(config.seed_of_data, "devices")
     spreads = np.array([config.speed_spread, config.link_spread])
@@ -88,7 +91,7 @@ def devices_of(config: RunConfig) -> Devices | None:
     else:
         factors = 1 + spreads * generator.uniform(-1, 1, shape)
     speed, link = factors.T
-    # One draw for both directions: where there is little reception, both are slow.
+    # One draw for both directions: with poor reception, both are slow.
     return Devices(
         speed=speed,
         downlink=config.downlink * link,
@@ -98,8 +101,8 @@ def devices_of(config: RunConfig) -> Devices | None:
 
 
 def _from_trace(config: RunConfig, trace: Trace) -> Devices:
-    """Give every client its row of the trace; those beyond the last row draw one of all
-    rows, with replacement.
+    """Give every client its row of the trace. Clients beyond the last row draw one of
+    all rows, with replacement.
     """
     rows, clients = len(trace.speed), config.clients
     generator = randomness.generator(config.seed_of_data, "devices")

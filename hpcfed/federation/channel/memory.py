@@ -11,7 +11,7 @@ from hpcfed.errors import UserError
 class Memory:
     """Tensors that the channel keeps from one round to the next, such as residuals.
 
-    Checkpoints hold them, and rows go where their clients go.
+    Checkpoints hold them. When a client moves to another rank, its rows move with it.
     """
 
     num_clients: int
@@ -25,21 +25,21 @@ class Memory:
         """Return an entry per client of this rank, to be overwritten in place: zeros
         like `like` at first.
 
-        Every rank asks for it in the same round, with clients in the cohort or without.
+        Every rank asks for it in the same round, even without clients in the cohort.
         """
         if name not in self.rows:
             self.rows[name] = like.new_zeros(self.num_clients, *like.shape)
         rows = self.rows[name]
-        # Compared as one entry: the number of clients is right by now.
+        # Compare single entries: the number of clients is already right.
         self._check(name, rows.new_empty(rows.shape[1:]), like)
-        # A checkpoint was read to the host.
+        # A checkpoint is read to the host.
         if rows.device != like.device:
             self.rows[name] = rows = rows.to(like.device)
         return rows
 
     def common(self, name: str, first: Tensor) -> Tensor:
-        """Return what was last kept under this name, the same on every rank; `first`
-        where nothing was.
+        """Return what was last kept under this name, the same on every rank; `first` if
+        nothing was kept.
         """
         kept = self.shared.get(name)
         if kept is None:
@@ -52,7 +52,7 @@ class Memory:
         self.shared[name] = tensor
 
     def _check(self, name: str, kept: Tensor, asked: Tensor) -> None:
-        """Refuse what a checkpoint of other options has left."""
+        """Refuse what a checkpoint with other options has left."""
         if kept.shape != asked.shape or kept.dtype != asked.dtype:
             raise UserError(
                 f"the checkpoint's {name} is {kept.dtype} of shape "

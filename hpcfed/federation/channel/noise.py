@@ -1,8 +1,8 @@
-"""Gaussian noise that hides what a client has sent: on the mean of a round's updates,
-by a server that is trusted, or on each update, by its client.
+"""Gaussian noise that hides what a client has sent: added to the mean of a round's
+updates by a trusted server, or to each update by its client.
 
-Noise is drawn from the run's seed, as everything is: it simulates privacy, and whoever
-knows the seed can take it off again.
+Noise is drawn from the run's seed, like all random numbers. It only simulates privacy:
+anyone who knows the seed can remove it.
 """
 
 from dataclasses import dataclass, field
@@ -20,25 +20,26 @@ from hpcfed.runtime import randomness
 from hpcfed.runtime.device import on_device
 
 NOISE_NUMBERS = 2**22
-"""Numbers of local noise that are drawn at a time: 32 MiB of hashes."""
+"""How many numbers of local noise are drawn at a time: 32 MiB of hashes."""
 
 
 @dataclass
 class OnceARound:
-    """Refuses what a round releases beyond the one release that ε counts.
+    """Refuses a second release in a round: ε counts only one.
 
-    Noise is drawn by the round's number: a second release would have the same noise, and
-    their difference none. Numbers that ascend and end with the run's rounds bound the
-    releases of a whole run, whatever a method makes of its cohorts.
+    Noise is keyed by the round's number, so a second release would have the same noise,
+    and the difference of both would have none. Round numbers must ascend and stay below
+    the run's rounds. That bounds the releases of a whole run, whatever a method does
+    with its cohorts.
     """
 
     rounds: int
-    """Rounds of the run, which ε is for."""
+    """Rounds of the run, for which ε was computed."""
     refusal: str
     _last: int = field(default=-1, init=False)
 
     def __call__(self, round: int) -> None:
-        """Count the release of a round, counted from 0."""
+        """Count the release of a round; rounds are numbered from 0."""
         if not self._last < round < self.rounds:
             raise UserError(self.refusal)
         self._last = round
@@ -48,20 +49,19 @@ class OnceARound:
 class CentralNoise:
     """Makes the mean of a round's rows private: w + (Σ updates + noise) / K.
 
-    K is the number of clients that a round is expected to have. Clients that were not
-    drawn, came late or diverged count as updates of 0, so that their number stays
-    hidden.
+    K is the expected number of clients in a round. Clients that were not drawn, were
+    late or diverged count as updates of 0, so that their number stays hidden.
     """
 
     deviation: float
-    """Standard deviation of the noise on the mean, by C."""
+    """Standard deviation of the noise on the mean, divided by C."""
     cohort_size: int
     seed: int
     rounds: int
     """Rounds of the run."""
     clipping: Clipping
     epsilons: np.ndarray | None
-    """ε after each round; None on all ranks but the root, which records it."""
+    """ε after each round, on the root, which records it; None on other ranks."""
     quantile_step: QuantileStep | None = None
 
     def __post_init__(self) -> None:
@@ -89,14 +89,14 @@ class CentralNoise:
         return row
 
     def _noise(self, row: Tensor, round: int) -> Tensor:
-        """Draw as many numbers as the row has, by a hash: the same on every rank."""
+        """Draw a number for each column, by a hash: the same on every rank."""
         server = torch.zeros(1, dtype=torch.int64, device=row.device)
         key = randomness.client_keys(self.seed, "central noise", round, server)
         return randomness.normal(key, len(row))[0].to(row.dtype)
 
 
 def _start(cohort: Cohort, row: Tensor) -> Tensor:
-    """Return the row that updates are counted from; refuse means in which a client may
+    """Return the row that updates are relative to; refuse means in which a client may
     weigh more than its share of the sum.
     """
     start = cohort.in_flight.sent_row
@@ -119,7 +119,7 @@ class LocalNoise:
     """Adds noise to every update before it leaves its client."""
 
     multiplier: float
-    """Standard deviation of the noise, by C."""
+    """Standard deviation of the noise, divided by C."""
     seed: int
     rounds: int
     """Rounds of the run."""
@@ -128,8 +128,8 @@ class LocalNoise:
     num_clients: int
     """Clients of the federation."""
     epsilons: np.ndarray | None
-    """ε after each round of a client; None on all ranks but the root, which records the
-    largest.
+    """ε after each round that a client takes part in, on the root, which records the
+    largest; None on other ranks.
     """
     phase: str = field(default="upload", init=False)
 
@@ -141,8 +141,8 @@ class LocalNoise:
         )
 
     def __call__(self, upload: Upload) -> Upload:
-        """Return the upload with noise on all columns, in place: clipping has made the
-        rows anew.
+        """Return the upload with noise on all columns. It is added in place: clipping
+        has made a new matrix.
         """
         rows, cohort = upload.rows, upload.cohort
         self._count(cohort.round)
@@ -167,7 +167,7 @@ class LocalNoise:
             rows[block] += deviation * noise.to(rows.dtype)
 
     def _participations(self, cohort: Cohort) -> int:
-        """Return how often the client has taken part that has done so most."""
+        """Return how often the most frequent participant has taken part."""
         none = torch.zeros(self.num_clients, dtype=torch.int64)
         counts = self.memory.common("participations", none).clone()
         counts[torch.from_numpy(cohort.clients)] += 1

@@ -1,12 +1,12 @@
-"""PowerSGD (Vogels et al. 2019): each matrix of an update by two thin factors.
+"""PowerSGD (Vogels et al. 2019): each matrix of an update as two thin factors.
 
-Algorithm 1, for every client by itself: P = M Q, orthonormal columns P̂ of P, Q = Mᵀ P̂;
-P̂ and Q are sent, and M arrives as P̂ Qᵀ, the projection of M on the columns of P̂. Each
-client begins with its Q of the last time: one step of power iteration each time. A
-convolution is a matrix with a row for each output channel. Vectors, and matrices whose
-factors would be larger than they are, travel as they are.
+Algorithm 1, for every client separately: P = M Q, orthonormal columns P̂ of P, Q = Mᵀ
+P̂. P̂ and Q are sent, and M arrives as P̂ Qᵀ, the projection of M on the columns of P̂.
+Each client starts from its previous Q: one step of power iteration per upload. A
+convolution is a matrix with a row per output channel. Vectors are sent as they are, and
+so are matrices whose factors would be larger.
 
-A column of Q that is 0, as all are before the first time, is drawn at random.
+A column of Q that is 0, as all are before the first upload, is drawn at random.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ from hpcfed.runtime import randomness
 
 
 class _Matrix(NamedTuple):
-    """A tensor that is worth two factors."""
+    """A tensor that is sent as two factors."""
 
     columns: slice
     """Its columns of a row."""
     height: int
     width: int
     kept: slice
-    """The columns of its Q, among what a client keeps."""
+    """The columns of its Q within what a client keeps."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class PowerSGD:
             )
 
     def warm_columns(self, columns: int) -> int:
-        """Return the numbers of all matrices' Q; refuse rows of which some columns are
-        left out, since no matrix is to be found in them.
+        """Return how many numbers the Q of all matrices have. Refuse rows that leave
+        out columns, since no matrix can be found in them.
         """
         whole = self.entries[-1].stop
         if columns != whole:
@@ -65,7 +65,7 @@ class PowerSGD:
         assert before is not None
         number = rows.element_size()
         drawn = randomness.uniform(updates.keys, before.shape[1])
-        # Around 0: the columns of positive matrices are nearly parallel.
+        # Centred at 0: the columns of positive matrices are nearly parallel.
         drawn = drawn.to(rows.dtype) - 0.5
         values, warm = rows.clone(), before.clone()
         size = updates.num_sent() * number
@@ -84,7 +84,7 @@ class PowerSGD:
                 continue
             sent = updates.sent[:, columns]
             dense = sent.sum(1) * number
-            # Who sends few columns of a matrix, or none, sends them as they are.
+            # A member that sends few columns of a matrix, or none, sends them unpacked.
             packs = dense > factors
             at_all = packs[:, None]
             values[:, columns] = arrived.where(sent & at_all, rows[:, columns])
@@ -117,23 +117,24 @@ def low_rank(matrix: Tensor, warm: Tensor, drawn: Tensor) -> tuple[Tensor, Tenso
 
 
 def orthonormal(columns: Tensor) -> Tensor:
-    """Return columns of length one at right angles, by Gram and Schmidt; 0 in place of
-    one that depends on those before it.
+    """Return orthonormal columns by Gram-Schmidt. A column that depends on those before
+    it becomes 0.
 
-    A few operations for all members: a GPU would factorise them one by one.
+    It takes a few operations for all members: a GPU would factorise them one by one.
     """
     least = 100 * torch.finfo(columns.dtype).eps
     basis = columns[:, :, :0]
     for column in columns.split(1, dim=2):
         before = torch.linalg.vector_norm(column, dim=1, keepdim=True)
-        # Twice: once leaves roundings as large as what is left of a dependent column.
+        # Twice: after one pass, rounding errors are as large as what is left of a
+        # dependent column.
         for _ in range(2):
-            # Not as products of matrices: a CPU would start one for each member.
+            # Not as matrix products: a CPU would start one for each member.
             shares = (basis * column).sum(1, keepdim=True)
             column = column - (basis * shares).sum(2, keepdim=True)
         length = torch.linalg.vector_norm(column, dim=1, keepdim=True)
         independent = length > least * before
-        # A comparison with NaN is False, but a client that has diverged must be seen.
+        # A comparison with NaN is False, but a diverged client must stay visible.
         unit = (column / length).where(independent | length.isnan(), 0)
         basis = torch.cat([basis, unit], 2)
     return basis

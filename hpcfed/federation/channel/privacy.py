@@ -1,4 +1,4 @@
-"""Puts clipping, noise and accountant of a private run together."""
+"""Builds clipping, noise and accountant of a private run."""
 
 from dataclasses import dataclass
 
@@ -21,14 +21,14 @@ COUNT_NOISE = 1 / 20
 
 @dataclass
 class Privacy:
-    """The parts of the channel that make a run private; none of them in other runs."""
+    """The parts of the channel that make a run private; all None in other runs."""
 
     clipping: Clipping | None = None
     """What clients do to their updates."""
     local_noise: LocalNoise | None = None
     """What they add to them."""
     server_clipping: Clipping | None = None
-    """What the server does to updates that it has unpacked, which may be longer."""
+    """What the server does to unpacked updates, which may be longer than C."""
     central_noise: CentralNoise | None = None
     """What the server adds to the mean."""
 
@@ -41,8 +41,8 @@ def build_privacy(
     *,
     packed: bool,
 ) -> Privacy:
-    """Return what makes this run private; the same call on every rank. `packed`: whether
-    uploads are.
+    """Return what makes this run private; the same call on every rank. `packed` says
+    whether uploads are packed.
     """
     if config.privacy == "none":
         return Privacy()
@@ -52,7 +52,7 @@ def build_privacy(
     clipping = Clipping(norm, layers)
     epsilons = None
     if collectives.world.is_root and not config.clips_alone:
-        # Now, so that no round waits for the accountant.
+        # Computed now, so that no round waits for the accountant.
         epsilons = accountant_of(config).epsilons(multiplier, config.rounds)
     if config.privacy == "local":
         noise = LocalNoise(
@@ -82,15 +82,15 @@ def build_privacy(
 def _on_updates_and_count(
     config: RunConfig, multiplier: float, collectives: Collectives
 ) -> tuple[float, QuantileStep | None]:
-    """Return the noise on the mean of updates, by C, and what moves C, if anything does:
-    z is for both together.
+    """Return the noise on the mean of updates, divided by C, and what moves C, if
+    anything. z covers both together.
     """
     cohort = config.accounted_cohort
     if config.clip_quantile is None:
         return multiplier / cohort, None
     count_noise = 0.0
     if not config.clips_alone:
-        # The paper's, but never so small that no noise could make up for it.
+        # The paper's value, but large enough that noise on updates can make up for it.
         count_noise = max(COUNT_NOISE * cohort, multiplier)
         multiplier = noise_beside_count(multiplier, count_noise)
     step = QuantileStep(
@@ -105,7 +105,7 @@ def _on_updates_and_count(
 
 
 def noise_beside_count(multiplier: float, count_noise: float) -> float:
-    """Return z_Δ of the updates, where z is that of them and of a count with noise σ_b:
-    1 / z² = 1 / z_Δ² + 1 / (2 σ_b)² (Andrew et al. 2021, Theorem 1).
+    """Return z_Δ, the noise of the updates, if z covers them and a count with noise
+    σ_b: 1 / z² = 1 / z_Δ² + 1 / (2 σ_b)² (Andrew et al. 2021, Theorem 1).
     """
     return (multiplier**-2 - (2 * count_noise) ** -2) ** -0.5

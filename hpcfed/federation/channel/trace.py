@@ -1,15 +1,16 @@
 """Reads devices from a CSV file: a line for each client, `client,speed,downlink,uplink`.
 
 Speed is relative (1: a step takes --step-seconds), links are in bytes per second. Two
-more columns may say when a client is there: `available`, as in `0-3600;7200-9000` in
-seconds of virtual time, and `period`, after which these spans come again (86400 for
-every day). An empty `available` means always, an empty `period` once.
+more columns may say when a client is available: `available`, such as `0-3600;7200-9000`
+in seconds of virtual time, and `period`, after which these spans repeat (86400 for
+every day). An empty `available` means always, an empty `period` means once.
 
     client,speed,downlink,uplink,available,period
     0,1.0,750000,250000,,
     1,0.4,200000,50000,0-25200;79200-86400,86400
 
-The file may be anything: every mistake is one line with the number of the line.
+The file may contain anything: every mistake is reported in one line with its line
+number.
 """
 
 import csv
@@ -23,28 +24,28 @@ import numpy as np
 
 from hpcfed.errors import UserError
 
-# When clients are there: spans of virtual time, once or again in every period.
+# When clients are available: spans of virtual time, once or repeated in every period.
 
 
 @dataclass(frozen=True)
 class Availability:
     """The spans of all clients in flat arrays: one entry per span, in any order.
 
-    A client without a span is always there. Spans have a beginning, which belongs to
-    them, and an end, which does not.
+    A client without a span is always available. A span includes its beginning, but not
+    its end.
     """
 
     num_clients: int
     owner: np.ndarray
-    """The client that each span is about."""
+    """The client that each span belongs to."""
     begin: np.ndarray
     """Seconds since the start of the run, or of the client's period."""
     end: np.ndarray
     period: np.ndarray
-    """Seconds after which the span comes again; infinity: never."""
+    """Seconds after which the span repeats; infinity: never."""
 
     def at(self, now: float) -> np.ndarray:
-        """Return which clients are there at this moment, [clients]."""
+        """Return which clients are available at this moment, [clients]."""
         there = self._always.copy()
         moment = self._within_period(now)
         covered = (self.begin <= moment) & (moment < self.end)
@@ -52,24 +53,25 @@ class Availability:
         return there
 
     def next(self, now: float) -> float:
-        """Return the first moment from `now` on at which some client is there; infinity
-        if none ever is again.
+        """Return the first moment from `now` on at which some client is available;
+        infinity if none ever is again.
         """
         if self.at(now).any():
             return now
         moment = self._within_period(now)
         wait = self.begin - moment
-        # Spans that are over come again with the next period, if there is one.
+        # Spans that are over come again in the next period, if there is one.
         wait = np.where(wait > 0, wait, wait + self.period)
         following = now + float(wait.min())
-        # The sum may be rounded to just before the span, which would never begin.
+        # The sum may be rounded to just before the span; then the span would never
+        # begin.
         while np.isfinite(following) and not self.at(following).any():
             following = float(np.nextafter(following, np.inf))
         return following
 
     def of(self, rows: np.ndarray) -> "Availability":
-        """Return the availability of clients that behave as these do; some may be named
-        several times.
+        """Return the availability of clients that behave like these; a client may be
+        named several times.
         """
         order = np.argsort(self.owner, kind="stable")
         counts = np.bincount(self.owner, minlength=self.num_clients)
@@ -93,7 +95,7 @@ class Availability:
 
     @cached_property
     def _periods(self) -> tuple[np.ndarray, np.ndarray]:
-        """The periods that there are, mostly one, and which of them each span has."""
+        """The distinct periods, usually one, and the index of each span's period."""
         return np.unique(self.period, return_inverse=True)
 
     def _within_period(self, now: float) -> np.ndarray:
@@ -105,9 +107,9 @@ class Availability:
 NEEDED = ("client", "speed", "downlink", "uplink")
 OPTIONAL = ("available", "period")
 MOST_BYTES = 256 * 2**20
-"""A trace of millions of phones is smaller; anything larger is another file."""
+"""A trace of millions of phones is smaller; anything larger is not a trace."""
 LEAST, MOST = 1e-9, 1e15
-"""Bounds of all numbers but moments: their quotients stay finite."""
+"""Bounds of all numbers except moments: their quotients stay finite."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Trace:
     downlink: np.ndarray
     uplink: np.ndarray
     availability: Availability | None
-    """None where no client is ever away."""
+    """None if no client is ever away."""
 
 
 @dataclass
@@ -164,7 +166,7 @@ def read_trace(path: Path) -> Trace:
 
 def _rows(file: Iterator[str], path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield each line's number and its cells by name; refuse a wrong heading."""
-    # Strict: a quote that is never closed would swallow the rest of the file.
+    # Strict: an unclosed quote would swallow the rest of the file.
     reader = csv.reader(file, strict=True)
     try:
         heading = [cell.strip() for cell in next(reader, [])]
@@ -191,7 +193,7 @@ def _rows(file: Iterator[str], path: Path) -> Iterator[tuple[int, dict[str, str]
 def _read_row(columns: _Columns, row: dict[str, str], seen: set[int]) -> None:
     """Add a line's device; ValueError says what is wrong with it."""
     client = row["client"].strip()
-    # isdecimal allows digits of all scripts, and int any number of them.
+    # isdecimal accepts digits of all scripts, and int any number of digits.
     if not (client.isascii() and client.isdecimal() and len(client) <= 9):
         raise ValueError(f"client must be a number from 0 on, got {client[:40]!r}")
     if int(client) in seen:
@@ -219,7 +221,7 @@ def _positive(text: str, name: str) -> float:
 
 def _number(text: str, name: str) -> float:
     try:
-        # float() takes 1_000 and digits of other scripts.
+        # float() accepts 1_000 and digits of other scripts.
         number = float(text) if text.isascii() and "_" not in text else inf
     except ValueError:
         number = inf
