@@ -1,11 +1,10 @@
-"""`checkpoints/<rounds done>/`: what a run needs to go on. Arrays without pickle, valid
-once the marker stands there.
+"""`checkpoints/<rounds done>/`: what a run needs to continue. Arrays without pickle,
+valid once the marker exists.
 
-All ranks write files of their own, each under its name only when it is whole on disk;
-the marker, which comes last, names them all with their checksums. A checkpoint whose
-files do not match it is passed over for the one before, so two are kept. Each has a
-copy of `run.h5`, too: what was recorded must not depend on a single file without
-checksums.
+Every rank writes its own files, and each gets its name only once it is whole on disk.
+The marker comes last and lists all files with their checksums. If a checkpoint's files
+do not match its marker, the one before is used, so two are kept. Each also has a copy
+of `run.h5`: the record must not depend on a single file without checksums.
 """
 
 import hashlib
@@ -28,12 +27,12 @@ from hpcfed.results.publish import publish, replacing
 from hpcfed.results.safe import check_file
 
 KEPT = 2
-"""Finished checkpoints that stay."""
+"""Number of finished checkpoints to keep."""
 MARKER = "complete.json"
 MOST_MARKER = 16 * 2**20
-"""Bytes of a marker that is read."""
+"""Largest marker to read, in bytes."""
 BLOCK = 2**24
-"""Bytes that are read between two looks at whether to stop."""
+"""Bytes read between two checks for a requested stop."""
 _FORMAT, _SCHEMA = "hpcfed checkpoint", 1
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*\.(npy|h5)"
 _HEADERS = {
@@ -41,15 +40,15 @@ _HEADERS = {
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
-"""What reading a damaged checkpoint may raise."""
+"""Exceptions that reading a damaged checkpoint may raise."""
 
 Say = Callable[[str], None]
 Stopping = Callable[[], bool]
-"""Tells whether a stop was asked for."""
+"""Tells whether a stop was requested."""
 
 
 class Interrupted(Exception):
-    """A stop was asked for while checkpoints were read."""
+    """A stop was requested while checkpoints were read."""
 
 
 @dataclass(frozen=True)
@@ -67,25 +66,27 @@ class Checkpoint:
 
     folder: Path
     rounds: int
-    """Rounds that are done."""
+    """Number of finished rounds."""
     files: tuple[StoredFile, ...]
 
     def read(
         self, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]
     ) -> np.ndarray:
-        """Read an array of this kind (None: any length)."""
+        """Read an array of this dtype and shape (None: any length)."""
         return load(self.folder, name, dtype, shape)
 
     def read_any(self, name: str) -> np.ndarray:
-        """Read an array of numbers; the caller checks their kind."""
+        """Read an array of numbers; the caller checks dtype and shape."""
         return _read(self.folder / f"{name}.npy")
 
     def refusal(self, name: str, held: str) -> UserError:
-        """Return the error about an array that cannot be this run's, for what it holds."""
+        """Return the error for an array that cannot belong to this run, given what it
+        holds.
+        """
         return _refusal(self.folder / f"{name}.npy", held)
 
     def names(self, beginning: str) -> list[str]:
-        """Return the arrays whose names begin so."""
+        """Return the arrays whose names have this prefix."""
         found = []
         for file in self.files:
             if file.name.startswith(beginning):
@@ -103,19 +104,19 @@ def prepare(folder: Path) -> None:
 
 
 def write(folder: Path, name: str, array: np.ndarray) -> StoredFile:
-    """Write an array as NAME.npy; the folder must be there."""
+    """Write an array as NAME.npy; the folder must exist."""
     path = folder / f"{name}.npy"
-    # The folder is synced with the marker, before which no reader looks for the file.
+    # The folder is synced with the marker. No reader looks for the file before that.
     with replacing(path) as file:
         counted = _Counted(file.write)
-        # `ascontiguousarray` would make a vector of a single number.
+        # `ascontiguousarray` would turn a scalar into a vector.
         contiguous = np.asarray(array, order="C")
         np.lib.format.write_array(counted, contiguous, allow_pickle=False)
     return StoredFile(path.name, counted.size, counted.hash.hexdigest())
 
 
 class _Counted:
-    """Counts and hashes what is written, so that it need not be read again."""
+    """Counts and hashes what is written, so that it need not be read back."""
 
     def __init__(self, write: Callable[[bytes], int]) -> None:
         self._write = write
@@ -130,21 +131,22 @@ class _Counted:
 
 def copy(folder: Path, path: Path) -> StoredFile:
     """Copy a file into a checkpoint under its own name."""
-    # Read once, so that the checksum is of the very bytes that are written.
+    # Read once, so that the checksum covers exactly the bytes that are written.
     content = path.read_bytes()
     publish(content, folder / path.name)
     return StoredFile(path.name, len(content), hashlib.sha256(content).hexdigest())
 
 
 def existing(path: Path, stopping: Stopping = lambda: False) -> StoredFile:
-    """Describe a file that something else has written to a checkpoint's folder."""
+    """Describe a file that other code has written to a checkpoint's folder."""
     size, digest = check_file(path), hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(BLOCK):
             if stopping():
                 raise Interrupted
             digest.update(block)
-        # Whoever wrote it may not have: the marker must not come to disk before it.
+        # Its writer may not have synced it, and the marker must not reach the disk
+        # first.
         os.fsync(file.fileno())
     return StoredFile(path.name, size, digest.hexdigest())
 
@@ -152,8 +154,8 @@ def existing(path: Path, stopping: Stopping = lambda: False) -> StoredFile:
 def complete(
     folder: Path, rounds: int, files: Sequence[StoredFile], *, keep: int = KEPT
 ) -> None:
-    """Put up the marker, now that all files are on disk, and remove all finished
-    checkpoints but the last `keep`.
+    """Write the marker, now that all files are on disk, and remove all but the last
+    `keep` finished checkpoints.
     """
     marker = {
         "format": _FORMAT,
@@ -162,7 +164,7 @@ def complete(
         "parts": [asdict(file) for file in files],
     }
     publish(json.dumps(marker, indent=1).encode(), folder / MARKER)
-    # Only now: until this one is whole, an older one is what a run goes on from.
+    # Only now: until this checkpoint is whole, a run would continue from an older one.
     run = folder.parent.parent
     every = checkpoint_folders(run)
     finished = [old for old in every if (old / MARKER).exists()]
@@ -171,15 +173,15 @@ def complete(
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint; the marker first, so that nobody takes what is left for
-    whole.
+    """Remove a checkpoint. Its marker goes first, so that the rest is never mistaken
+    for a whole checkpoint.
     """
     (folder / MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def discard_after(run: Path, rounds: int) -> None:
-    """Remove checkpoints of later rounds than those that a run goes on after: they are
+    """Remove checkpoints of later rounds than the one a run continues from: they are
     damaged or unfinished.
     """
     for folder in checkpoint_folders(run):
@@ -193,9 +195,10 @@ def discard_after(run: Path, rounds: int) -> None:
 def load(
     folder: Path, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]
 ) -> np.ndarray:
-    """Read an array that `write` has written, of this kind (None: any length).
+    """Read an array that `write` has written, with this dtype and shape (None: any
+    length).
 
-    A checksum does not say whose file it is, so type and shape are checked, too.
+    A checksum does not say whose file it is, so dtype and shape are checked, too.
     """
     path = folder / f"{name}.npy"
     array = _read(path)
@@ -211,7 +214,7 @@ def load(
 def _read(path: Path) -> np.ndarray:
     try:
         return _load(path)
-    except Exception as error:  # whatever numpy says of a header that somebody made up
+    except Exception as error:  # whatever numpy raises for a forged header
         raise UserError(f"{path} cannot be read: {one_line(error)}") from None
 
 
@@ -220,13 +223,13 @@ def _refusal(path: Path, held: str) -> UserError:
 
 
 def _load(path: Path) -> np.ndarray:
-    """Read an array; a header that promises more than the file holds is not believed."""
+    """Read an array, unless its header promises more than the file holds."""
     with open(path, "rb") as file:
         version = np.lib.format.read_magic(file)
         shape, _, dtype = _HEADERS[version](file)
         promised = prod(shape) * dtype.itemsize
         held = path.stat().st_size - file.tell()
-        # An array of objects would be a pickle, which may run anything.
+        # An array of objects would be a pickle, which may run any code.
         if dtype.hasobject or promised != held:
             raise ValueError("no array of numbers of its size")
         file.seek(0)
@@ -235,33 +238,33 @@ def _load(path: Path) -> np.ndarray:
 
 
 def exist(run: Path) -> bool:
-    """Tell whether a checkpoint was ever finished; nobody has looked whether it is
+    """Tell whether a checkpoint was ever finished. This does not check that it is
     whole.
     """
     return any((folder / MARKER).exists() for folder in checkpoint_folders(run))
 
 
 def newest_rounds(run: Path) -> int:
-    """Return the rounds after which the newest finished checkpoint was written; 0
-    without one. Nobody has looked whether it is whole.
+    """Return the number of rounds before the newest finished checkpoint; 0 without one.
+    This does not check that it is whole.
     """
     finished = [path for path in checkpoint_folders(run) if (path / MARKER).exists()]
     return int(finished[-1].name) if finished else 0
 
 
 def listed(folder: Path) -> list[str]:
-    """Return the names of a checkpoint's files, by its marker; others that lie there
-    belong to no checkpoint.
+    """Return the names of a checkpoint's files as its marker lists them; other files in
+    the folder do not belong to it.
     """
     return [file.name for file in _marked(folder)]
 
 
 def recorded(run: Path, *, record_only: bool = False) -> list[Path]:
-    """Return the HDF5 files that going on may read, as they were written to
-    checkpoints, the last first; or copies of the record alone.
+    """Return the HDF5 files that a resumed run may read, as copied to checkpoints, last
+    one first; or only the copies of the record.
 
-    The run's own `run.h5` is one of them only if no checkpoint has it: it may be
-    damaged. The server's files may be large: only one rank should hash them.
+    The run's own `run.h5` is included only if no checkpoint has it, because it may be
+    damaged. The server's files may be large, so only one rank should hash them.
     """
     found = []
     for folder in reversed(checkpoint_folders(run)):
@@ -278,8 +281,8 @@ def recorded(run: Path, *, record_only: bool = False) -> list[Path]:
 
 
 def newest(run: Path, *, say: Say, below: int | None = None) -> Checkpoint | None:
-    """Return the last checkpoint that is whole, of those after fewer than `below`
-    rounds; `say` hears of damaged ones.
+    """Return the last whole checkpoint, of those after fewer than `below` rounds;
+    report damaged ones through `say`.
     """
     found = common([run], say=say, below=below)
     return found[0] if found else None
@@ -292,10 +295,10 @@ def common(
     stopping: Stopping = lambda: False,
     below: int | None = None,
 ) -> list[Checkpoint] | None:
-    """Return the checkpoints of the last round after which every run has a whole one.
+    """Return the checkpoints of the last round for which every run has a whole one.
 
-    Seeds that advance together must go on from the same round, or their sums would be
-    rounded otherwise.
+    Seeds that advance together must continue from the same round, or their sums would
+    be rounded differently.
     """
     rounds = []
     for run in runs:
@@ -306,12 +309,12 @@ def common(
             )
         names = {folder.name for folder in checkpoint_folders(run)}
         rounds.append(names)
-    # Names have leading zeros, so that their order is that of the rounds.
+    # Names have leading zeros, so they sort in the order of rounds.
     for name in sorted(set.intersection(*rounds), reverse=True):
         if below is not None and int(name) >= below:
             continue
         folders = [run / CHECKPOINTS / name for run in runs]
-        # Without its marker a checkpoint was not finished, which is no damage.
+        # A checkpoint without a marker is unfinished, not damaged.
         finished = all((folder / MARKER).exists() for folder in folders)
         if not finished:
             continue
@@ -326,7 +329,7 @@ def common(
 
 
 def _if_whole(folder: Path, say: Say, stopping: Stopping) -> Checkpoint | None:
-    """Return a checkpoint, or say how it is damaged."""
+    """Return a checkpoint, or report how it is damaged."""
     try:
         files = _marked(folder)
         for file in files:
@@ -341,21 +344,19 @@ def _if_whole(folder: Path, say: Say, stopping: Stopping) -> Checkpoint | None:
 def _is_whole(
     folder: Path, file: StoredFile, stopping: Stopping = lambda: False
 ) -> bool:
-    """Compare a file with what the marker says; its size tells sooner than its
+    """Compare a file with its entry in the marker; its size is checked before its
     checksum.
     """
-    # Sizes differ when a write was cut short; then gigabytes need not be read.
+    # A write that was cut short has another size; then gigabytes need not be read.
     path = folder / file.name
     return check_file(path) == file.size and existing(path, stopping) == file
 
 
 def _marked(folder: Path) -> tuple[StoredFile, ...]:
-    """Return the files that the marker names, if it speaks of files in this folder
-    alone.
-    """
+    """Return the files that the marker lists, if all of them are in this folder."""
     if folder.is_symlink():
         raise ValueError("it is a link, which is not followed")
-    # The marker itself may have been handed in, and may be anything.
+    # The marker itself may be untrusted and hold anything.
     check_file(folder / MARKER, MOST_MARKER)
     marker: dict[str, Any] = json.loads((folder / MARKER).read_bytes())
     if (marker["format"], marker["schema"]) != (_FORMAT, _SCHEMA):
@@ -364,7 +365,7 @@ def _marked(folder: Path) -> tuple[StoredFile, ...]:
         raise ValueError(f"its marker is of round {marker['rounds']!r}")
     files = tuple(StoredFile(**file) for file in marker["parts"])
     for file in files:
-        # A name with a slash would lead out of the folder.
+        # A name with a slash would lead outside the folder.
         if not fullmatch(_NAME, file.name):
             raise ValueError(f"{file.name!r} is not a file's name")
         path = folder / file.name

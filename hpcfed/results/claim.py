@@ -1,7 +1,7 @@
-"""Whose a folder is: one run, or one study, at a time writes to it.
+"""Ownership of a folder: only one run, or one study, writes to it at a time.
 
-A claim is a lock, which the system drops when its process dies, so none is ever stale.
-`.job` names the Slurm job that began a run: no other job takes the folder for its own.
+A claim is a lock. The system drops it when its process dies, so a claim is never stale.
+`.job` names the Slurm job that began a run: no other job takes over the folder.
 """
 
 import fcntl
@@ -14,13 +14,13 @@ from hpcfed.errors import UserError
 from hpcfed.results.folder import CLAIM, JOB, STUDY_CLAIM
 
 LONGEST = 1000
-"""Bytes of a name that are read; the file may be anything that somebody put there."""
+"""Longest name to read, in bytes; the file may be anything that somebody put there."""
 
 
 @contextmanager
 def claimed(folder: Path, name: str = CLAIM) -> Iterator[None]:
-    """Claim a folder within, or refuse one that another run has claimed. A study's
-    claim is a file of another `name`.
+    """Claim a folder within the block, or refuse if another run has claimed it. A
+    study's claim is a file of another `name`.
 
     On a file system without locks every claim succeeds.
     """
@@ -29,15 +29,15 @@ def claimed(folder: Path, name: str = CLAIM) -> Iterator[None]:
     try:
         yield
     finally:
-        # The folder may be gone, or read-only by now.
+        # The folder may be gone or read-only by now.
         with suppress(OSError):
             path.unlink()
         os.close(descriptor)
 
 
 def _locked(path: Path) -> int:
-    """Open the file of a claim, and lock it."""
-    # Neither a link nor a pipe that somebody has put there is followed or waited for.
+    """Open the file of a claim and lock it."""
+    # Do not follow a link or wait for a pipe that somebody has put there.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
         descriptor = os.open(path, flags, 0o666)
@@ -51,10 +51,10 @@ def _locked(path: Path) -> int:
                 "another --out"
             ) from None
         except OSError:
-            # There are no locks here.
+            # This file system has no locks.
             return descriptor
-        # Its last owner may have removed the file between our opening and locking it:
-        # then the lock is on a file that nobody else will find.
+        # The last owner may have removed the file between our opening and locking it.
+        # Then the lock is on a file that no other process will find.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor
@@ -62,15 +62,15 @@ def _locked(path: Path) -> int:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Tell whether a folder has a claim that no process of this machine holds: its run
-    was killed.
+    """Tell whether a folder has a claim that no process of this machine holds, so that
+    its run was killed.
     """
     return _is_locked(folder / CLAIM) is False
 
 
 def hold(descriptor: int) -> None:
     """Lock a file for as long as this process, or one that inherits the descriptor, has
-    it open; where there are no locks, nothing happens.
+    it open. Without file locks, do nothing.
     """
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,12 +82,14 @@ def is_held(path: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool | None:
-    """Tell whether a file is locked; None if there is no file, or it cannot be told."""
+    """Tell whether a file is locked; None if it does not exist or its lock cannot be
+    checked.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags)
     except OSError:
-        # There is none, or we may not look.
+        # It does not exist, or we lack permission.
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -95,17 +97,18 @@ def _is_locked(path: Path) -> bool | None:
     except BlockingIOError:
         return True
     except OSError:
-        # There are no locks here.
+        # This file system has no locks.
         return None
     finally:
         os.close(descriptor)
 
 
 def this_job(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Name the Slurm job that this process is part of; None outside Slurm.
+    """Return the name of the Slurm job that this process belongs to; None outside
+    Slurm.
 
-    A requeued job keeps its name. The cluster is part of it: clusters that share a file
-    system may give two jobs the same number.
+    A requeued job keeps its name. The cluster is part of the name: clusters that share
+    a file system may give two jobs the same number.
     """
     number = environment.get("SLURM_JOB_ID", "")
     if not number.isdigit():
@@ -115,14 +118,14 @@ def this_job(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def was_requeued(environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether Slurm has begun this job before."""
+    """Tell whether Slurm has started this job before."""
     # Slurm sets it only from the second start on.
     restarts = environment.get("SLURM_RESTART_COUNT", "")
     return restarts.isdigit() and int(restarts) > 0
 
 
 def begun_by(folder: Path) -> str | None:
-    """Read which job has begun the run in a folder; None if no job has, or there is no
+    """Read which job began the run in a folder; None if no job did, or there is no
     run.
     """
     path = folder / JOB
@@ -134,11 +137,11 @@ def begun_by(folder: Path) -> str | None:
 
 
 def sign(folder: Path) -> None:
-    """Leave this job's name in the folder of a run that begins.
+    """Write this job's name to the folder of a run that begins.
 
-    Outside Slurm only remove a name that was there: that job's run is gone.
+    Outside Slurm only remove an old name: that job's run is gone.
     """
-    # Unlinked first: what is there may be a link, which must not be written through.
+    # Unlink first: it may be a link, and writing would follow it.
     (folder / JOB).unlink(missing_ok=True)
     job = this_job()
     if job is not None:

@@ -1,4 +1,4 @@
-"""What a run's file holds beyond its record: read for a page about this run alone."""
+"""Data in a run's file beyond its record, read only for a page about this run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,28 +12,34 @@ from hpcfed.results.safe import Reader, readable, reading
 from hpcfed.results.server import LatentMap
 
 MOST_SAMPLES = 2**53
-"""The most samples of a client and a class: a float holds no larger whole numbers."""
+"""The most samples of a client and a class: above this a float cannot hold every whole
+number.
+"""
 
 
 @dataclass(frozen=True)
 class RunDetails:
-    """A part is empty or None if the run has none, or its file is older."""
+    """Details of a run. A part is empty or None if the run lacks it or its file is
+    older.
+    """
 
     class_counts: np.ndarray
     """Training samples: [client, class]."""
     losses: dict[str, np.ndarray]
-    """The loss of every step of the server's networks: [training, step]."""
+    """The loss of each step of the server's networks: [training, step]."""
     latents: LatentMap | None
     """The map of the last training of the server's model."""
 
     @classmethod
     def nothing(cls) -> "RunDetails":
-        """Return details of a run that has none."""
+        """Return empty details, for a run without any."""
         return cls(np.empty((0, 0)), {}, None)
 
 
 def read_details(folder: Path) -> RunDetails:
-    """Read the details of a run that was readable as one; a UserError if they are not."""
+    """Read the details of a run whose record was readable; raise a UserError if they
+    are not.
+    """
     path = folder / RECORD
     with readable(path, "a run"), reading(path) as file:
         return RunDetails(_class_counts(file), _losses(file), _latents(file))
@@ -44,14 +50,14 @@ def _class_counts(file: Reader) -> np.ndarray:
         return np.empty((0, 0))
     clients = len(file.numbers("clients/train_samples", (None,)))
     counts = file.numbers("clients/classes", (clients, None)).astype(np.float64)
-    # Also false for NaN.
+    # NaN fails this comparison, too.
     if not ((counts >= 0) & (counts <= MOST_SAMPLES)).all():
         raise ValueError("clients/classes holds numbers that cannot be")
     return counts
 
 
 def _losses(file: Reader) -> dict[str, np.ndarray]:
-    """Read the losses of all trainings that have come."""
+    """Read the losses of all trainings so far."""
     if "server" not in file:
         return {}
     group = file.within("server")
@@ -71,7 +77,7 @@ def _latents(file: Reader) -> LatentMap | None:
     places = file.numbers("server/latents", (None, 2)).astype(np.float64)
     clients = file.numbers("server/latent_clients", (len(places),)).astype(np.float64)
     shares = file.numbers("server/latent_shares", (2,)).astype(np.float64)
-    # Places that no upload has are NaN; a damaged file may have anything.
+    # Unused places are NaN; a damaged file may hold anything.
     known = np.isfinite(places).all(1) & (clients >= 0) & (clients <= MOST_SAMPLES)
     if not known.any() or not ((shares >= 0) & (shares <= 1 + 1e-6)).all():
         return None
@@ -79,8 +85,8 @@ def _latents(file: Reader) -> LatentMap | None:
 
 
 def read_clock(folder: Path, rounds: int) -> dict[str, np.ndarray]:
-    """Read the members of the first rounds of a run, a row for each: the round, counted
-    from 1, and the columns of the table. Runs without a clock have no rows.
+    """Read the clock table of a run's first rounds, one row per member: the round,
+    counted from 1, and the table's columns. Runs without a clock have no rows.
     """
     path = folder / RECORD
     with readable(path, "a run"), reading(path) as file:
@@ -95,8 +101,8 @@ def read_clock(folder: Path, rounds: int) -> dict[str, np.ndarray]:
 
 
 def _clock_rows(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the members of all rounds, one below the other; ValueError for numbers
-    that cannot be.
+    """Return the members of all rounds as consecutive rows; raise a ValueError for
+    impossible numbers.
     """
     client = columns["client"]
     for name, values in columns.items():

@@ -1,8 +1,8 @@
-"""A run's folder: which names in it are the run's, and what may be done to them.
+"""A run's folder: which names in it belong to the run, and what may be done to them.
 
-Nothing else in the folder is ever changed or removed; a checkpoint's folder goes as a
-whole. No link is followed, and anything but a plain file is refused: a folder may have been
-handed in, and a name in it may lead anywhere.
+Nothing else in the folder is ever changed or removed; a checkpoint's folder is removed
+as a whole. Links are not followed, and anything but a plain file is refused: a folder
+may be untrusted, and a name in it may lead anywhere.
 """
 
 import os
@@ -17,64 +17,64 @@ from hpcfed.errors import UserError
 from hpcfed.options.seeds import seed_folder
 from hpcfed.results.publish import check_target
 
-# Whoever needs one of these names takes it from here.
+# Other files import these names from here.
 
 RECORD = "run.h5"
 """Everything that a run measured."""
 SERVER = "server.h5"
 """The trained server's model."""
 MODEL = "model.npz"
-"""The global model after the last round: an array for every tensor, by its name."""
+"""The global model after the last round: an array for each tensor, by name."""
 STUDY = "study.h5"
 """All runs of a study, in the study's folder."""
 PLAN = "plan.json"
-"""Which trials a study is to run, in the study's folder."""
+"""The trials that a study will run, in the study's folder."""
 POINTS, STACKS = "points", "stacks"
 """The folders of a study's trials and of its stacks' files, in the study's folder."""
 CLAIM = ".claim"
-"""The file by which a run claims its folder while it goes on."""
+"""The file with which a run claims its folder while it is running."""
 STUDY_CLAIM = ".study"
-"""The file by which a study claims its folder."""
+"""The file with which a study claims its folder."""
 JOB = ".job"
-"""The file that names the Slurm job which began the run."""
+"""The file with the name of the Slurm job that began the run."""
 CHECKPOINTS = "checkpoints"
 TRACE, PROFILE = "trace.json", "profile.json"
-"""What a profiled run leaves."""
+"""Files that a profiled run writes."""
 SIGN, LEARNING = "progress.json", "learning.json"
-"""Signs of life, while the run goes on and while its server learns."""
+"""Signs of life, while the run is active and while its server learns."""
 TRACKED = "tracked.json"
-"""How far experiment trackers have got."""
+"""How far experiment trackers have been updated."""
 TENSORBOARD = "tensorboard"
-"""The folder of what --tensorboard writes."""
+"""The folder that --tensorboard writes to."""
 _PARAMS = r"params-[0-9]{1,9}(-after-[0-9]{1,18})?\.h5"
 _FAILURE = r"error-[0-9]{1,9}\.txt"
 _SIGNS = r"progress\.json|learning\.json|tracked\.json"
 _TEMPORARY = rf"\.(run\.h5|server\.h5|model\.npz|{_SIGNS})\..+\.tmp"
 _MADE = rf"run\.h5|server\.h5|model\.npz|{_PARAMS}|{_FAILURE}|{_SIGNS}|{_TEMPORARY}"
-"""Files that a run makes, and that --overwrite removes."""
+"""Files that a run creates, and that --overwrite removes."""
 _FILES = rf"{_MADE}|trace\.json|profile\.json|\.claim|\.job"
-"""Files that are written to."""
+"""Files that a run writes to."""
 _SEED = r"seed-([0-9]{1,19})"
 _CHECKPOINT = r"[0-9]{8,18}"
 _EVENTS = r"events\.out\.tfevents\..+"
 """Files in TensorBoard's folder."""
 _OF_RUN = rf"{_FILES}|({CHECKPOINTS}|{TENSORBOARD})/.+"
-"""Every path that a run writes, from its folder on."""
+"""Every path that a run writes, relative to its folder."""
 _OUTCOME = rf"{POINTS}/[^/]+/repeat-[0-9]+\.(json|log)"
 _OF_STUDY = rf"study\.h5|plan\.json|\.study|slurm-.+\.log|{STACKS}/.+|{_OUTCOME}"
-"""Every path that a study writes, from its folder on; its trials are runs."""
+"""Every path that a study writes, relative to its folder; its trials are runs."""
 _RESULTS = (".h5", ".npz", ".npy")
-"""Endings of files of numbers, which no export has."""
+"""Suffixes of files of numbers; no export uses them."""
 
 
 def seeds(folder: Path) -> list[int]:
-    """Return the seeds that have a folder of their own in it, ascending."""
+    """Return the seeds that have their own folder in it, ascending."""
     found = []
     for path in _entries(folder):
         match = fullmatch(_SEED, path.name)
         if match and _is_folder(path):
             found.append(int(match[1]))
-    # Names are in the order of letters, where 10 comes before 9.
+    # Names sort alphabetically, where 10 comes before 9.
     return sorted(found)
 
 
@@ -84,18 +84,20 @@ def seed_folders(folder: Path) -> list[Path]:
 
 
 def runs(folder: Path) -> list[Path]:
-    """Return the folders of the runs in it: its seeds', or itself."""
+    """Return the folders of the runs in it: those of its seeds, or the folder
+    itself.
+    """
     check_one_kind(folder)
     begun = []
     for path in seed_folders(folder):
-        # A link counts, too: it is refused later, by name.
+        # A link counts, too; it is refused later, with its name.
         if os.path.lexists(path / RECORD):
             begun.append(path)
     return begun or [folder]
 
 
 def records(folder: Path) -> list[Path]:
-    """Return the record of every run in a folder, as far as it has one."""
+    """Return the records of all runs in a folder, if they exist."""
     found = []
     for run in (folder, *seed_folders(folder)):
         if (run / RECORD).is_file():
@@ -104,7 +106,7 @@ def records(folder: Path) -> list[Path]:
 
 
 def folders_with_runs(folder: Path) -> list[Path]:
-    """Return the folders in it that hold a run, seeds of one, or a study, by name."""
+    """Return the folders in it that hold a run, seeds of a run, or a study, by name."""
     found = []
     for path in _entries(folder):
         if _is_folder(path) and ((path / STUDY).is_file() or records(path)):
@@ -113,14 +115,14 @@ def folders_with_runs(folder: Path) -> list[Path]:
 
 
 def holds_run(folder: Path) -> bool:
-    """Tell whether a run has begun in it, whatever has become of its record."""
+    """Tell whether a run has begun in it, whatever happened to its record."""
     names = (RECORD, CHECKPOINTS, CLAIM)
     return any(os.path.lexists(folder / name) for name in names)
 
 
 def check_one_kind(folder: Path) -> None:
-    """Refuse a folder that holds a run and also seeds of one: it is unclear which of
-    them is meant.
+    """Refuse a folder that holds both a run and seeds of a run, because it is
+    ambiguous.
     """
     if not (folder / RECORD).is_file():
         return
@@ -133,8 +135,8 @@ def check_one_kind(folder: Path) -> None:
 
 
 def check_export(option: str, path: Path) -> None:
-    """Refuse to write a page, a table or a figure where a run or a study has a file of
-    its own, or will have one: a slip such as `--csv run.h5` must not cost a run.
+    """Refuse to write a page, a table or a figure over a file that a run or a study
+    has, or will have. A slip such as `--csv run.h5` must not destroy a run.
     """
     check_target(option, path)
     if path.suffix in _RESULTS:
@@ -145,12 +147,13 @@ def check_export(option: str, path: Path) -> None:
 
 
 def _check_free(option: str, path: Path) -> None:
-    """Refuse a path that belongs to a run or a study that is there."""
+    """Refuse a path that belongs to an existing run or study."""
     # A link may lead into a run's folder.
     target = path.parent.resolve() / path.name
     for folder in target.parents:
         name = target.relative_to(folder).as_posix()
-        # Names first: folders that cannot hold any of them are not opened.
+        # Match names first, so that folders which cannot hold any of them are not
+        # opened.
         if fullmatch(_OF_RUN, name) and _is_runs(folder):
             owner = "run"
         elif fullmatch(_OF_STUDY, name) and _is_studys(folder):
@@ -164,15 +167,16 @@ def _check_free(option: str, path: Path) -> None:
 
 
 def _is_runs(folder: Path) -> bool:
-    """Tell whether a run, or seeds of one, is in a folder. Others have folders named
-    `checkpoints`, too: unlike `holds_run`, it must hold a run's.
+    """Tell whether a folder holds a run, or seeds of a run. Other programs also use
+    folders named `checkpoints`. So unlike in `holds_run`, such a folder counts only if
+    it holds checkpoints of a run.
     """
     begun = any(os.path.lexists(folder / name) for name in (RECORD, CLAIM))
     return begun or bool(checkpoint_folders(folder)) or bool(seeds(folder))
 
 
 def _is_studys(folder: Path) -> bool:
-    """Tell whether a study is in a folder. A plan.json alone may be anything."""
+    """Tell whether a folder holds a study. A plan.json alone is not enough."""
     return (folder / STUDY).is_file() or _is_folder(folder / POINTS)
 
 
@@ -182,9 +186,9 @@ def checkpoint_folder(run: Path, rounds: int) -> Path:
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
-    """Return the folders of a run's checkpoints, the oldest first; a link is none."""
+    """Return the folders of a run's checkpoints, oldest first; links do not count."""
     there = run / CHECKPOINTS
-    # What a link leads to might be removed as a checkpoint that is too old.
+    # The target of a link might be removed as an outdated checkpoint.
     if there.is_symlink():
         return []
     found = []
@@ -195,8 +199,8 @@ def checkpoint_folders(run: Path) -> list[Path]:
 
 
 def snapshot_file(run: Path, rank: int, after: int | None = None) -> Path:
-    """Return the file for the rows of a rank's clients; `after` so many rounds, where a
-    resumed run could not go on in the file that it began with.
+    """Return the file for the rows of a rank's clients. A resumed run that could not
+    continue in its first file has another one, named `after` a number of rounds.
     """
     name = f"params-{rank}" if after is None else f"params-{rank}-after-{after}"
     return run / f"{name}.h5"
@@ -214,7 +218,7 @@ def snapshots_of_rank(run: Path, rank: int) -> list[Path]:
 
 
 def failures(run: Path) -> list[Path]:
-    """Return what ranks have left that failed."""
+    """Return the files in which failed ranks have left their errors."""
     found = []
     for path in _entries(run):
         if not fullmatch(_FAILURE, path.name):
@@ -225,8 +229,8 @@ def failures(run: Path) -> list[Path]:
 
 
 def leave_failure(run: Path, rank: int, text: str) -> None:
-    """Write down why a rank failed; if that fails, too, it is ignored."""
-    # A link there must not have another file overwritten, nor a pipe hold the rank.
+    """Write down why a rank failed; ignore a failure to write."""
+    # Never overwrite the target of a link, or block on a pipe.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(OSError):
         descriptor = os.open(run / f"error-{rank}.txt", flags, 0o666)
@@ -238,7 +242,7 @@ def check_plain(folder: Path) -> None:
     """Refuse a folder in which one of the run's names is a link, or neither a file nor
     a folder.
     """
-    # Names that are not the run's may be anything: they are not opened.
+    # Other names may be anything, and are not opened.
     for path in _entries(folder):
         if fullmatch(_FILES, path.name):
             _check_kind(path, stat.S_ISREG, "file")
@@ -273,12 +277,13 @@ def _check_kind(path: Path, is_kind: Callable[[int], bool], kind: str) -> None:
 
 
 def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
-    """Refuse a folder with what a new run may not replace.
+    """Refuse a folder with contents that a new run may not replace.
 
-    A run that was killed has left its claim. So other files beside it are no reason to
-    refuse `overwrite`; whoever has `claimed` the folder meanwhile has looked before.
+    A killed run leaves its claim behind. Then other files beside it are no reason to
+    refuse `overwrite`. A caller that has `claimed` the folder since has already checked
+    it.
     """
-    # Old checkpoints are removed as whole folders, and a run in them with them.
+    # Old checkpoints are removed as whole folders, including any run inside them.
     _check_free("--out", out)
     if not out.exists():
         return
@@ -293,13 +298,13 @@ def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
                 "name another folder"
             )
         return
-    # No record: the folder is somebody's, or of a run that was killed very early.
+    # No record: the folder belongs to somebody else, or its run was killed very early.
     found = [path for path in _entries(out) if path.name not in (CLAIM, JOB)]
     made = [path for path in found if _is_made_by_run(path)]
     was_killed = claimed or bool(made) or (out / CLAIM).exists()
     if not found or (overwrite and was_killed):
         return
-    # With a stranger's file in it, --overwrite would not do.
+    # With a foreign file in it, --overwrite would not help.
     advice = "name another folder"
     if len(made) == len(found):
         advice = "add --overwrite to begin in it"
@@ -307,8 +312,8 @@ def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
 
 
 def _is_made_by_run(path: Path) -> bool:
-    """Tell whether a run makes such a file or folder: one that was killed early has left
-    some, and no record.
+    """Tell whether a run creates such a file or folder. A run killed early leaves some
+    of them, but no record.
     """
     if fullmatch(_SEED, path.name):
         return _is_folder(path) and all(map(_is_made_by_run, _entries(path)))
@@ -318,7 +323,9 @@ def _is_made_by_run(path: Path) -> bool:
 
 
 def made(folder: Path) -> list[str]:
-    """Return the names of what a run has made, but for hidden files; folders end in /."""
+    """Return the names of what a run has created, except hidden files; folders end in
+    /.
+    """
     names = []
     for path in _entries(folder):
         if _is_made_by_run(path) and not path.name.startswith("."):
@@ -327,14 +334,14 @@ def made(folder: Path) -> list[str]:
 
 
 def strangers(folder: Path) -> list[Path]:
-    """Return what no run has made."""
+    """Return what no run has created."""
     return [path for path in _entries(folder) if not _is_made_by_run(path)]
 
 
 def empty(folder: Path) -> None:
     """Remove what runs have written to it, and nothing else."""
     for run in (*seed_folders(folder), folder):
-        # Neither the claim nor the job's name: whoever empties a folder has claimed it.
+        # Keep the claim and the job's name: the caller has claimed the folder.
         for path in _entries(run):
             if fullmatch(_MADE, path.name):
                 path.unlink()
@@ -343,16 +350,14 @@ def empty(folder: Path) -> None:
         for events in _entries(run / TENSORBOARD):
             if fullmatch(_EVENTS, events.name):
                 events.unlink()
-        # They stay if the user's own files are in them.
+        # These folders stay if the user's own files are in them.
         for name in (CHECKPOINTS, TENSORBOARD):
             with suppress(OSError):
                 (run / name).rmdir()
 
 
 def remove_empty_seeds(folder: Path) -> None:
-    """Remove folders of seeds that nothing is left in; their claims must have been
-    given back.
-    """
+    """Remove empty folders of seeds; their claims must have been released."""
     for run in seed_folders(folder):
         with suppress(OSError):
             run.rmdir()

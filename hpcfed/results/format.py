@@ -1,8 +1,8 @@
-"""What datasets run.h5 has: names, shapes, units and meanings.
+"""The datasets of run.h5: names, shapes, units and meanings.
 
-They are the file's format. Readers of older and newer versions rely on them, so a name
-or a unit that was published stays. Every dataset has chunks with checksums, and says
-what it holds. The group of the server's model is in `server.py`.
+They are the file's format. Readers of older and newer versions rely on them, so
+published names and units never change. Every dataset has chunks with checksums and
+describes its contents. The group of the server's model is in `server.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,21 +19,25 @@ from hpcfed.runtime.timer import PHASES
 
 SCHEMA = 1
 CHUNK = 2**16
-"""Bytes of a chunk, or a round where that is more."""
+"""Bytes of a chunk, or of one round if that is more."""
 WIDE = 2**16
-"""Bytes of a round's figures from which on a round without any is not written."""
+"""From this size on, in bytes of a round's figures, a round without figures is not
+written.
+"""
 EVALUATED = "evaluated"
 RELOCATIONS = "moves"
 NEW_ROUNDS = "new_rounds"
 NEWCOMER_STARTS = ("random", "global model", "method", "random, guided")
-"""The last is of methods that lead new clients on."""
+"""The last applies to methods that guide new clients."""
 CLASS_SERIES = {
     "accuracy": "clients on their own test data, taken together",
     "global_accuracy": "global model on the whole test set",
 }
-"""Accuracies of classes, and whose they are."""
+"""Accuracies by class, and of which model."""
 MOST_CLOCK_ENTRIES = 2_000_000
-"""Rounds times members up to which a run records the clock table: 72 MB."""
+"""A run records the clock table only up to this number of rounds times members: 72
+MB.
+"""
 CLOCK_COLUMNS = {
     "client": ("client", "id of the member; NaN: the round has no more", "f8"),
     "download": ("s", "virtual seconds of its downloads", "f4"),
@@ -43,7 +47,7 @@ CLOCK_COLUMNS = {
     "arrival": ("s", "virtual time at which its upload came; NaN: it never did", "f8"),
     "arrived": ("1", "1 where its upload counted, else 0", "f4"),
 }
-"""What every member of a round took by the virtual clock: unit, meaning and type."""
+"""What each member of a round took on the virtual clock: unit, meaning and type."""
 AT_THE_END = {
     "energy": (
         "J",
@@ -57,8 +61,8 @@ AT_THE_END = {
     "load_at_start": ("1", "load of each rank's host, over a minute, as the run began"),
     "load_at_end": ("1", "the same as it ended"),
 }
-"""What every rank has measured once a run is complete: unit and meaning, by its name
-under `timing/`.
+"""What each rank has measured once a run is complete: unit and meaning, by name under
+`timing/`.
 """
 CLIENT_UNITS = {
     "rank": "rank",
@@ -68,16 +72,16 @@ CLIENT_UNITS = {
     "downlink": "bytes/s",
     "uplink": "bytes/s",
 }
-"""Units of facts of clients; all others are numbers of samples."""
+"""Units of facts about clients; all others are numbers of samples."""
 CLIENT_MEANINGS = {
     EVALUATED: "clients that are evaluated: the columns of metrics here",
     "classes": "training samples of each class that each client has",
 }
-"""What facts are that are not one number of every client."""
+"""Meanings of facts that are not one number per client."""
 
 
 class Declared(NamedTuple):
-    """A dataset, before it is created."""
+    """A dataset to be created."""
 
     name: str
     shape: tuple[int, ...]
@@ -86,19 +90,19 @@ class Declared(NamedTuple):
     meaning: str
     dtype: str = "f8"
     fill: float = nan
-    """NaN says "not there" in every dataset of figures; 0 would be a figure."""
+    """NaN means "missing" in every dataset of figures; 0 would be a figure."""
 
 
 def create(file: h5py.File, declared: Declared, data: np.ndarray | None = None) -> None:
-    """Create a dataset, filled or with `data`.
+    """Create a dataset, with fill values or with `data`.
 
-    It has chunks with checksums, so that a reader notices when bytes have changed.
+    It has chunks with checksums, so that a reader notices changed bytes.
     """
     name, shape, dimensions, unit, meaning, dtype, fill = declared
     more: dict[str, Any] = {"fillvalue": fill} if data is None else {"data": data}
-    # HDF5 has neither chunks nor checksums for a single number.
+    # HDF5 has neither chunks nor checksums for a scalar.
     if shape:
-        # A chunk holds whole rounds: they are written one after the other.
+        # A chunk holds whole rounds, because they are written one after the other.
         length, *others = shape
         round_bytes = prod(others) * np.dtype(dtype).itemsize
         rounds = max(1, CHUNK // max(1, round_bytes))
@@ -112,13 +116,13 @@ def create(file: h5py.File, declared: Declared, data: np.ndarray | None = None) 
 
 
 def create_names(file: h5py.File, name: str, names: Sequence[str]) -> None:
-    """Store what the entries of another dataset's dimension are called."""
+    """Store the names of the entries along another dataset's dimension."""
     file[name] = np.array(names, dtype=h5py.string_dtype())
 
 
 def write_rounds(data: h5py.Dataset, array: np.ndarray, fresh: slice) -> None:
-    """Bring rounds into the file. One that was not evaluated is NaN there already: for a
-    million clients that would be 4 MB each time.
+    """Write rounds to the file. Skip rounds that were not evaluated, which are NaN
+    there already: for a million clients each would write 4 MB.
     """
     if array.ndim == 1 or array[0].nbytes < WIDE:
         data[fresh] = array[fresh]
@@ -129,7 +133,9 @@ def write_rounds(data: h5py.Dataset, array: np.ndarray, fresh: slice) -> None:
 
 
 def round_arrays(rounds: int, ranks: int) -> Iterator[Declared]:
-    """Yield the datasets that every run writes a round of: series, and ranks' times."""
+    """Yield the datasets that every run fills round by round: series, and ranks'
+    times.
+    """
     for name, series in ROUND_SERIES.items():
         yield Declared(
             f"rounds/{name}", (rounds,), ("round",), series.unit, series.meaning
@@ -154,11 +160,11 @@ def round_arrays(rounds: int, ranks: int) -> Iterator[Declared]:
 def metric_arrays(
     metrics: Sequence[str], rounds: int, clients: int, classes: int
 ) -> Iterator[Declared]:
-    """Yield the datasets for these metrics: by round, by client that is evaluated, and
-    by class.
+    """Yield the datasets for these metrics: by round, by evaluated client, and by
+    class.
     """
     shape = (rounds, clients)
-    # Every file has it, also where there is no accuracy.
+    # Every file has it, even without an accuracy.
     yield Declared(
         "clients/accuracy",
         shape,
@@ -188,8 +194,8 @@ def metric_arrays(
 
 
 def clock_arrays(rounds: int, members: int) -> Iterator[Declared]:
-    """Yield the clock table's datasets for rounds of at most so many members; none if
-    the table would be too large.
+    """Yield the clock table's datasets for rounds of at most `members` members; nothing
+    if the table would be too large.
     """
     if rounds * members > MOST_CLOCK_ENTRIES:
         return
@@ -201,18 +207,19 @@ def clock_arrays(rounds: int, members: int) -> Iterator[Declared]:
 def take_down_clock(
     arrays: Mapping[str, np.ndarray], round: int, table: Mapping[str, np.ndarray]
 ) -> None:
-    """Write a round's members into the arrays of the clock table, if the run has one."""
+    """Copy a round's members into the arrays of the clock table, if the run has one."""
     for name, values in table.items():
         array = arrays.get(f"clock/{name}")
         if array is not None:
-            # By --sampling poisson a round may have more, if hardly ever.
+            # With --sampling poisson a round may, very rarely, have more members than
+            # fit.
             width = array.shape[1]
             array[round, : len(values)] = values[:width]
 
 
 def finite_figures(arrays: Mapping[str, np.ndarray], round: int) -> dict[str, float]:
-    """Return all figures of a round that are finite: series, mean seconds of ranks by
-    phase, the largest memory and the payload of all collectives.
+    """Return all finite figures of a round: series, mean seconds of ranks by phase, the
+    largest memory and the payload of all collectives.
     """
     found = {}
     for name, array in arrays.items():
@@ -220,7 +227,7 @@ def finite_figures(arrays: Mapping[str, np.ndarray], round: int) -> dict[str, fl
             found[name] = float(array[round])
     seconds = arrays["timing/phases"][round].mean(0)
     for phase, mean in zip(PHASES, seconds.tolist(), strict=True):
-        # Most methods lack some phases, which then took 0 seconds.
+        # Most methods lack some phases; these took 0 seconds.
         found[f"phases/{phase}"] = mean or nan
     found["ranks/peak_memory"] = float(arrays["timing/peak_memory"][round].max())
     found["ranks/wire"] = float(arrays["timing/wire"][round].sum())
@@ -228,7 +235,7 @@ def finite_figures(arrays: Mapping[str, np.ndarray], round: int) -> dict[str, fl
 
 
 def create_clients(file: h5py.File, facts: Mapping[str, np.ndarray]) -> None:
-    """Store facts of every client: texts, numbers, or numbers by class."""
+    """Store facts about each client: texts, numbers, or numbers by class."""
     for name, values in facts.items():
         where = f"clients/{name}"
         if values.dtype.kind == "U":
@@ -251,8 +258,8 @@ def create_now_and_then(
     finals: Sequence[str],
     figures: Sequence[str],
 ) -> None:
-    """Create the groups that are not written by round: what a run with these settings
-    has of them.
+    """Create the groups that are not written round by round, as far as these settings
+    need them.
     """
     clients = settings["clients"]
     if relocations:
@@ -266,9 +273,7 @@ def create_now_and_then(
 
 
 def _create_relocations(file: h5py.File, most: int, clients: int) -> None:
-    """Create room for `most` relocations; NaN and -1 stand for those that have not
-    come.
-    """
+    """Allocate entries for `most` relocations; NaN and -1 mark future ones."""
     first = "the first round, from 0, after clients moved to other ranks"
     where = "rank of each client from then on"
     for declared in (
@@ -282,7 +287,7 @@ def _create_relocations(file: h5py.File, most: int, clients: int) -> None:
 
 
 def _create_finals(file: h5py.File, names: Sequence[str], clients: int) -> None:
-    """Create room for what a method has evaluated at the end."""
+    """Allocate entries for what a method evaluates at the end."""
     create_names(file, "finals/name", names)
     meaning = "accuracy on the client's own test data at the end; NaN: not asked for"
     shape, dimensions = (len(names), clients), ("name", "client")
@@ -290,7 +295,7 @@ def _create_finals(file: h5py.File, names: Sequence[str], clients: int) -> None:
 
 
 def _create_figures(file: h5py.File, names: Sequence[str], clients: int) -> None:
-    """Create room for what a method measures of every client at the end."""
+    """Allocate entries for what a method measures of each client at the end."""
     create_names(file, "figures/name", names)
     meaning = "what the method measures of a client at the end; NaN: not asked for"
     shape, dimensions = (len(names), clients), ("name", "client")
@@ -298,8 +303,8 @@ def _create_figures(file: h5py.File, names: Sequence[str], clients: int) -> None
 
 
 def _create_newcomers(file: h5py.File, settings: Mapping[str, Any]) -> None:
-    """Create room for new clients: their accuracy from every start after every local
-    update, or after every round that they make with each other.
+    """Allocate entries for new clients: their accuracy from each start after each local
+    update, or after each round among themselves.
     """
     clients, rounds = settings["new_clients"], settings.get("new_rounds")
     meaning = (
@@ -313,14 +318,14 @@ def _create_newcomers(file: h5py.File, settings: Mapping[str, Any]) -> None:
         return
     create_names(file, "newcomers/start", NEWCOMER_STARTS)
     meaning = "accuracy of new clients on their own test data by local updates; NaN: not there"
-    # One more entry than updates: how they start.
+    # One more entry than updates: the first is the start.
     shape = (len(NEWCOMER_STARTS), settings["new_updates"] + 1, clients)
     dimensions = ("start", "update", "client")
     create(file, Declared("newcomers/accuracy", shape, dimensions, "fraction", meaning))
 
 
 def _new_rounds(rounds: int, clients: int) -> Iterator[Declared]:
-    """Yield the datasets of rounds that new clients make with each other."""
+    """Yield the datasets of rounds among new clients."""
     for name, meaning in {
         "accuracy": "accuracy of new clients on their own test data after a round, of "
         "all that have joined; NaN: not there or not evaluated",
@@ -337,10 +342,10 @@ def _new_rounds(rounds: int, clients: int) -> Iterator[Declared]:
 
 
 def restore_entries(ours: h5py.File, old: Reader, group: str, rounds: int) -> int:
-    """Take over a group's entries of the first rounds; return their number."""
+    """Copy a group's entries of the first rounds; return their number."""
     if group not in old or group not in ours:
         return 0
-    # Entries are in order, and NaN where none has come: those before the round are a
+    # Entries are in order, and NaN if still missing: those before the round are a
     # prefix.
     entry_rounds = old.numbers(f"{group}/round", ours[f"{group}/round"].shape)
     happened = int(np.count_nonzero(entry_rounds < rounds))
@@ -351,6 +356,6 @@ def restore_entries(ours: h5py.File, old: Reader, group: str, rounds: int) -> in
             continue
         if kind in ("move", "time"):
             data[:happened] = old.numbers(where, data.shape, happened)
-        elif kind in ("upload", "axis"):  # of the last training alone
+        elif kind in ("upload", "axis"):  # these describe the last training only
             data[...] = old.numbers(where, data.shape)
     return happened

@@ -1,4 +1,4 @@
-"""JSON out of files that anybody may have handed in, and figures as JSON knows them."""
+"""Reading JSON from untrusted files, and figures as JSON values."""
 
 import json
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 MOST_DEPTH = 32
-"""Levels of JSON that is read."""
+"""Deepest nesting of JSON to read."""
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Parse a JSON object; a ValueError for anything else."""
+    """Parse a JSON object; raise a ValueError for anything else."""
     try:
         found = json.loads(text)
     except RecursionError:
@@ -18,14 +18,14 @@ def parsed(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("its JSON is not an object")
     _check_depth(found)
-    # Encoding refuses halves of characters, which nothing could print.
+    # Encoding rejects lone surrogates, which cannot be printed.
     json.dumps(found, ensure_ascii=False).encode()
     return found
 
 
 def _check_depth(value: Any) -> None:
-    """Refuse JSON that is nested so deeply that recursive code could not walk it."""
-    # Level by level, because recursion is what it must protect from.
+    """Refuse JSON nested so deeply that recursive code could not walk it."""
+    # Level by level: recursion here would fail on what it should refuse.
     level = [value]
     for _ in range(MOST_DEPTH):
         below: list[Any] = []
@@ -41,24 +41,24 @@ def _check_depth(value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON knows it: NaN and infinite numbers as null."""
+    """Return a value that JSON can represent: NaN and infinite numbers become null."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, np.ndarray):
         return numbers(value)
-    # numpy's own numbers are no JSON.
+    # JSON does not know numpy's number types.
     if isinstance(value, np.generic):
         value = value.item()
     return number(value) if isinstance(value, float) else value
 
 
 def number(value: float) -> float | None:
-    """Return a number, or null for one that JSON does not know."""
+    """Return a number, or null if JSON cannot represent it."""
     return float(value) if np.isfinite(value) else None
 
 
 def numbers(values: np.ndarray) -> list[float | None]:
-    """Return each number, or null for those that JSON does not know."""
+    """Return each number, or null if JSON cannot represent it."""
     return [number(value) for value in values]

@@ -1,5 +1,5 @@
-"""What `hpcfed profile` leaves in a run's folder. It is read back as a file that
-anybody may have handed in.
+"""The files that `hpcfed profile` writes to a run's folder. They are read back as
+untrusted files.
 """
 
 from math import nan
@@ -14,12 +14,12 @@ from hpcfed.results.json_values import parsed
 from hpcfed.results.safe import check_file
 
 MOST_BYTES = 2**26
-"""Largest profile that is read: a day of a hundred ranks is some megabytes."""
+"""Largest profile to read: a day of a hundred ranks is some megabytes."""
 
 
 class Part(BaseModel):
-    """The clients' training, or one of the server's networks, beside the device's
-    ceilings; None for what is unknown.
+    """The clients' training, or one of the server's networks, compared with the
+    device's ceilings; None for unknown values.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Part(BaseModel):
     compute: float | None
     bandwidth: float | None
     numbers: str = "float32"
-    """The type of number whose products are the ceiling of its arithmetic."""
+    """The number type whose matrix products set the ceiling of its arithmetic."""
     words: str
     """What limits it, in a sentence."""
     next: list[str]
@@ -38,11 +38,11 @@ class Part(BaseModel):
 
 
 class Operator(BaseModel):
-    """A kernel on a GPU, an operator on a CPU, over a whole session."""
+    """A kernel on a GPU or an operator on a CPU, over a whole session."""
 
     name: str
     seconds: float
-    """Its own time, without what it calls."""
+    """Its own time, excluding what it calls."""
     calls: int
 
 
@@ -51,17 +51,17 @@ class Session(BaseModel):
 
     name: str
     number: int
-    """How many rounds or steps."""
+    """Number of rounds or steps."""
     seconds: float = nan
     busy: float = nan
-    """The share of that time in which the device (on a CPU: an operator of torch) was
-    at work.
+    """The share of that time in which the device was busy (on a CPU: an operator of
+    torch).
     """
     operators: list[Operator]
 
 
 class Lane(NamedTuple):
-    """What a rank did from one time to another, in seconds since the start."""
+    """What a rank did during an interval, in seconds since the start."""
 
     name: str
     begin: float
@@ -77,24 +77,24 @@ class Rank(BaseModel):
 
 
 class Ceiling(BaseModel):
-    """The speeds that the device was measured to reach with a type of number."""
+    """The speeds that the device reached in measurements with a number type."""
 
     bytes_per_second: float = Field(gt=0)
     flops: float = Field(gt=0)
     variation: float = 0.0
-    """By how much the trials vary."""
+    """Relative variation of the trials."""
 
 
 class Profile(BaseModel):
     device: str
     ceilings: dict[str, Ceiling] = {}
-    """By type of number; older profiles have none."""
+    """By number type; older profiles have none."""
     parts: list[Part]
     ranks: list[Rank]
 
     @property
     def sessions(self) -> list[Session]:
-        """A session of every kind, of the first rank that has one: other ranks do the
+        """One session of each kind, from the first rank that has it: other ranks do the
         same work.
         """
         found: dict[str, Session] = {}
@@ -105,7 +105,7 @@ class Profile(BaseModel):
 
 
 def read_profile(folder: Path) -> Profile | None:
-    """Read the profile of a run; None where it was not profiled."""
+    """Read the profile of a run; None if it was not profiled."""
     path = folder / PROFILE
     if not path.exists():
         return None

@@ -1,5 +1,5 @@
-"""Writing a file so that a reader sees the old one or the new one, never a torn one;
-and files of HDF5 that are written in place.
+"""Writing files so that a reader sees the old one or the new one, never a torn one; and
+writing HDF5 files in place.
 """
 
 import errno
@@ -23,18 +23,18 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""What may be at a path that is not a regular file."""
+"""What a path may be if it is not a regular file."""
 
 
 def check_target(option: str, path: Path) -> None:
-    """Refuse an output path where something other than a regular file is.
+    """Refuse an output path that exists and is not a regular file.
 
-    A rename would put a file in its place, and /dev/null or a link would be lost.
+    A rename would replace it: /dev/null or a link would be lost.
     """
     try:
         kind = stat.S_IFMT(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        # A parent that is not a folder is told when the file is written.
+        # A parent that is not a folder is reported when the file is written.
         return
     except OSError as error:
         raise UserError(f"cannot write {option} {path}: {error.strerror}") from None
@@ -47,34 +47,34 @@ def check_target(option: str, path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the path's place, whole and on disk, at the end.
+    """Open a file that replaces the path at the end, once it is whole and on disk.
 
-    It is written beside the path under a hidden name, synced, and renamed over it. If
-    something is raised within, the path stays as it was. The rename itself is on disk
-    only once the folder is synced, which the caller does when it matters.
+    It is written beside the path under a hidden name, synced, and renamed. If the block
+    raises, the path stays as it was. The rename itself is on disk only once the folder
+    is synced; the caller does that if it matters.
     """
     temporary = path.with_name(f"{_hidden(path)}{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file
-            # Without the sync a crash of the machine may leave the new name with
-            # nothing in it.
+            # Without the sync, a machine crash may leave the new name with an empty
+            # file.
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        # Of a full disk the system says only that it is full.
+        # For a full disk, the system's error does not name the file.
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)
         raise
 
 
 def publish(content: bytes | memoryview, path: Path) -> None:
-    """Replace a file by this content, for good.
+    """Replace a file by this content, durably.
 
-    A process that is killed on its way leaves its hidden file behind; the next one to
-    publish removes it.
+    A process killed in between leaves its hidden file behind; the next one to publish
+    removes it.
     """
     with replacing(path) as file:
         file.write(content)
@@ -83,11 +83,11 @@ def publish(content: bytes | memoryview, path: Path) -> None:
 
 
 def replace_quickly(content: str, path: Path) -> None:
-    """Replace a file as a whole without waiting for the disk: a crash of the machine may
-    lose it, and a full disk leaves it as it was.
+    """Replace a file as a whole without waiting for the disk. A machine crash may lose
+    it, and a full disk leaves it as it was.
     """
     hidden = path.with_name(f"{_hidden(path)}{os.getpid()}.tmp")
-    # Neither a link nor a pipe that somebody has put there is followed or waited for.
+    # Do not follow a link or wait for a pipe that somebody has put there.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(OSError):
         with open(os.open(hidden, flags, 0o666), "w") as file:
@@ -96,7 +96,7 @@ def replace_quickly(content: str, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to disk."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -105,13 +105,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def _hidden(path: Path) -> str:
-    """Return how hidden names begin that this host's processes write a path under."""
+    """Return the prefix of the hidden names under which this host's processes write a
+    path.
+    """
     return f".{path.name}.{socket.gethostname()}."
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove the hidden files of this host's processes that are no more: one that is
-    alive may be about to rename its own.
+    """Remove hidden files of this host's dead processes. A live one may be about to
+    rename its own.
     """
     beginning = _hidden(path)
     for name in os.listdir(path.parent):
@@ -123,8 +125,8 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def check_limit(path: Path, size: int) -> None:
-    """Refuse a file that `ulimit -f` does not let become so large."""
-    # libhdf5 2.0.0 crashes when a write fails for this reason, so ask before.
+    """Refuse a file that would exceed `ulimit -f`."""
+    # libhdf5 2.0.0 crashes if a write fails for this reason, so check first.
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit == resource.RLIM_INFINITY or size <= limit:
         return
@@ -139,7 +141,7 @@ def hdf5_writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        # h5py raises any of the three, with the system's number within the text.
+        # h5py raises any of these three, with the errno inside the text.
         found = re.search(r"errno = (\d+)", str(error))
         if found is None:
             raise

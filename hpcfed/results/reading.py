@@ -1,5 +1,5 @@
-"""Reading a run back from run.h5: every number is checked, since anybody may have handed
-the file in.
+"""Reading a run back from run.h5. Every number is checked, since the file may be
+untrusted.
 """
 
 import socket
@@ -29,7 +29,7 @@ from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES, series_of
 from hpcfed.runtime.timer import PHASES
 
 CheckConfig = Callable[[dict[str, Any]], dict[str, Any]]
-"""Returns a stored config with its options checked, or raises a ValueError."""
+"""Checks the options of a stored config and returns it, or raises a ValueError."""
 
 FACTS: dict[str, type] = {
     "method": str,
@@ -44,21 +44,19 @@ FACTS: dict[str, type] = {
     "columns": int,
     "stacked_seeds": int,
 }
-"""Attributes that readers of a run count on."""
+"""Attributes that readers of a run rely on."""
 MOST = 1e30
-"""No second, byte or client is counted beyond it."""
+"""Upper limit for any number of seconds, bytes or clients."""
 LEAST_SECONDS = 1e-9
-"""No round is shorter."""
+"""Lower limit for the seconds of a round."""
 MOST_NAMED = 8
-"""Runs that a message names."""
+"""Most runs that a message names."""
 MOST_LINE = 10_000
-"""Characters of an error."""
+"""Longest error message to read, in characters."""
 
 
 def read_run(folder: Path, check_config: CheckConfig) -> RunRecord:
-    """Read `folder/run.h5`; anything that is not a run's folder is one line for the
-    user.
-    """
+    """Read `folder/run.h5`; anything that is not a run's folder is a one-line error."""
     path = folder / RECORD
     if not folder.exists():
         raise UserError(f"no such folder: {folder}")
@@ -80,7 +78,7 @@ def read_run(folder: Path, check_config: CheckConfig) -> RunRecord:
     check_one_kind(folder)
     with readable(path, "a run"), reading(path) as file:
         record = record_of(folder, file, check_config)
-        # What is complete has not failed, whatever lies beside it.
+        # A complete run has not failed, whatever other files are there.
         if record.status == "complete":
             return record
         error = _first_failure(folder)
@@ -92,16 +90,16 @@ def read_run(folder: Path, check_config: CheckConfig) -> RunRecord:
 
 
 def _was_killed(record: RunRecord) -> bool:
-    """Tell whether a run that has written no end is gone; False where only another
-    machine could tell.
+    """Tell whether a run that recorded no end is dead; False if only another machine
+    could tell.
     """
     hosts = {rank.get("host") for rank in record.environment.get("ranks", [])}
     return hosts == {socket.gethostname()} and is_abandoned(record.folder)
 
 
 def _first_failure(folder: Path) -> str | None:
-    """Return what the first rank to fail has left; others may have failed only because
-    it was gone.
+    """Return the error of the first rank to fail; others may have failed only as a
+    consequence.
     """
     found = failures(folder)
     if not found:
@@ -116,12 +114,14 @@ def _first_failure(folder: Path) -> str | None:
 
 
 def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecord:
-    """Read a run from its file, or from a copy of that file's content in another one."""
+    """Read a run from its file, or from a copy of the file's content inside another
+    file.
+    """
     facts = _facts(file)
     config = check_config(parsed(file.text("config")))
     environment = parsed(file.text("environment"))
     _check_environment(environment)
-    # A dataset has room for all rounds; those that are not done hold nothing yet.
+    # A dataset has room for all rounds; unfinished ones hold nothing yet.
     done, rounds = facts["rounds_done"], config["rounds"]
     clients = config["clients"]
     shape = (rounds, facts["ranks"])
@@ -129,15 +129,15 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
     for name in METRIC_SERIES:
         if f"rounds/{name}" in file:
             series[name] = _series(file, name, rounds, done)
-    # Reports divide by them.
+    # Reports divide by the seconds.
     if not (series["seconds"] >= LEAST_SECONDS).all():
         raise ValueError("rounds without seconds cannot be")
-    # 0: no client that the round drew has training data.
+    # 0 is allowed: no sampled client of the round has training data.
     cohort = series["cohort"]
     known = cohort[~np.isnan(cohort)]
     if ((known < 0) | (known != np.floor(known))).any():
         raise ValueError("rounds with numbers of clients that cannot be")
-    # Every client has a number of samples, from the first moment on.
+    # Every client has its number of samples from the start.
     train_samples = _between(file, "clients/train_samples", (clients,))
     if np.isnan(train_samples).any():
         raise ValueError("clients/train_samples holds numbers that cannot be")
@@ -156,7 +156,7 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
         rounds=series,
         phases=_between(file, "timing/phases", (*shape, len(PHASES)), done),
         wall=_between(file, "timing/wall", shape, done),
-        # It only ever grows, but is NaN in rounds before a resume.
+        # It never decreases, but is NaN in rounds before a resume.
         peak_memory=np.fmax.reduce(memory, axis=0, initial=0),
         client_accuracy=accuracy,
         evaluated=evaluated,
@@ -178,18 +178,18 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
 
 
 def _facts(file: Reader) -> dict[str, Any]:
-    """Read the attributes, and check those that something depends on."""
+    """Read the attributes, and check those that other code relies on."""
     facts = file.facts()
     if facts.get("format") != "hpcfed run":
         raise ValueError("it was not written by hpcfed")
-    # The first files of this schema did not have it.
+    # The first files of this schema lack it.
     facts.setdefault("stacked_seeds", 1)
     for name, kind in FACTS.items():
         value = facts[name]
-        # In Python True is an int.
+        # In Python, True is an int.
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"its {name} is {str(value)[:100]!r}")
-        # HDF5's unsigned numbers may be beyond what numpy takes for a size.
+        # HDF5's unsigned numbers may be larger than any size in numpy.
         if isinstance(value, int) and not 0 <= value < 2**63:
             raise ValueError(f"its {name} is {value}")
     if facts["schema"] > SCHEMA:
@@ -199,7 +199,7 @@ def _facts(file: Reader) -> dict[str, Any]:
         )
     if not facts["ranks"] or not facts["stacked_seeds"]:
         raise ValueError("it has no ranks or no seeds")
-    # Only other tasks than the first one are named.
+    # Only tasks other than the first one are named.
     if facts.get("task", "classification") not in USUAL:
         raise ValueError(f"its task is {str(facts['task'])[:100]!r}")
     for name in ("error", "uploads", "privacy"):
@@ -212,7 +212,7 @@ def _facts(file: Reader) -> dict[str, Any]:
 
 
 def _check_environment(environment: dict[str, Any]) -> None:
-    """Check that what a page looks into has the form that a run gives it."""
+    """Check that the parts which a page uses have the form that a run writes."""
     fits = True
     for name in ("source", "packages", "files"):
         fits &= isinstance(environment.get(name) or {}, dict)
@@ -232,22 +232,22 @@ def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
     if not series.required and where not in file:
         return np.full(done, np.nan)
     if series.unit == "nats" or (name in METRIC_SERIES and series.unit != "fraction"):
-        # A loss that has diverged may be anything.
+        # The loss of a diverged run may be anything.
         values = file.numbers(where, (rounds,), done)
         return values.astype(np.float64, copy=False)
     high = 1.0 if series.unit == "fraction" else MOST
     if name == "epsilon":
-        high = inf  # which is what a run without noise has spent
+        high = inf  # a run without noise has spent this much
     return _between(file, where, (rounds,), done, high=high)
 
 
 def _evaluated(file: Reader, clients: int) -> np.ndarray:
-    """Return the ids of the clients that were evaluated: all, unless the file says so."""
+    """Return the ids of the evaluated clients: all, unless the file lists them."""
     where = f"clients/{EVALUATED}"
     if where not in file:
         return np.arange(clients)
     ids = _between(file, where, (None,), high=clients - 1)
-    # Also false for NaN.
+    # NaN fails this comparison, too.
     if not (np.diff(ids) > 0).all() or np.isnan(ids).any():
         raise ValueError(f"{where} holds numbers that cannot be")
     return ids.astype(np.int64)
@@ -256,7 +256,7 @@ def _evaluated(file: Reader, clients: int) -> np.ndarray:
 def _client_metrics(
     file: Reader, shape: tuple[int, int], done: int
 ) -> dict[str, np.ndarray]:
-    """Read metrics of every evaluated client that are no accuracy."""
+    """Read metrics of each evaluated client other than accuracy."""
     found = {}
     for name, metric in METRICS.items():
         where = f"clients/{name}"
@@ -286,11 +286,11 @@ def _between(
     *,
     high: float = MOST,
 ) -> np.ndarray:
-    """Read numbers from 0 to `high`, or NaN; as floats of 64 bits, whatever the file
-    has. `first` is the number of entries to read.
+    """Read numbers from 0 to `high`, or NaN, as 64-bit floats whatever the file's type.
+    `first` is the number of entries to read.
     """
     values = file.numbers(name, shape, first)
-    # `high` may overflow the short floats that a file may have.
+    # `high` may overflow a file's short floats.
     with np.errstate(over="ignore"):
         wrong = (values < 0) | (values > high)
     if wrong.any():
@@ -338,11 +338,11 @@ def _named(
     *,
     high: float = 1,
 ) -> dict[str, np.ndarray]:
-    """Read the entries of a dataset by name, without those that were never written."""
+    """Read the entries of a dataset by name, except those that were never written."""
     if names not in file:
         return {}
     entries = _between(file, values, shape, high=high)
-    # A run that was stopped has evaluated none of them, or some.
+    # A stopped run may have evaluated none or only some of them.
     found = {}
     for name, entry in zip(file.texts(names), entries, strict=True):
         if not np.isnan(entry).all():
@@ -351,12 +351,12 @@ def _named(
 
 
 def _learnings(file: Reader) -> Iterator[LearningRecord]:
-    """Read every training of the server's model."""
+    """Read all trainings of the server's model."""
     if "server" not in file:
         return
     group = file.within("server")
     phases, networks = group.texts("phase_names"), group.texts("network_names")
-    # NaN stands for trainings that have not come.
+    # NaN marks trainings that have not happened yet.
     rounds = _between(group, "round", (None,))
     times = len(rounds)
     by_network = {}

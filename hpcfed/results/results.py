@@ -1,8 +1,7 @@
-"""`run.h5`: everything that a run measured, readable with h5ls, h5py or h5web as it
-stands.
+"""`run.h5`: everything that a run measured, directly readable with h5ls, h5py or h5web.
 
-The file is built in memory with all its datasets from the start and published whole, so
-a reader never sees a torn one. A finished round costs only a copy into arrays. Bringing
+The file is built in memory with all datasets from the start and published whole, so a
+reader never sees a torn file. A finished round costs only a copy into arrays. Moving
 them into the file and publishing it takes at most 1 % of the time, because the next
 publishing waits a hundred times as long as the last one took.
 """
@@ -48,12 +47,12 @@ from hpcfed.runtime.environment import of_resumed
 from hpcfed.runtime.timer import PHASES
 
 PAUSE = 100
-"""How many times longer than publishing the pause before the next publishing is."""
+"""The pause before the next publishing, as a multiple of the last one's duration."""
 NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class ResultsWriter:
-    """Written by one rank; rounds come in order."""
+    """Writes run.h5 on one rank; rounds come in order."""
 
     def __init__(
         self,
@@ -74,21 +73,21 @@ class ResultsWriter:
         members: int = 0,
         resumed: bool = False,
     ) -> None:
-        """`clients` are facts of every client as the run starts; they may be moved to
+        """`clients` are facts about each client at the start; clients may be moved to
         other ranks `relocations` times. `finals` are the names of what is evaluated at
-        the end, `figures` of what is measured then. `evaluated` are the ids of clients
-        that are evaluated, if not all are. A round has at most `members` by the virtual
+        the end, `figures` of what is measured then. `evaluated` are the ids of the
+        evaluated clients, if not all are. A round has at most `members` on the virtual
         clock.
 
-        Where a run is `resumed`, the file on disk stays as it is until `restore` has
-        read it, or `begin_anew` is told not to.
+        If a run is `resumed`, the file on disk stays unchanged until `restore` has read
+        it or `begin_anew` discards it.
         """
         self._path = folder / RECORD
-        # In memory, but HDF5 refuses to open a name twice, and a process may have
-        # several runs in work: so each has its own path.
+        # The file is in memory, but HDF5 refuses to open a name twice, and a process
+        # may have several active runs. So each has its own path.
         self._file = h5py.File(self._path, "w", driver="core", backing_store=False)
         self._arrays: dict[str, np.ndarray] = {}
-        """What rounds write to, until it is brought into the file."""
+        """Rounds write to these arrays first; `publish` copies them into the file."""
         self._rounds_done = self._rounds_in_file = 0
         self._next_publish = 0.0
         self._sharing = int(facts.get("stacked_seeds", 1))
@@ -97,7 +96,7 @@ class ResultsWriter:
         self._seconds_before = 0.0
         self._awaits_restore = resumed
         self.was_shorter = False
-        """Whether the run that goes on was to have fewer rounds."""
+        """Whether the resumed run was planned with fewer rounds."""
         self._environment = environment
         self._finals = list(finals)
         self._figures = list(figures)
@@ -105,7 +104,8 @@ class ResultsWriter:
         self._trainings = 0
         self.relocations = 0
         """How often clients have been relocated."""
-        # All datasets from the start: a reader of the first round finds each of them.
+        # Create all datasets at the start: a reader of the first round finds each of
+        # them.
         self._write_facts(settings, facts, ranks)
         rounds = settings["rounds"]
         for declared in round_arrays(rounds, ranks):
@@ -154,12 +154,12 @@ class ResultsWriter:
         self._file["environment"] = json.dumps(self._environment, indent=1)
 
     def _create_array(self, declared: Declared) -> None:
-        """Create a dataset of rounds, and the array that they are written to first."""
+        """Create a dataset of rounds, and the array that rounds write to first."""
         create(self._file, declared)
         self._arrays[declared.name] = np.full(declared.shape, np.nan, declared.dtype)
 
-    # What happens now and then goes straight into the file, and is on disk with the
-    # next rounds.
+    # Occasional results go straight into the file, and reach the disk with the next
+    # rounds.
 
     def write_relocation(self, round: int, rank: np.ndarray, seconds: float) -> None:
         """Record that clients were relocated before this round."""
@@ -170,11 +170,13 @@ class ResultsWriter:
         self.relocations += 1
 
     def write_final(self, name: str, accuracy: np.ndarray) -> None:
-        """Record every client's accuracy at the end, with what the method calls so."""
+        """Record every client's accuracy at the end, under the method's name for it."""
         self._file["finals/accuracy"][self._finals.index(name)] = accuracy
 
     def write_figure(self, name: str, values: np.ndarray) -> None:
-        """Record a number of every client at the end, which the method calls so."""
+        """Record a number for every client at the end, under the method's name for
+        it.
+        """
         self._file["figures/value"][self._figures.index(name)] = values
 
     def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:
@@ -183,23 +185,23 @@ class ResultsWriter:
         self._file["newcomers/accuracy"][number, update] = accuracy
 
     def write_newcomer_bytes(self, sent: float) -> None:
-        """Record what a new client is sent before its first local update."""
+        """Record the bytes sent to a new client before its first local update."""
         self._file["newcomers/bytes"][()] = sent
 
     def write_new_bytes(self, round: int, up: float, down: float) -> None:
-        """Record what was sent in a round of new clients."""
+        """Record the bytes sent in a round of new clients."""
         self._file[f"{NEW_ROUNDS}/bytes_up"][round] = up
         self._file[f"{NEW_ROUNDS}/bytes_down"][round] = down
 
     def write_new_accuracy(
         self, round: int, accuracy: np.ndarray, trained: np.ndarray
     ) -> None:
-        """Record the accuracy of new clients after a round of theirs: of all as they
-        stand, and of the participants after their local training.
+        """Record the accuracy of new clients after one of their rounds: of all as they
+        are, and of the participants after their local training.
         """
         self._file[f"{NEW_ROUNDS}/accuracy"][round] = accuracy
         self._file[f"{NEW_ROUNDS}/trained_accuracy"][round] = trained
-        # All rounds of known clients are done: this alone brings news to disk.
+        # All rounds of known clients are done, so nothing else publishes from here on.
         if time.monotonic() >= self._next_publish:
             self.publish()
 
@@ -222,17 +224,17 @@ class ResultsWriter:
         class_accuracy: Mapping[str, np.ndarray] = NOTHING,
         times: Mapping[str, np.ndarray] = NOTHING,
     ) -> bool:
-        """Take down a finished round; tell whether it, and all before it, are on disk
-        now. `times` are those of its members, on the virtual clock.
+        """Record a finished round; tell whether it and all earlier rounds are now on
+        disk. `times` are its members' times on the virtual clock.
         """
-        # Into arrays: a write through h5py costs far more than a number is worth.
+        # Into arrays: a write through h5py is far too slow for a single number.
         arrays = self._arrays
         for name, value in values.items():
             arrays[f"rounds/{name}"][round] = value
         if client_accuracy is not None:
             arrays["clients/accuracy"][round] = client_accuracy
         for name, values_here in client_metrics.items():
-            # A diverged client's loss may be beyond what a short float holds.
+            # A diverged client's loss may overflow a short float.
             with np.errstate(over="ignore"):
                 arrays[f"clients/{name}"][round] = values_here
         for name, of_classes in class_accuracy.items():
@@ -242,7 +244,7 @@ class ResultsWriter:
         arrays["timing/phases"][round] = phases
         take_down_clock(arrays, round, times)
         self._rounds_done = round + 1
-        # The last round is published in any case: nothing comes after it.
+        # Always publish the last round: nothing comes after it.
         is_last = self._rounds_done == len(arrays["rounds/seconds"])
         if time.monotonic() < self._next_publish and not is_last:
             return False
@@ -250,7 +252,7 @@ class ResultsWriter:
         return True
 
     def note_end(self, why: str) -> None:
-        """Record why the run ends early, if neither target nor patience ends it."""
+        """Record why the run ends early, unless its target or patience ended it."""
         self._file.attrs["ended"] = why
 
     def finish(
@@ -260,12 +262,12 @@ class ResultsWriter:
         error: str = "",
         measured: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Mark the run `complete`, `stopped` or `failed`, and publish a last time;
-        `measured` are numbers of every rank, each by its name in `AT_THE_END`.
+        """Mark the run `complete`, `stopped` or `failed`, and publish a last time.
+        `measured` are numbers of every rank, by their names in `AT_THE_END`.
         """
         if self._awaits_restore:
-            # It failed or was stopped before it could be resumed. What is on disk is
-            # more than is known here.
+            # It failed or was stopped before it was restored. The file on disk knows
+            # more than we do, so keep it.
             self._file.close()
             return
         self._file.attrs.update(status=status, finished=_clock(time.time()))
@@ -283,7 +285,7 @@ class ResultsWriter:
         self._file.close()
 
     def publish(self) -> None:
-        """Bring all rounds so far to disk."""
+        """Write all rounds so far to disk."""
         begin = time.monotonic()
         seconds = self._seconds_before + time.time() - self._started
         self._file.attrs["seconds"] = seconds
@@ -299,14 +301,14 @@ class ResultsWriter:
         self._next_publish = now + PAUSE * self._sharing * (now - begin)
 
     def _publish_at_once(self) -> None:
-        """Make the folder known as a run's from its first moment on; the first round
-        is published without a pause.
+        """Publish now, so that the folder counts as a run's from the start; the first
+        round is then published without a pause.
         """
         self.publish()
         self._next_publish = 0.0
 
     def series(self, name: str) -> np.ndarray:
-        """Return a figure of every round so far; NaN where there was none."""
+        """Return a figure of every round so far; NaN for rounds without it."""
         return self._arrays[f"rounds/{name}"][: self._rounds_done]
 
     @property
@@ -315,11 +317,11 @@ class ResultsWriter:
 
     @property
     def learnings(self) -> int:
-        """How often the server's model has learnt."""
+        """How often the server's model has been trained."""
         return self._trainings
 
     def figures(self, round: int) -> dict[str, float]:
-        """Return all figures of a round that are finite."""
+        """Return all finite figures of a round."""
         return finite_figures(self._arrays, round)
 
     def losses(self, learning: int) -> dict[str, np.ndarray]:
@@ -331,13 +333,13 @@ class ResultsWriter:
         return found
 
     def begin_anew(self) -> None:
-        """Replace what is on disk: nothing is restored."""
+        """Replace what is on disk; restore nothing."""
         self._awaits_restore = False
         self._publish_at_once()
 
     def restore(self, path: Path, rounds: int) -> None:
-        """Take over what another writer has recorded of the first rounds, as far as it
-        has the same shape.
+        """Copy what another writer has recorded of the first rounds, as far as the
+        shapes agree.
         """
         with readable(path, "a run"), reading(path) as old:
             facts = old.facts()
@@ -346,8 +348,8 @@ class ResultsWriter:
             )
             now = self._file.attrs.get("data")
             _check_data(path, before=facts.get("data"), now=now)
-            # Ranks' figures have another shape where the number of ranks has changed.
-            # They stay NaN for the rounds before. The run may have become longer.
+            # Ranks' figures have another shape if the number of ranks has changed. Then
+            # they stay NaN for the rounds before. The run may also have become longer.
             for name, array in self._arrays.items():
                 if name not in old:
                     continue
@@ -363,7 +365,7 @@ class ResultsWriter:
             before = map(int, facts.get("resumed", ()))
             self._file.attrs["started"] = str(facts["started"])
             self._file.attrs["resumed"] = [*before, rounds]
-            # Older files did not record the run's seconds as a whole.
+            # Older files did not record the run's total seconds.
             seconds = self._arrays["rounds/seconds"][:rounds]
             counted = float(np.nansum(seconds))
             self._seconds_before = float(facts.get("seconds", counted))
@@ -371,22 +373,22 @@ class ResultsWriter:
         self._awaits_restore = False
 
     def forget_evaluations(self, rounds: Sequence[int]) -> None:
-        """Take evaluations back that the run would not have made."""
+        """Remove evaluations that the run would not have made."""
         for name in self._evaluations:
             self._arrays[name][rounds] = np.nan
 
     def _restore_command(self, text: str) -> None:
-        """Keep the command that began the run, which makes it anew; those that went on
-        stand beside it.
+        """Keep the command that began the run, since it reproduces the run; commands
+        that resumed it are stored beside it.
         """
         self._environment = of_resumed(json.loads(text), self._environment)
-        # HDF5 replaces no text in place.
+        # HDF5 cannot replace a text in place.
         del self._file["environment"]
         self._file["environment"] = json.dumps(self._environment, indent=1)
 
 
 def _check_data(path: Path, *, before: Any, now: Any) -> None:
-    """Refuse to go on with other samples than the run began with."""
+    """Refuse to continue with other samples than the run began with."""
     if before is not None and before != now:
         raise UserError(
             f"{path} was begun with other data: its fingerprint was {before}, and "

@@ -1,4 +1,4 @@
-"""A run's results in memory, and the figures that follow from them."""
+"""A run's results in memory, and figures derived from them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from hpcfed.results.pace import WARMUP, counted, per_round
 from hpcfed.runtime.timer import PHASES
 
 LAST_UPDATES = 10
-"""Local updates or rounds of newcomers over which their last accuracy is a mean."""
+"""Newcomers' last accuracy is a mean over this number of local updates or rounds."""
 
 
 @dataclass(frozen=True)
@@ -20,53 +20,53 @@ class LearningRecord:
 
     round: int
     rows: int
-    """Uploads that it was trained on."""
+    """Uploads used for training."""
     seconds: dict[str, float]
     """By phase."""
     samples_per_second: dict[str, float]
-    """By network, as the three that follow."""
+    """By network, like the three fields below."""
     parameters: dict[str, int]
     flops: dict[str, float]
     utilisation: dict[str, float]
-    """NaN where the device's peak is not known."""
+    """NaN if the device's peak is unknown."""
     peak_memory: np.ndarray
-    """Bytes, of every server rank."""
+    """Bytes, for each server rank."""
     kept: float
     """The share of clients whose generated update is nearest to the mean of their own
-    updates; in older records, of latents of whole uploads.
+    updates. In older records it refers to latents of whole uploads.
     """
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What it took to reach the target accuracy."""
+    """The cost of reaching the target accuracy."""
 
     rounds: int
     seconds: float
-    """Wall time of these rounds, on the slowest rank."""
+    """Wall time of these rounds on the slowest rank."""
     bytes: float
     """Sent by clients and to clients."""
     virtual_seconds: float = float("nan")
-    """When the last of these rounds ended by the virtual clock; NaN without one."""
+    """End of the last of these rounds on the virtual clock; NaN without a clock."""
 
 
 @dataclass(frozen=True)
 class NewRounds:
-    """Rounds that new clients made with each other, after those of the known ones."""
+    """Rounds among new clients, after the rounds of the known ones."""
 
     accuracy: np.ndarray
-    """Accuracy of all that have joined, as they stand: [rounds, new clients], NaN where a
-    client is not there or a round was not evaluated.
+    """Accuracy of all clients that have joined, as they are: [rounds, new clients]. NaN
+    before a client joins or if a round was not evaluated.
     """
     trained_accuracy: np.ndarray
-    """Accuracy of a round's participants after their training; NaN of others."""
+    """Accuracy of a round's participants after their training; NaN for others."""
     bytes_up: np.ndarray
-    """Sent by new clients in every round; NaN in rounds that have not come."""
+    """Sent by new clients in every round; NaN in future rounds."""
     bytes_down: np.ndarray
 
     def curve(self, name: str) -> np.ndarray:
-        """Return the mean over clients after every round of `accuracy` or
-        `trained_accuracy`; NaN in rounds that were not evaluated.
+        """Return the mean of `accuracy` or `trained_accuracy` over clients after every
+        round; NaN in rounds that were not evaluated.
         """
         values: np.ndarray = getattr(self, name)
         return np.array([mean_accuracy(of_round) for of_round in values])
@@ -95,37 +95,35 @@ class RunRecord:
     peak_memory: np.ndarray
     """Bytes: [ranks]."""
     client_accuracy: np.ndarray
-    """[rounds done, clients that are evaluated]."""
+    """[rounds done, evaluated clients]."""
     train_samples: np.ndarray
     """Training samples of every client."""
     energy: float | None
-    """Joules of all GPUs; None while the run goes on, NaN where they have no counter.
-    """
+    """Joules of all GPUs; None while the run is active, NaN if they have no counter."""
     moves: tuple[int, ...]
     """Rounds, counted from 0, before which clients were relocated to other ranks."""
     finals: dict[str, np.ndarray]
-    """What the method had evaluated at the end: every client's accuracy, by name."""
+    """What the method evaluated at the end: every client's accuracy, by name."""
     newcomers: dict[str, np.ndarray]
-    """New clients' accuracy by where they started from: [local updates, new clients].
-    """
+    """New clients' accuracy by their starting point: [local updates, new clients]."""
     learnings: tuple[LearningRecord, ...]
-    """Every training of the server's model."""
+    """All trainings of the server's model."""
     evaluated: np.ndarray
-    """Ids of the clients that are evaluated: all of them, or a sample."""
+    """Ids of the evaluated clients: all clients, or a sample."""
     client_metrics: dict[str, np.ndarray]
-    """Further metrics by name: [rounds done, clients that are evaluated]."""
+    """Further metrics by name: [rounds done, evaluated clients]."""
     class_accuracy: dict[str, np.ndarray]
-    """Accuracy of every class, if asked for, of the clients' models and of the global
-    one: [rounds done, classes].
+    """Accuracy by class, if requested, of the clients' models and of the global one:
+    [rounds done, classes].
     """
     figures: dict[str, np.ndarray] = field(default_factory=dict)
-    """What the method has measured at the end: a number of every client, by name."""
+    """What the method measured at the end: a number for each client, by name."""
     newcomer_bytes: float = float("nan")
-    """Sent to a new client to begin with; NaN when there are none."""
+    """Bytes sent to a new client at its start; NaN without new clients."""
     new_rounds: NewRounds | None = None
     """Rounds of new clients, in runs that have them."""
     cpu_energy: float | None = None
-    """Joules of all CPUs and their memory; as `energy`."""
+    """Joules of all CPUs and their memory; None and NaN as in `energy`."""
 
     @property
     def rounds_done(self) -> int:
@@ -133,35 +131,35 @@ class RunRecord:
 
     @property
     def stacked_seeds(self) -> int:
-        """Runs that advanced together, this one included: seeds, or points of a study.
-        Seconds, memory and energy are those of all of them.
+        """Number of runs that advanced together, including this one: seeds, or points
+        of a study. Seconds, memory and energy cover all of them.
         """
         return int(self.facts.get("stacked_seeds", 1))
 
     @property
     def learns_seldom(self) -> bool:
-        """Whether the server's model is trained in some rounds alone."""
+        """Whether the server's model is trained only in some rounds."""
         return 0 < len(self.learnings) < self.rounds_done
 
     def server_text(self) -> str:
-        """Return `49 s once`: what the phase `server` took on a rank, on average."""
+        """Return `49 s once`: the average time of a rank in the phase `server`."""
         seconds = self.phase_totals()["server"]
         times = len(self.learnings)
         often = "once" if times == 1 else f"in {times} of {self.rounds_done} rounds"
         return f"{seconds:.3g} s {often}"
 
     def last(self, name: str) -> float:
-        """Return the latest value of a series that is not NaN; NaN when there is none."""
+        """Return the latest value of a series that is not NaN; NaN if it has none."""
         known = self._evaluations(name)
         return float(known[-1]) if len(known) else float("nan")
 
     def mean(self, name: str) -> float:
-        """Return the mean over rounds of a series; NaN when it has no value."""
+        """Return the mean of a series over rounds; NaN if it has no value."""
         known = self._evaluations(name)
         return float(known.mean()) if len(known) else float("nan")
 
     def best(self, name: str) -> float:
-        """Return the best value of a series, the smallest of a loss; NaN when there is
+        """Return the best value of a series, the smallest for a loss; NaN if it has
         none.
         """
         known = self._evaluations(name)
@@ -173,27 +171,27 @@ class RunRecord:
         return float(known.max())
 
     def _evaluations(self, name: str) -> np.ndarray:
-        """Return the values of a series without NaN, which rounds have that were not
-        evaluated; none where the run has no such series.
+        """Return the values of a series without the NaN of rounds that were not
+        evaluated; empty if the run does not have this series.
         """
         values = self.rounds.get(name, np.empty(0))
         return values[~np.isnan(values)]
 
     @property
     def task(self) -> str:
-        """What clients learn."""
+        """The task that clients learn."""
         return str(self.facts.get("task", "classification"))
 
     @property
     def metrics(self) -> list[str]:
-        """Metrics beside accuracy that the run has recorded round by round."""
+        """Metrics besides accuracy that the run recorded in every round."""
         names = [metric.name for metric in SERIES if metric.name in self.rounds]
         return [name for name in names if name != "accuracy"]
 
     @property
     def last_client_accuracy(self) -> np.ndarray:
-        """Every client's accuracy at the last evaluation; NaN without test data or if
-        it is not evaluated, empty when there was none.
+        """Every client's accuracy at the last evaluation. NaN for clients without test
+        data or that are not evaluated; empty if there was no evaluation.
         """
         # A round that was not evaluated has NaN for every client.
         unknown = np.isnan(self.client_accuracy).all(1)
@@ -206,12 +204,14 @@ class RunRecord:
 
     @property
     def target(self) -> float | None:
-        """The target accuracy in per cent; None when the run had none."""
+        """The target accuracy in per cent; None if the run has none."""
         target = self.config.get("target_accuracy")
         return None if target is None else float(target)
 
     def reached(self) -> Reached | None:
-        """Return what it took to reach the target first; None when it never was."""
+        """Return the cost of first reaching the target; None if it was never
+        reached.
+        """
         if self.target is None:
             return None
         there = at_target(
@@ -226,7 +226,7 @@ class RunRecord:
             return float(self.rounds[name][:rounds].sum())
 
         sent = sent_or_spent("bytes_up") + sent_or_spent("bytes_down")
-        # The clock goes on from round to round: nothing to add up.
+        # The clock is cumulative: nothing to add up.
         virtual = float(self.rounds["virtual_seconds"][rounds - 1])
         return Reached(rounds, sent_or_spent("seconds"), sent, virtual)
 
@@ -236,8 +236,8 @@ class RunRecord:
         return not np.isnan(self.last("virtual_seconds"))
 
     def arrived_share(self) -> float:
-        """Return the share of participants whose uploads counted; NaN if no client could
-        come late.
+        """Return the share of participants whose uploads counted; NaN if no client
+        could be late.
         """
         arrived, cohort = self.rounds["arrived"], self.rounds["cohort"]
         known = np.isfinite(arrived)
@@ -246,16 +246,16 @@ class RunRecord:
 
     @property
     def untimed(self) -> int:
-        """The number of first rounds without times of ranks: the run has gone on with
-        another number of ranks since.
+        """The number of first rounds without times of ranks, because the run was later
+        resumed with another number of ranks.
         """
         unknown = np.isnan(self.phases).any((1, 2))
-        # Rounds that a resumed run has taken over come first.
+        # Rounds restored by a resumed run come first.
         return 0 if unknown.all() else int(unknown.sum())
 
     def counted_seconds(self, warmup: int = WARMUP) -> np.ndarray:
-        """Return the seconds of the rounds that count, each on its slowest rank."""
-        # A run that was resumed on other ranks has no times of the rounds before.
+        """Return the seconds of the counted rounds, each on its slowest rank."""
+        # A run resumed on other ranks has no times for the rounds before.
         return counted(self.rounds["seconds"][self.untimed :], warmup)
 
     def timed_seconds(self) -> float:
@@ -263,24 +263,24 @@ class RunRecord:
         return float(np.nansum(self.rounds["seconds"][self.untimed :]))
 
     def counted_phases(self, warmup: int = WARMUP) -> np.ndarray:
-        """Return the phases of the rounds that count: [rounds, ranks, phases]."""
+        """Return the phases of the counted rounds: [rounds, ranks, phases]."""
         return counted(self.phases[self.untimed :], warmup)
 
     def phase_seconds(self, warmup: int = WARMUP) -> dict[str, float]:
-        """Return the seconds per round of every phase; NaN where no round is done."""
+        """Return the seconds per round of each phase; NaN if no round is done."""
         of_rounds = per_round(self.counted_phases(warmup).mean(1))
         return dict(zip(PHASES, of_rounds.tolist(), strict=True))
 
     def phase_totals(self) -> dict[str, float]:
-        """Return the seconds of every phase in all rounds that have times, the mean over
-        ranks.
+        """Return the seconds of each phase in all rounds that have times, as the mean
+        over ranks.
         """
         totals = self.phases[self.untimed :].mean(1).sum(0)
         return dict(zip(PHASES, totals.tolist(), strict=True))
 
     def rounds_to(self, share: float) -> int | None:
         """Return the rounds until the clients' accuracy reached this share of its own
-        peak; None when it was never evaluated.
+        peak; None if it was never evaluated.
         """
         accuracy = self.rounds["accuracy"]
         if np.isnan(accuracy).all():
@@ -290,26 +290,26 @@ class RunRecord:
         return int(np.argmax(there)) + 1
 
     def newcomers_first(self, start: str) -> float:
-        """Return new clients' mean accuracy, of each as it joined."""
+        """Return new clients' mean accuracy, each at the time of joining."""
         accuracy = self.newcomers[start]
-        # NaN before a client joins: argmin finds its first update without.
+        # NaN before a client joins: argmin finds its first update that is not NaN.
         joined = np.argmin(np.isnan(accuracy), axis=0)
         clients = np.arange(accuracy.shape[1])
         return mean_accuracy(accuracy[joined, clients])
 
     def newcomers_last(self, start: str) -> float:
-        """Return new clients' mean accuracy over their last ten local updates (fewer,
-        if there were fewer).
+        """Return new clients' mean accuracy over their last ten local updates, or over
+        all if there were fewer.
         """
-        # Entry 0 is how they start, before any update.
+        # Entry 0 is the start, before any update.
         updates = self.newcomers[start][1:]
         return mean_accuracy(updates[-LAST_UPDATES:])
 
     def printed_comm(self) -> float:
-        """Return bytes by the formula that GENE-FL's paper prints: twice a mean upload
+        """Return bytes by the formula printed in GENE-FL's paper: twice a mean upload
         for every round.
 
-        Its tables hold what all clients have sent, `bytes_up`.
+        The paper's tables hold what all clients have sent, `bytes_up`.
         """
         # A round whose clients have no data sends nothing.
         senders = np.maximum(self.rounds["cohort"], 1)
@@ -317,15 +317,15 @@ class RunRecord:
         return float(2 * mean_upload.sum())
 
     def imbalance(self) -> float:
-        """Return the slowest rank's train seconds by the mean over ranks, as the median
-        over rounds; NaN when unknown.
+        """Return the slowest rank's train seconds divided by the mean over ranks, as
+        the median over rounds; NaN if unknown.
         """
-        # The median: the first round warms up, and others may be disturbed.
+        # The median, because the first round warms up and others may be disturbed.
         known = _known(self.rounds["imbalance"])
         return float(np.median(known)) if len(known) else float("nan")
 
     def last_class_accuracy(self) -> dict[str, np.ndarray]:
-        """Return the accuracy of every class at the last evaluation, by whose it is."""
+        """Return the accuracy of each class at the last evaluation, by model."""
         last = {}
         for name, values in self.class_accuracy.items():
             evaluated = np.flatnonzero(~np.isnan(values).all(1))
@@ -342,8 +342,8 @@ def _known(values: np.ndarray) -> np.ndarray:
 def at_target(
     accuracy: np.ndarray | float, global_accuracy: np.ndarray | float, target: float
 ) -> Any:
-    """Tell where the global model reaches `target` per cent; or the clients' mean, if there
-    is no global model.
+    """Tell where the global model reaches `target` per cent; without a global model,
+    where the clients' mean does.
     """
     has_global = not np.isnan(global_accuracy).all()
     judged = global_accuracy if has_global else accuracy
@@ -351,8 +351,8 @@ def at_target(
 
 
 def mean_accuracy(accuracy: np.ndarray) -> float:
-    """Return the mean over the clients that have test data; NaN when none has."""
-    # numpy would warn of a mean of nothing.
+    """Return the mean over the clients that have test data; NaN if none has."""
+    # numpy would warn about the mean of an empty slice.
     if np.isnan(accuracy).all():
         return float("nan")
     return float(np.nanmean(accuracy))

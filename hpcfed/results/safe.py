@@ -1,10 +1,10 @@
-"""HDF5 files that anybody may have handed in: refused unless they stand alone, and read
-within their own size.
+"""Untrusted HDF5 files: refuse them unless they are self-contained, and never read more
+than their own size.
 
-HDF5 lets a file name others (external links, external storage, virtual datasets), ask
-for filters that unpack any amount, and declare any shape without holding it. None of
-that is in what hpcfed writes, so all of it is refused, by name, before a number is
-read. `sandbox.py` has the other half: libhdf5 itself may crash on a damaged file.
+HDF5 lets a file refer to others (external links, external storage, virtual datasets),
+request filters that unpack any amount, and declare any shape without storing it. hpcfed
+writes none of that, so all of it is refused, by name, before a number is read.
+`sandbox.py` has the other half: libhdf5 itself may crash on a damaged file.
 """
 
 import stat
@@ -20,31 +20,31 @@ import numpy as np
 from hpcfed.errors import UserError
 
 MOST_BYTES = 4 * 2**30
-"""Size of a file that is read as a whole."""
+"""Largest file that is read as a whole."""
 SLACK = 64 * 2**20
-"""Bytes that may be read beyond a file's size: what was declared and never written is
-not in it.
+"""Bytes that may be read beyond a file's size, because declared data that was never
+written is not in the file.
 """
 SPARSE = 2**30, 1000
-"""A file of so many bytes, of which the disk has not even one in so many, was never
-written as a whole.
+"""A file of at least the first number of bytes, with less than one in the second number
+of them on disk, was never written as a whole.
 """
 MOST_TEXT = 16 * 2**20
 MOST_ENTRIES = 100_000
-"""Strings of a list."""
+"""Most strings in a list."""
 MOST_OBJECTS = 500_000
 MOST_DEPTH = 12
 MOST_FACTS = 1000
 
 
 class Reader:
-    """A group of such a file. What does not have the type, shape and size that is asked
-    for is a ValueError.
+    """A group of an untrusted file. Raises a ValueError for anything without the
+    requested type, shape and size.
     """
 
     def __init__(self, group: h5py.Group, left: list[int]) -> None:
-        """`left` is the number of bytes that may still be read, shared by all readers
-        of a file.
+        """`left` is the number of bytes that may still be read; all readers of a file
+        share it.
         """
         self._group = group
         self._left = left
@@ -53,11 +53,11 @@ class Reader:
         return name in self._group
 
     def names(self) -> list[str]:
-        """Return what is in the group, in order."""
+        """Return the names in the group, in order."""
         return sorted(self._group)
 
     def within(self, name: str) -> "Reader":
-        """Return a reader of a group in this one."""
+        """Return a reader for a subgroup."""
         group = self._group[name]
         if not isinstance(group, h5py.Group):
             raise ValueError(f"{name} is not a group")
@@ -74,13 +74,13 @@ class Reader:
             raise ValueError(f"it has {len(attributes)} attributes")
         facts = {}
         for name in attributes:
-            # Looked at before it is read: reading allocates what it declares.
+            # Check before reading, since reading allocates the declared size.
             declared = attributes.get_id(name)
             size = declared.get_storage_size()
             if prod(declared.shape) > MOST_ENTRIES or size > MOST_TEXT:
                 raise ValueError(f"its attribute {name} is too large")
             value = attributes[name]
-            # Python has no number for it, and .item() would return it as it is.
+            # Python has no type for it, and .item() would return it unchanged.
             if isinstance(value, np.longdouble):
                 raise ValueError(f"its attribute {name} is not a number of 64 bits")
             facts[name] = value.item() if isinstance(value, np.generic) else value
@@ -91,7 +91,7 @@ class Reader:
     def numbers(
         self, name: str, shape: tuple[int | None, ...], first: int | None = None
     ) -> np.ndarray:
-        """Read an array of this shape (None: any length), or its first entries alone."""
+        """Read an array of this shape (None: any length), or only its first entries."""
         data = self._dataset(name)
         fits = len(data.shape) == len(shape)
         for found, asked in zip(data.shape, shape, strict=False):
@@ -108,7 +108,7 @@ class Reader:
         self._spend(name, prod(taken) * data.dtype.itemsize)
         read = data[()] if first is None else data[:first]
         values: np.ndarray = np.asarray(read)
-        # A file may have been written on a machine of the other byte order.
+        # The file may come from a machine with the other byte order.
         return values.astype(values.dtype.newbyteorder("="), copy=False)
 
     def text(self, name: str) -> str:
@@ -125,7 +125,7 @@ class Reader:
             raise ValueError(f"{name} is not a list, or is too long")
         strings = data.asstr()
         texts = []
-        # One by one: all may be one long string, which the file holds only once.
+        # One by one: all may point to one long string, which the file holds only once.
         for number in range(data.shape[0]):
             texts.append(self._text(name, strings[number]))
         return texts
@@ -144,7 +144,7 @@ class Reader:
     def _text(self, name: str, text: Any) -> str:
         if not isinstance(text, str) or len(text) > MOST_TEXT:
             raise ValueError(f"{name} is not a text, or is too long")
-        # Encoding refuses halves of characters, which nothing could print.
+        # Encoding rejects lone surrogates, which cannot be printed.
         self._spend(name, len(text.encode()))
         return text
 
@@ -156,8 +156,8 @@ class Reader:
 
 @contextmanager
 def readable(path: Path, kind: str) -> Iterator[None]:
-    """Turn whatever a damaged or hostile file makes libhdf5, h5py and numpy raise into
-    one line for the user: it may be anything.
+    """Turn any exception of libhdf5, h5py and numpy into one line for the user. A
+    damaged or hostile file may cause any of them.
     """
     try:
         yield
@@ -169,8 +169,8 @@ def readable(path: Path, kind: str) -> Iterator[None]:
 
 
 def check_file(path: Path, most: int = 2**62) -> int:
-    """Return the size of a plain file; a ValueError for what is none, is larger than
-    `most`, or holds nothing but holes.
+    """Return the size of a plain file; raise a ValueError if it is not a plain file, is
+    larger than `most`, or is nothing but holes.
     """
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
@@ -180,7 +180,7 @@ def check_file(path: Path, most: int = 2**62) -> int:
     size = found.st_size
     if size > most:
         raise ValueError(f"it has {size:,} bytes, and {most:,} at most are read")
-    # The system counts blocks of 512 bytes, whatever those of the disk are.
+    # st_blocks counts 512 bytes, whatever the disk's block size.
     least_size, share = SPARSE
     if size >= least_size and found.st_blocks * 512 * share < size:
         raise ValueError("it was never written as a whole")
@@ -189,7 +189,7 @@ def check_file(path: Path, most: int = 2**62) -> int:
 
 @contextmanager
 def reading(path: Path, most: int = MOST_BYTES) -> Iterator[Reader]:
-    """Open a file that is read as a whole."""
+    """Open a file that is to be read as a whole."""
     size = path.stat().st_size
     if size > most:
         raise ValueError(f"it has {size:,} bytes, and {most:,} at most are read")
@@ -199,14 +199,14 @@ def reading(path: Path, most: int = MOST_BYTES) -> Iterator[Reader]:
 
 
 def check(file: h5py.File) -> None:
-    """Refuse a file that does not stand alone."""
+    """Refuse a file that is not self-contained."""
     for _ in objects(file):
         pass
 
 
 def objects(file: h5py.File) -> Iterator[Any]:
-    """Go through the ids of all groups and datasets; those with several names, even
-    inside themselves, come once. A ValueError for what leads out of the file.
+    """Iterate over the ids of all groups and datasets. Objects with several names, even
+    inside themselves, come once. Raise a ValueError for a reference to another file.
     """
     seen: set[int] = set()
     yield h5py.h5g.open(file.id, b"/")
@@ -235,7 +235,7 @@ def _opened(group: Any, name: bytes, where: str, seen: set[int]) -> Any:
     """
     link = group.links.get_info(name)
     if link.type == h5py.h5l.TYPE_SOFT:
-        # What it names is in this file, and looked at there.
+        # A soft link's target is in this file, and is checked there.
         return None
     if link.type != h5py.h5l.TYPE_HARD:
         raise ValueError(f"{where} is a link to another file, which is never followed")
@@ -249,7 +249,7 @@ def _opened(group: Any, name: bytes, where: str, seen: set[int]) -> Any:
 
 
 def _check_dataset(data: h5py.h5d.DatasetID, where: str) -> None:
-    """Refuse a dataset whose numbers are elsewhere, or packed."""
+    """Refuse a dataset whose numbers are stored elsewhere or packed."""
     creation = data.get_create_plist()
     if creation.get_layout() == h5py.h5d.VIRTUAL:
         raise ValueError(
@@ -260,7 +260,7 @@ def _check_dataset(data: h5py.h5d.DatasetID, where: str) -> None:
             f"{where} keeps its numbers in another file, which is never read"
         )
     for number in range(creation.get_nfilters()):
-        # A checksum cannot make more of few bytes, as any other filter can.
+        # Unlike any other filter, a checksum cannot expand a few bytes into many.
         if creation.get_filter(number)[0] != h5py.h5z.FILTER_FLETCHER32:
             raise ValueError(
                 f"{where} is packed; hpcfed writes and reads plain numbers with checksums"

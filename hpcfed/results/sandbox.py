@@ -1,7 +1,7 @@
-"""Trying out HDF5 files in a child process, before this one reads them.
+"""Reading HDF5 files in a child process first, before this process reads them.
 
 libhdf5 may crash or never return on a damaged file (2.0.0 loops on a global heap with
-zeros in it). A child with limits finds that out at no risk.
+zeros in it). A child process with limits finds out safely.
 """
 
 import mmap
@@ -18,20 +18,20 @@ from hpcfed.errors import UserError
 from hpcfed.results.safe import SLACK, check_file, objects, readable
 
 PATIENCE, SPEED = 5, 4 * 2**20
-"""Seconds of a core that trying a file may take, and bytes that give it one more."""
+"""CPU seconds that trying a file may take, and bytes that add one more second."""
 DAMAGED = 3
-"""Exit code of a child that has found a heap over which libhdf5 would never get."""
+"""Exit code of a child that found a heap on which libhdf5 would loop forever."""
 MEMORY = 2**30
-"""Bytes that trying a file may take beyond thrice its size."""
+"""Bytes of memory that trying a file may take beyond three times its size."""
 _HEAP = b"GCOL\x01"
-"""How a heap of strings begins: its signature and version."""
+"""The first bytes of a heap of strings: its signature and version."""
 
 
 def try_out(paths: Iterable[Path]) -> None:
-    """Refuse files that libhdf5 cannot bear, before this process reads them.
+    """Refuse files that make libhdf5 crash or hang, before this process reads them.
 
-    A child reads all that they hold. What is merely wrong with them is left to whoever
-    reads them for a purpose. It forks: to be called before MPI starts.
+    A child reads everything in them. Other errors are left to the actual reader. This
+    forks, so call it before MPI starts.
     """
     for path in paths:
         with readable(path, "HDF5"):
@@ -49,8 +49,8 @@ def try_out(paths: Iterable[Path]) -> None:
 
 
 def _in_child(path: Path) -> int:
-    """Read a file in a child; return its exit code, or the negative signal that ended
-    it.
+    """Read a file in a child; return its exit code, or the negative number of the
+    signal that ended it.
     """
     child = os.fork()
     if not child:
@@ -70,11 +70,11 @@ def _limit_process(path: Path) -> None:
     """Limit this process's time and memory by the file's size, and silence it."""
     size = path.stat().st_size
     _limit(resource.RLIMIT_CPU, PATIENCE + size // SPEED)
-    # The limit counts what this process has mapped before, too.
+    # The limit includes what this process has already mapped.
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     mapped = pages * os.sysconf("SC_PAGE_SIZE")
     _limit(resource.RLIMIT_AS, mapped + 3 * size + MEMORY)
-    # A crash is expected here, and worth no core file and no lines on the terminal.
+    # A crash is expected here, so write no core file and nothing to the terminal.
     _limit(resource.RLIMIT_CORE, 0)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
@@ -82,7 +82,7 @@ def _limit_process(path: Path) -> None:
 
 
 def _limit(kind: int, most: int) -> None:
-    """Lower a limit of this process, if it is higher; no process can raise one."""
+    """Lower a limit of this process, if it is higher; a process cannot raise one."""
     soft, hard = resource.getrlimit(kind)
     for limit in (soft, hard):
         if limit != resource.RLIM_INFINITY:
@@ -91,11 +91,13 @@ def _limit(kind: int, most: int) -> None:
 
 
 def _read_everything(path: Path) -> None:
-    """Read all attributes and numbers of a file; a ValueError for a bad heap alone."""
+    """Read all attributes and numbers of a file; raise a ValueError only for a bad
+    heap.
+    """
     size = path.stat().st_size
     if size:
         _check_heaps(path)
-    # What is merely wrong is suppressed: only a crash or an endless loop counts.
+    # Other errors are suppressed: only a crash or an endless loop counts.
     left = size + SLACK
     with suppress(Exception), h5py.File(path, "r") as file:
         for item in objects(file):
@@ -112,8 +114,8 @@ def _read_everything(path: Path) -> None:
 
 
 def _check_heaps(path: Path) -> None:
-    """Refuse heaps of strings with an entry of no size, over which libhdf5 2.0.0 never
-    gets.
+    """Refuse heaps of strings with an entry of size 0, on which libhdf5 2.0.0 loops
+    forever.
     """
     with (
         open(path, "rb") as file,
@@ -138,5 +140,5 @@ def _check_heap(content: mmap.mmap, start: int) -> None:
         size = number(entry + 8, entry + 16)
         if not index and not size:
             raise ValueError(entry)
-        # Entry 0 is free space, whose size counts its header; others are padded to 8.
+        # Entry 0 is free space, whose size includes its header; others are padded to 8.
         entry += size if not index else 16 + size + -size % 8

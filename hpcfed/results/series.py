@@ -1,17 +1,17 @@
 """The figures of a round: one table, from which everything else follows.
 
-To add a figure, add a line to the table; whoever finds the number writes
+To add a figure, add a line to the table. The code that computes it sets
 `cohort.log.measured[NAME] = number`, once a round on every rank. The figure is reduced
 over ranks, written to `rounds/NAME` in run.h5 with its unit and meaning, read back into
-`RunRecord.rounds`, and part of the CSV and of `hpcfed show --json`.
+`RunRecord.rounds`, and included in the CSV and in `hpcfed show --json`.
 
-For those who show figures:
+For code that shows figures:
 - `ROUND_SERIES[name]` has `.unit`, `.meaning`, `.total` and `.key`.
 - `RunRecord.rounds[name]` has the values; a round without one has NaN.
 - A CSV has a column per series, in the table's order; JSON calls a series `.key`.
-- `METRIC_SERIES` are those that --metrics adds: a run without them lacks them.
-- `.total` labels the sum over all rounds among the costs of `hpcfed show`; where it is
-  empty, a sum means nothing.
+- `METRIC_SERIES` are the series that --metrics adds; other runs lack them.
+- `.total` labels the sum over all rounds among the costs of `hpcfed show`; it is empty
+  if a sum is meaningless.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ import numpy as np
 from hpcfed.options.metrics import SERIES, global_name
 
 Reduction = Callable[..., float]
-"""Makes a round's figure from the ranks' figures: an array [ranks] for each of them."""
+"""Computes a round's figure from those of the ranks: an array [ranks] for each."""
 
 
 def summed(values: np.ndarray) -> float:
@@ -31,12 +31,12 @@ def summed(values: np.ndarray) -> float:
 
 
 def largest(values: np.ndarray) -> float:
-    """Return the largest of the ranks' values; a rank that has none hands in NaN."""
+    """Return the largest value of all ranks; a rank without one passes NaN."""
     return float(np.fmax.reduce(values))
 
 
 def agreed(values: np.ndarray) -> float:
-    """Return the root's value, where every rank has the same."""
+    """Return the root's value; every rank has the same."""
     return float(values[0])
 
 
@@ -49,12 +49,12 @@ def weighted_mean(sums: np.ndarray, weights: np.ndarray) -> float:
 
 
 def imbalance(seconds: np.ndarray) -> float:
-    """Return the slowest rank's seconds by the mean over ranks.
+    """Return the slowest rank's seconds divided by the mean over ranks.
 
-    It is 1 when all take equally long, and NaN when none takes any.
+    It is 1 if all take equally long, and NaN if none takes any time.
     """
     mean = seconds.mean()
-    # Nobody trains in a round whose cohort has no data.
+    # No client trains in a round whose cohort has no data.
     if not mean > 0:
         return float("nan")
     return float(seconds.max() / mean)
@@ -69,13 +69,15 @@ class RoundSeries:
     meaning: str
     reduce: Reduction
     of: tuple[str, ...] = ()
-    """The ranks' figures that `reduce` takes; empty: the one of the series' own name."""
+    """The ranks' figures that `reduce` takes; empty: the figure with the series' own
+    name.
+    """
     total: str = ""
-    """What `hpcfed show` calls the sum over all rounds."""
+    """The label of its sum over all rounds in `hpcfed show`."""
     json: str = ""
-    """Its name in JSON where that is another one."""
+    """Its name in JSON, if different."""
     evaluated: bool = False
-    """Whether an evaluation finds it: other rounds have none."""
+    """Whether an evaluation computes it; then other rounds have no value."""
     required: bool = False
     """Whether every file has it: the first files of this schema lack later series."""
 
@@ -99,8 +101,8 @@ class RankSeries:
     meaning: str
 
 
-# A line: name and unit, meaning, how the ranks' figures are reduced. The order is that
-# of the CSV's columns and of JSON.
+# A line: name and unit, meaning, how the ranks' figures are reduced. CSV columns and
+# JSON follow this order.
 # fmt: off
 _ROUND_TABLE = (
     RoundSeries("accuracy", "fraction",
@@ -218,13 +220,13 @@ _RANK_TABLE = (
 ROUND_SERIES = {series.name: series for series in _ROUND_TABLE}
 """Series of rounds by name."""
 EVALUATION_SERIES = [series.name for series in _ROUND_TABLE if series.evaluated]
-"""Series of evaluations, in every record; --metrics adds others."""
+"""Evaluation series in every record; --metrics adds others."""
 RANK_SERIES = {series.name: series for series in _RANK_TABLE}
 """Series of rounds and ranks by name."""
 
 
 def _metric_series() -> Iterator[RoundSeries]:
-    """Yield two series for every metric that the table has not got yet."""
+    """Yield two series for each metric that is not yet in the table."""
     for metric in SERIES:
         mean = f"mean over clients on their own test data: {metric.meaning}"
         if metric.pooled:
@@ -236,7 +238,7 @@ def _metric_series() -> Iterator[RoundSeries]:
 
 
 METRIC_SERIES = {series.name: series for series in _metric_series()}
-"""Series of metrics that a run may ask for; all ranks know them without gathering."""
+"""Series of metrics that a run may request; all ranks know them without gathering."""
 
 
 def metric_series(metrics: Sequence[str]) -> list[RoundSeries]:
@@ -255,8 +257,8 @@ def series_of(name: str) -> RoundSeries:
 
 
 def _rank_figures() -> tuple[str, ...]:
-    """Return the names of all figures that ranks hand in, each once."""
-    # Some figures make several series, such as wall.
+    """Return the names of all figures that ranks send, each once."""
+    # Some figures, such as wall, are used by several series.
     names = list(RANK_SERIES)
     for series in _ROUND_TABLE:
         names += series.figures
@@ -264,25 +266,25 @@ def _rank_figures() -> tuple[str, ...]:
 
 
 RANK_FIGURES = _rank_figures()
-"""What a rank hands in after a round, in the order in which it travels."""
+"""What a rank sends after a round, in this order."""
 
 
 def as_vector(figures: Mapping[str, float]) -> np.ndarray:
-    """Return a rank's figures in the order of `RANK_FIGURES`; NaN for those it lacks."""
+    """Return a rank's figures in the order of `RANK_FIGURES`; NaN for missing ones."""
     unknown = figures.keys() - set(RANK_FIGURES)
     assert not unknown, f"no series is made of {', '.join(sorted(unknown))}"
-    # The table's order, not the caller's: vectors of all ranks must match.
+    # The table's order, not the caller's: the vectors of all ranks must match.
     vector = [figures.get(name, float("nan")) for name in RANK_FIGURES]
     return np.array(vector)
 
 
 def by_rank(gathered: np.ndarray) -> dict[str, np.ndarray]:
-    """Return each figure of all ranks [ranks], from their vectors [ranks, figures]."""
+    """Return each figure for all ranks [ranks], from their vectors [ranks, figures]."""
     return dict(zip(RANK_FIGURES, gathered.T, strict=True))
 
 
 def round_figures(figures: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Reduce the ranks' figures to the round's; NaN if no rank has handed in any."""
+    """Reduce the ranks' figures to the round's; NaN if no rank has sent any."""
     reduced = {}
     for series in _ROUND_TABLE:
         taken = [figures[name] for name in series.figures]

@@ -1,4 +1,4 @@
-"""The group `server` of run.h5: an entry for every training of the server's model."""
+"""The group `server` of run.h5: an entry for each training of the server's model."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcfed.results.format import Declared, create, create_names
 
-# As in every group of the file, names and units are its format, and stay.
+# As everywhere in the file, names and units are the format and never change.
 
 GROUP = "server"
 SERVER_PHASES = (
@@ -37,33 +37,33 @@ OF_NETWORKS = {
 
 
 class ServerSize(NamedTuple):
-    """How often the server's model is trained, on how many ranks, with how many steps
-    of each network.
+    """How often the server's model is trained, on how many ranks, and with how many
+    steps of each network.
     """
 
     times: int
     ranks: int
     steps: dict[str, int]
-    """By network, in the order in which they are recorded."""
+    """By network, in the order of recording."""
 
 
 MOST_MAPPED = 400
-"""Uploads of which a map of latents has the places."""
+"""The largest number of uploads in a map of latents."""
 
 
 class LatentMap(NamedTuple):
-    """Where the latents of some uploads lie on their two principal axes."""
+    """The positions of some uploads' latents on their two principal axes."""
 
     clients: np.ndarray
-    """Whose each is."""
+    """The client of each upload."""
     places: np.ndarray
     """[uploads, 2]."""
     shares: np.ndarray
-    """Shares of the variance that lie on each of the two axes."""
+    """Shares of the variance along each of the two axes."""
 
 
 class Learning(Protocol):
-    """What the server reports of one training of its model."""
+    """What the server reports about one training of its model."""
 
     rows: int
     losses: dict[str, np.ndarray]
@@ -79,7 +79,7 @@ class Learning(Protocol):
 
 
 def create_group(file: h5py.File, size: ServerSize) -> None:
-    """Create the group's datasets, with NaN for trainings that have not come."""
+    """Create the group's datasets, with NaN for future trainings."""
     times = size.times
     networks = list(size.steps)
 
@@ -90,7 +90,7 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
         where = f"{GROUP}/{name}"
         create(file, Declared(where, shape, ("time", *dimensions), unit, meaning))
 
-    # Readers take the names from the file: it may be of a version with other phases.
+    # Readers take the names from the file, which may be of a version with other phases.
     create_names(file, f"{GROUP}/phase_names", SERVER_PHASES)
     create_names(file, f"{GROUP}/network_names", networks)
     make("round", (), unit="round", meaning="the round, from 0, after which it learnt")
@@ -125,7 +125,7 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
 
 
 def _create_latents(file: h5py.File) -> None:
-    """Create the map of latents, which is of the last training alone."""
+    """Create the map of latents; it describes only the last training."""
     for name, more, unit, meaning in (
         ("latents", (2,), "1", "places of uploads' latents on two principal axes"),
         ("latent_clients", (), "client", "whose upload each of the latents is of"),
@@ -146,18 +146,20 @@ def write_entry(
     learning: Learning,
     networks: Sequence[str],
 ) -> None:
-    """Write the entry of a training after this round; on disk with the next rounds."""
+    """Write the entry of a training after this round; it reaches the disk with the next
+    rounds.
+    """
     group = file[GROUP]
     group["round"][entry] = round
     group["rows"][entry] = learning.rows
     group["kept"][entry] = learning.recognised
-    # A phase that this training did not need took no time.
+    # A phase that this training skipped took no time.
     group["seconds"][entry] = [
         learning.seconds.get(phase, 0.0) for phase in SERVER_PHASES
     ]
     group["peak_memory"][entry] = learning.peak_memory
     for number, network in enumerate(networks):
-        # Seconds of the training alone, without building or encoding.
+        # Seconds of the training only, without building or encoding.
         speed = learning.samples[network] / learning.seconds[network]
         group["samples_per_second"][entry, number] = speed
         group["parameters"][entry, number] = learning.parameters[network]
@@ -166,7 +168,7 @@ def write_entry(
         group[f"{network}_loss"][entry] = learning.losses[network]
     if learning.latents is not None:
         count = len(learning.latents.clients)
-        # A bank that has shrunk leaves no places of the training before.
+        # If the bank has shrunk, clear the remaining places of the previous training.
         group["latents"][count:] = np.nan
         group["latent_clients"][count:] = np.nan
         group["latents"][:count] = learning.latents.places

@@ -1,9 +1,8 @@
-"""Signs of life in a run's folder, for those who watch it: small JSON files that are
+"""Signs of life in a run's folder, for programs that watch it: small JSON files,
 replaced every few seconds.
 
-Nothing depends on them. They are written whole but not synced, because a sign that is
-lost in a crash is no loss. Whoever reads them takes them for any other file that may
-have been handed in.
+Nothing depends on them. They are written whole but not synced, because losing one in a
+crash does not matter. Readers treat them as untrusted files.
 """
 
 import json
@@ -22,7 +21,7 @@ from hpcfed.results.safe import check_file
 EVERY = 2.0
 """Seconds between two signs of life."""
 MOST_BYTES = 2**16
-"""Largest sign that is read."""
+"""Largest sign to read."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +30,24 @@ class RunSign:
 
     phase: str
     seconds: float
-    """For how long it has been in this phase, as far as was seen."""
+    """Time spent in this phase, as far as observed."""
 
 
 @dataclass(frozen=True)
 class LearningSign:
-    """How far the server's model has learnt."""
+    """How far the training of the server's model has come."""
 
     network: str
     step: int
     steps: int
     loss: float | None
-    """The last step's loss; None where it is not finite."""
+    """The last step's loss; None if it is not finite."""
     seconds: float
     """Since this network's first step."""
 
     @property
     def left(self) -> float:
-        """Seconds that the rest of the steps will take; NaN after the first."""
+        """Seconds that the remaining steps will take; NaN after the first step."""
         if self.step < 2:
             return float("nan")
         return self.seconds / (self.step - 1) * (self.steps - self.step)
@@ -58,18 +57,18 @@ Sign = TypeVar("Sign", RunSign, LearningSign)
 
 
 def leave_sign(path: Path, sign: RunSign | LearningSign) -> None:
-    """Replace a sign; that it cannot be written ends nothing."""
+    """Replace a sign; ignore a failure to write."""
     replace_quickly(json.dumps(plain(asdict(sign))), path)
 
 
 def remove_sign(path: Path) -> None:
-    """Remove a sign, because what it speaks of is over."""
+    """Remove a sign, because what it describes is over."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
 
 
 def read_sign(path: Path, kind: type[Sign]) -> Sign | None:
-    """Read a sign; None if it does not exist, or is something else."""
+    """Read a sign; None if it does not exist or is something else."""
     try:
         check_file(path, MOST_BYTES)
         told: Mapping[str, Any] = parsed(path.read_text())

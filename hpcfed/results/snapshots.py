@@ -1,14 +1,14 @@
-"""`params-<rank>.h5`: rows of this rank's clients, as their local training left them,
-every N rounds.
+"""`params-<rank>.h5`: rows of this rank's clients after their local training, every N
+rounds.
 
-All datasets exist, with their full size on disk, before the first snapshot: a disk that
-is too small says so at the start, and afterwards only numbers are written, never the
-file's own structure, so a killed run leaves a readable file. Rows of clients that did
-not take part are NaN.
+All datasets exist, with their full size on disk, before the first snapshot. So a disk
+that is too small fails at the start. Afterwards only numbers are written, never the
+file's structure, so a killed run leaves a readable file. Rows of clients that did not
+take part are NaN.
 
-A resumed run whose ranks have other clients, because there are more or fewer of them,
-or that has become longer, goes on in new files, `params-<rank>-after-<rounds>.h5`. Of
-the folder's files, those that have `taken` a snapshot hold every client once.
+A resumed run continues in new files, `params-<rank>-after-<rounds>.h5`, if its ranks
+have other clients, because the number of ranks has changed, or if it has become longer.
+Taken together, the files that have `taken` a snapshot hold every client once.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from hpcfed.results.safe import SLACK, Reader, check, readable
 
 KIND = "this run's snapshots"
 PER_ROW, PER_FILE = 160, 2**17
-"""Bytes that HDF5 adds at most: to a row its checksum and its entry in the index, to a
+"""Most bytes that HDF5 adds: to a row its checksum and its entry in the index, to a
 file names and headers.
 """
 
@@ -46,8 +46,8 @@ class SnapshotWriter:
         dtype: np.dtype,
         root: bool,
     ) -> None:
-        """`rounds` are the rounds after which snapshots are taken; the `root` writes
-        the global row, too.
+        """`rounds` are the rounds after which snapshots are taken; the `root` also
+        writes the global row.
         """
         self._folder = folder
         self._rank = rank
@@ -56,22 +56,23 @@ class SnapshotWriter:
         self._layout = layout
         self._dtype = dtype
         self._rounds = rounds
-        """Rounds of snapshots that are to come, once the first round is known."""
+        """Rounds of future snapshots, once the first round is known."""
         self._file: h5py.File | None = None
 
     def begin(self, first: int, barrier: Callable[[], None]) -> None:
-        """Open this rank's file for the rounds from `first` on; the same call on every
-        rank.
+        """Open this rank's file for the rounds from `first` on; all ranks make the same
+        call.
         """
         if self._root:
             _rewind(self._folder, first)
-        # The root has taken back what will be made anew, for all ranks' files: their
-        # number may have changed. A rank must not look for files that the root is about to remove.
+        # The root removes snapshots that will be made again, in the files of all ranks:
+        # the number of ranks may have changed. A rank must not look for files that the
+        # root is about to remove.
         barrier()
         self._rounds = self._rounds[self._rounds >= first]
         if not len(self._rounds):
             return
-        # With the same clients as before it goes on in the file that has them.
+        # With the same clients as before, continue in the file that has them.
         for path in snapshots_of_rank(self._folder, self._rank):
             if path.exists() and self._go_on(path):
                 return
@@ -81,17 +82,17 @@ class SnapshotWriter:
         self._start(path)
 
     def _start(self, path: Path) -> None:
-        """Make a file with room for all snapshots that are to come."""
+        """Create a file with room for all future snapshots."""
         columns = self._layout.num_columns
         entries = self._layout.entries
         times = len(self._rounds)
         clients = len(self._clients)
         row_bytes = columns * self._dtype.itemsize + PER_ROW
-        # The root has one more row: the global model's.
+        # The root has one more row, for the global model.
         rows = times * (clients + self._root)
         check_limit(path, rows * row_bytes + PER_FILE)
         with hdf5_writing(path):
-            # Not libver="latest": its files refuse to open after their writer was
+            # Not libver="latest": such files refuse to open after their writer was
             # killed.
             self._file = file = h5py.File(path, "w")
             file.attrs.update(format="hpcfed params", schema=1, columns=columns)
@@ -110,11 +111,13 @@ class SnapshotWriter:
             file.flush()
 
     def _create(self, name: str, shape: tuple[int, ...], *dimensions: str) -> None:
-        """Create a dataset of rows, each a chunk with a checksum, all on disk at once."""
+        """Create a dataset of rows, each a chunk with a checksum, all allocated at
+        once.
+        """
         assert self._file is not None
         ones = [1] * (len(shape) - 1)
         chunk = (*ones, shape[-1])
-        # Early: the disk's space is taken now, and a full one says so now.
+        # Early: disk space is allocated now, so a full disk fails now.
         creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         data = self._file.create_dataset(
@@ -131,7 +134,9 @@ class SnapshotWriter:
             data.dims[axis].label = dimension
 
     def _go_on(self, path: Path) -> bool:
-        """Take up a file of the run that is resumed; False if it is of other clients."""
+        """Continue in a file of the resumed run; return False if it is for other
+        clients.
+        """
         check_limit(path, path.stat().st_size)
         with readable(path, KIND):
             file = h5py.File(path, "r+")
@@ -148,8 +153,8 @@ class SnapshotWriter:
         return fits
 
     def _fits(self, file: h5py.File) -> bool:
-        """Tell whether a file has this rank's clients; refuse one of them that cannot
-        take the snapshots to come.
+        """Tell whether a file has this rank's clients; refuse such a file if it cannot
+        take the future snapshots.
         """
         known = Reader(file, [SLACK])
         if not np.array_equal(known.numbers("client", (None,)), self._clients):
@@ -174,7 +179,7 @@ class SnapshotWriter:
                 raise ValueError(f"{name} has another shape or type")
             if name == "taken":
                 continue
-            # Every row was allocated at the start: writing must not extend the file.
+            # All rows were allocated at the start: writing must not extend the file.
             rows = prod(shape[:-1])
             if data.id.get_num_chunks() != rows:
                 raise ValueError(f"{name} has lost some of its rows")
@@ -185,12 +190,12 @@ class SnapshotWriter:
         return bool(np.isin(round, self._rounds))
 
     def write_rows(self, round: int, positions: np.ndarray, rows: np.ndarray) -> None:
-        """Write the rows of the clients at these positions; called again in the same
-        round, the later rows stay.
+        """Write the rows of the clients at these positions; a later call in the same
+        round overwrites them.
         """
         file, snapshot = self._entry(round)
         with hdf5_writing(Path(file.filename)):
-            # Each row is a chunk of its own, so nothing is gained by writing several.
+            # Each row is its own chunk, so writing several at once gains nothing.
             for position, row in zip(positions, rows, strict=True):
                 file["rows"][snapshot, int(position)] = row
 
@@ -200,14 +205,14 @@ class SnapshotWriter:
         with hdf5_writing(Path(file.filename)):
             if self._root and global_row is not None:
                 file["global"][snapshot] = global_row
-            # The mark must not be on disk before the rows are.
+            # The mark must not reach the disk before the rows.
             file.flush()
             file["taken"][snapshot] = 1
             file.flush()
 
     def _entry(self, round: int) -> tuple[h5py.File, int]:
-        """Return the file, and the number of a round's snapshot in it: those of this
-        run are the last ones.
+        """Return the file, and the index of a round's snapshot in it: this run's
+        snapshots are the last ones.
         """
         assert self._file is not None
         earlier = len(self._file["round"]) - len(self._rounds)
@@ -221,8 +226,8 @@ class SnapshotWriter:
 
 
 def _rewind(folder: Path, first: int) -> None:
-    """Take back the snapshots of rounds from `first` on, which will be made anew;
-    remove files that have no other.
+    """Remove the snapshots of rounds from `first` on, which will be made again; remove
+    files that have no earlier ones.
     """
     for path in snapshots(folder):
         check_limit(path, path.stat().st_size)
@@ -243,7 +248,7 @@ def _rewind(folder: Path, first: int) -> None:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Clients' rows as their local training left them, and the global model."""
+    """Clients' rows after their local training, and the global model."""
 
     round: int
     clients: np.ndarray
@@ -253,7 +258,7 @@ class Parameters:
     global_row: np.ndarray | None
     """[columns]; None for a method without a global model."""
     columns: dict[str, slice]
-    """The columns of every tensor of the network, by its name."""
+    """The columns of each tensor of the network, by name."""
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Return one tensor of all clients, flattened: [clients, numbers]."""
@@ -264,8 +269,8 @@ class Parameters:
 
 
 def read_parameters(folder: Path, round: int | None = None) -> Parameters:
-    """Read the rows of a round with a snapshot, counted from 1; of the last one unless
-    a round is named.
+    """Read the rows of a round with a snapshot, counted from 1; by default of the last
+    one.
     """
     files = snapshots(folder)
     if not files:
@@ -292,14 +297,14 @@ def _rounds_taken(files: list[Path]) -> set[int]:
 
 
 def _read_parameters(files: list[Path], round: int) -> Parameters:
-    """Put the rows of all ranks' files together, in the order of clients."""
+    """Combine the rows of all ranks' files, in the order of clients."""
     clients, rows = [], []
     global_row = None
     for path in files:
         with readable(path, "snapshots"), h5py.File(path, "r") as file:
             check(file)
             wanted = (file["round"][()] == round - 1) & (file["taken"][()] == 1)
-            # A resumed run may have gone on in another file.
+            # A resumed run may have continued in another file.
             if not wanted.any():
                 continue
             snapshot = int(np.flatnonzero(wanted)[0])

@@ -1,6 +1,6 @@
-"""Runs that are on disk, read back with their options checked.
+"""Runs on disk, read back with their options checked.
 
-`results/` reads files and knows no option; here both come together.
+`results/` reads files and knows no options; this module combines both.
 """
 
 import hashlib
@@ -21,31 +21,31 @@ from hpcfed.runtime.launcher import Launch
 
 
 def check_start(settings: Settings, launch: Launch) -> None:
-    """Refuse settings with which a run could not start, and a folder of results that it
+    """Refuse settings with which a run could not start, and an output folder that it
     may not write to.
     """
     check(settings, launch)
     config = settings.config
-    # Last, because it looks at the disk. A resumed run may of course be there.
+    # Last, because it accesses the disk. A resumed run is expected to be there.
     if config.out is not None and config.resume is None:
         check_out(config.out, overwrite=config.overwrite)
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the run in a folder; anything that is none is one line for the user."""
+    """Read the run in a folder; anything else is a one-line error."""
     return reading.read_run(folder, check_options)
 
 
 def record_of(folder: Path, file: Reader) -> RunRecord:
-    """Read a run from its file, or from a copy of its content in another file."""
+    """Read a run from its file, or from a copy of its content inside another file."""
     return reading.record_of(folder, file, check_options)
 
 
 def read_seeds(folder: Path) -> list[RunRecord]:
-    """Read the runs in `folder/seed-N`, in the order of their seeds; none where the
-    folder holds a run itself.
+    """Read the runs in `folder/seed-N`, in the order of their seeds; none if the folder
+    itself holds a run.
     """
-    # `runs` returns the folder itself where it has no seeds.
+    # `runs` returns the folder itself if it has no seeds.
     found = runs(folder)
     if found == [folder]:
         return []
@@ -53,8 +53,8 @@ def read_seeds(folder: Path) -> list[RunRecord]:
 
 
 def is_complete(folder: Path, rounds: int = 0) -> bool:
-    """Tell whether a run, or every seed of it, has come to its end, and was to have at
-    least `rounds`; one whose record cannot be read has not.
+    """Tell whether a run, or each of its seeds, is complete and was planned with at
+    least `rounds`. A run whose record cannot be read is not complete.
     """
     try:
         records = [read_run(run) for run in runs(folder)]
@@ -67,15 +67,15 @@ def is_complete(folder: Path, rounds: int = 0) -> bool:
 
 
 def changed_files(record: RunRecord) -> list[str]:
-    """Return the user's files that are not what they were when a run recorded them.
+    """Return the user's files that have changed since a run recorded them.
 
-    One that is gone has not changed: whoever needs it says so.
+    A missing file has not changed: the code that needs it reports that.
     """
     changed = []
     for name, before in (record.environment.get("files") or {}).items():
         path = Path(name)
         if plugins.is_given(name):
-            # It must have been handed in again.
+            # It must have been passed in again.
             if plugins.checksums([name])[name] != before:
                 changed.append(name)
         elif path.is_file():
@@ -87,12 +87,12 @@ def changed_files(record: RunRecord) -> list[str]:
 
 
 def check_options(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored config whose options of every run have been checked as those of
-    a command line are; a method's own stay as they are.
+    """Return a stored config after checking its general options like those of a command
+    line; a method's own options stay unchecked.
     """
     stored = with_old_meaning(stored)
     fields = RunConfig.model_fields
-    # An older record lacks newer options, and null stands for one that was not given.
+    # An older record lacks newer options, and null means an option was not given.
     known = {}
     for name, value in stored.items():
         if name in fields and value is not None:
@@ -102,7 +102,7 @@ def check_options(stored: dict[str, Any]) -> dict[str, Any]:
     except ValidationError as failure:
         error = failure.errors()[0]
         raise ValueError(f"its option {error['loc'][0]}: {error['msg']}") from None
-    # But where an option has a default, no run has ever stored null.
+    # But no run has ever stored null for an option that has a default.
     for name, field in fields.items():
         if name in stored and stored[name] is None and field.default is not None:
             raise ValueError(f"its option {name} is null")

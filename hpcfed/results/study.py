@@ -1,8 +1,8 @@
 """`study.h5`: all raw samples of a study in one file, and reading it back.
 
-Every run's `run.h5` is in it whole, so whatever can be asked of a run can be asked of
-the study alone. The file is made in memory and published like a run's own: a reader
-sees the old one or the new one.
+It contains every run's `run.h5` whole, so it can answer any question about a run. The
+file is made in memory and published like a run's own: a reader sees the old one or the
+new one.
 """
 
 import json
@@ -25,7 +25,7 @@ from hpcfed.results.trials import Outcome, writing
 
 FORMAT, SCHEMA = "hpcfed study", 1
 TABLE = ("name", "status", "error", "command", "options")
-"""What is said of every trial, as text."""
+"""Text columns about each trial."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TrialRecord:
     outcome: Outcome
     options: dict[str, Any]
     runs: tuple[RunRecord, ...]
-    """One for every seed."""
+    """One for each seed."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class StudyRecord:
     """The study's file."""
     trials: tuple[TrialRecord, ...]
     unread: tuple[str, ...] = ()
-    """Why runs of it were left out."""
+    """Why some runs were left out."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class TrialSource:
 def write_study(
     path: Path, *, title: str, warmup: int, text: str, trials: Sequence[TrialSource]
 ) -> None:
-    """Bring all trials' runs together in one file."""
-    # In memory: the path is only a name to HDF5, until `publish` writes the file.
+    """Combine all trials' runs in one file."""
+    # In memory: HDF5 uses the path only as a name, until `publish` writes the file.
     with h5py.File(path, "w", driver="core", backing_store=False) as file:
         file.attrs.update(format=FORMAT, schema=SCHEMA, title=title, warmup=warmup)
         file["study"] = text
@@ -78,11 +78,11 @@ def write_study(
 
 
 def _write_table(file: h5py.File, trials: Sequence[TrialSource]) -> None:
-    """Write what is known of every trial, as columns."""
+    """Write what is known about each trial, as columns."""
     columns = {
         "name": [trial.name for trial in trials],
         "status": [trial.outcome.status for trial in trials],
-        # HDF5's strings hold no null character.
+        # HDF5's strings cannot hold a null character.
         "error": [printable(trial.outcome.error) for trial in trials],
         "command": [printable(trial.outcome.command) for trial in trials],
         "options": [json.dumps(trial.options, default=str) for trial in trials],
@@ -99,24 +99,24 @@ def _write_table(file: h5py.File, trials: Sequence[TrialSource]) -> None:
 
 
 def copy_run(source: Path, file: h5py.File, number: int) -> None:
-    """Copy a trial's run into the study's file. A run that cannot be read is left out:
+    """Copy a trial's run into the study's file. Leave out a run that cannot be read:
     its trial has been recorded as failed.
     """
     group = f"runs/{number:05}"
     try:
-        # As any file that may have been handed in: no links, no pipes, no surprises.
+        # Treated as untrusted: no links, no pipes.
         check_file(source)
         with h5py.File(source, "r") as run:
             check(run)
             seed = int(run.attrs["seed"])
             run.copy(run["/"], file, f"{group}/seed-{seed}")
     except (OSError, KeyError, ValueError, RuntimeError):
-        # Seeds that were copied before are of no use without this one.
+        # Seeds copied before are useless without this one.
         file.pop(group, None)
 
 
 def read_gathered(path: Path) -> StudyRecord:
-    """Read a study.h5; anything else is one line for the user."""
+    """Read a study.h5; anything else is a one-line error."""
     with readable(path, "a study"), reading(path) as file:
         facts = file.facts()
         if facts.get("format") != FORMAT or facts["schema"] > SCHEMA:
@@ -133,7 +133,7 @@ def read_gathered(path: Path) -> StudyRecord:
 
 
 def _read_trials(file: Reader, path: Path, unread: list[str]) -> Iterator[TrialRecord]:
-    """Read every trial. If one of its runs cannot be read, a trial has none, and
+    """Read all trials. If one of its runs cannot be read, a trial has no runs, and
     `unread` gets the reason.
     """
     columns = {column: file.texts(f"trials/{column}") for column in TABLE}
@@ -146,7 +146,7 @@ def _read_trials(file: Reader, path: Path, unread: list[str]) -> Iterator[TrialR
         runs: tuple[RunRecord, ...] = ()
         try:
             with readable(path, f"a study: trial {name}"):
-                folder = path.parent / f"trial {name}"  # a name for people alone
+                folder = path.parent / f"trial {name}"  # a name for people only
                 group = f"runs/{number:05}"
                 runs = tuple(_read_runs(file, group, folder))
         except UserError as reason:
@@ -156,8 +156,8 @@ def _read_trials(file: Reader, path: Path, unread: list[str]) -> Iterator[TrialR
 
 
 def _read_runs(file: Reader, group: str, folder: Path) -> Iterator[RunRecord]:
-    """Read the runs of a trial, one for every seed."""
-    # A trial that waits, or has failed, has no group.
+    """Read the runs of a trial, one for each seed."""
+    # A waiting or failed trial has no group.
     if group in file:
         seeds = file.within(group)
         for seed in seeds.names():

@@ -1,4 +1,4 @@
-"""A run as JSON: what `hpcfed show --json` prints, and reports contain."""
+"""A run as JSON: what `hpcfed show --json` prints, and what reports contain."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _SUMMARY_FACTS = ("method", "dataset", "clients", "ranks", "seed", "model", "col
 
 def run_summary(run: RunRecord) -> dict[str, Any]:
     """Return the run as JSON values, with NaN and infinite numbers as null."""
-    # The config and the environment come last: they are the longest.
+    # The config and the environment come last because they are longest.
     reached = run.reached()
     phases = run.phase_seconds()
     return {
@@ -48,7 +48,7 @@ def run_summary(run: RunRecord) -> dict[str, Any]:
 
 
 def _series(run: RunRecord) -> dict[str, list[float | None]]:
-    """Return every round's figures, each series by its name in JSON."""
+    """Return the figures of all rounds, each series by its JSON name."""
     found = {}
     for name, values in run.rounds.items():
         found[series_of(name).key] = numbers(values)
@@ -56,8 +56,8 @@ def _series(run: RunRecord) -> dict[str, list[float | None]]:
 
 
 def _metric_figures(run: RunRecord) -> dict[str, Any]:
-    """Return the best values of further metrics, and the last accuracies of classes,
-    in runs that have them.
+    """Return the best values of further metrics and the last accuracies by class, if
+    the run has them.
     """
     figures: dict[str, Any] = {}
     for name in run.metrics:
@@ -92,7 +92,7 @@ def _late_figures(run: RunRecord) -> dict[str, Any]:
 
 
 def _new_figures(run: RunRecord) -> dict[str, Any]:
-    """Return the curves of new clients' rounds, in runs that have them."""
+    """Return the curves of new clients' rounds, if the run has them."""
     rounds = run.new_rounds
     if rounds is None:
         return {}

@@ -1,8 +1,8 @@
-"""What a study writes beside its runs: `plan.json`, the trials it is to run, and
-`repeat-N.json`, how each of them went.
+"""Files that a study writes beside its runs: `plan.json` lists the trials to run, and
+`repeat-N.json` says how each of them went.
 
-`study.h5` is gathered only after the first trial, and by the last job of a submitted
-study. Without the list of trials a reader could not tell what is still to come.
+`study.h5` is gathered only after the first trial, or by the last job of a submitted
+study. Without the list, a reader could not tell what is still to come.
 """
 
 import json
@@ -23,9 +23,9 @@ from hpcfed.results.safe import check_file
 
 MOST_OUTCOME_BYTES = 2**20
 MOST_LISTING_BYTES = 16 * 2**20
-"""Largest outcome and list of trials that are read."""
+"""Largest outcome and list of trials to read."""
 _TRIAL = r"(?!\.)[^/\0]{1,255}/repeat-[0-9]{1,4}"
-"""A trial's name is also its folder: it must not lead anywhere else."""
+"""A trial's name is also its folder, so it must not lead anywhere else."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Outcome:
     """How a trial went."""
 
     status: str
-    """`complete`, `failed` or, before it was started, `waiting`."""
+    """`complete`, `failed` or, before its start, `waiting`."""
     error: str = ""
     seconds: float = nan
-    """Wall time of the whole process, with its start and end; NaN if the study was
+    """Wall time of the whole process, including start and end; NaN if the study was
     killed before the process ended.
     """
     command: str = ""
@@ -59,7 +59,7 @@ def read_outcome(path: Path) -> Outcome:
         return _OUTCOME.validate_python(told)
     except FileNotFoundError:
         return Outcome("waiting")
-    # Somebody has put something else there.
+    # Somebody has put another file there.
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = f"{path.name} cannot be read: {one_line(error)}"
         return Outcome("failed", reason)
@@ -67,7 +67,7 @@ def read_outcome(path: Path) -> Outcome:
 
 def write_outcome(path: Path, outcome: Outcome) -> None:
     """Write down how a trial went."""
-    # `plain` makes null of NaN seconds, which JSON does not have.
+    # `plain` turns NaN seconds into null, because JSON has no NaN.
     content = json.dumps(plain(asdict(outcome)), indent=1)
     with writing(path):
         publish(content.encode(), path)
@@ -75,7 +75,7 @@ def write_outcome(path: Path, outcome: Outcome) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Within, a full disk or a folder that cannot be written to is one line that names
+    """Turn a full disk or a folder that cannot be written to into one line that names
     the file.
     """
     try:
@@ -96,21 +96,21 @@ class Listing:
 
 
 def write_listing(out: Path, title: str, trials: Sequence[str]) -> None:
-    """Write down the names of the trials that are to run."""
+    """Write the names of the trials that will run."""
     content = {"title": title, "trials": list(trials)}
     with writing(out / PLAN):
         publish(json.dumps(content, indent=1).encode(), out / PLAN)
 
 
 def read_listing(folder: Path) -> Listing:
-    """Read which trials a study runs. If it has no such list, return the trials that
-    have a folder.
+    """Read the list of a study's trials. Without a list, return the trials that have a
+    folder.
     """
     try:
         check_file(folder / PLAN, MOST_LISTING_BYTES)
         found = json.loads((folder / PLAN).read_text())
         listing = TypeAdapter(Listing).validate_python(found)
-    # An older study has no list, or somebody has put something else there.
+    # An older study has no list, or somebody has put another file there.
     except (OSError, ValueError, RecursionError):
         return Listing("", _begun(folder))
     safe = [name for name in listing.trials if fullmatch(_TRIAL, name)]
