@@ -1,1 +1,1 @@
-"""One run: assemble it, go round after round, evaluate, record, checkpoint and resume."""
+"""One run: assemble it, run its rounds, evaluate, record, checkpoint and resume."""

@@ -1,4 +1,4 @@
-"""The arithmetic that a run asks for, and the threads that it is worth."""
+"""The arithmetic that a run asks for, and the number of threads worth using."""
 
 import torch
 
@@ -11,18 +11,18 @@ from hpcfed.runtime.world import World
 SMALL = 500_000
 """Multiply-adds of a sample's training step below which one thread is best on a CPU.
 
-Measured on two cores, two threads against one. Below: mlp and cnn-digits, 0.9 to 1.1
-times as fast; beside another busy process they take 10 times as long, because every one
-of their many short operators waits for both threads. Above: cnn-fmnist, cnn-cifar and
-cnn-pfl, 1.3 to 1.9 times as fast.
+Measured on two cores, two threads against one. Below: mlp and cnn-digits run 0.9 to 1.1
+times as fast. Next to another busy process they take 10 times as long, because each of
+their many short operators waits for both threads. Above: cnn-fmnist, cnn-cifar and
+cnn-pfl run 1.3 to 1.9 times as fast.
 """
 
 
 def threads_for_work(world: World, cost: Cost) -> int:
-    """Return how many threads a rank's clients are worth, of those that it may have.
+    """Return how many of its threads a rank should use for its clients.
 
-    OMP_NUM_THREADS decides where it is set. It depends on no timing, because threads
-    change how sums are rounded: the same run has to have the same figures.
+    OMP_NUM_THREADS decides if it is set. The number depends on no timing, because
+    threads change how sums are rounded: the same run must produce the same figures.
     """
     small = world.device.type == "cpu" and cost.training < SMALL
     return 1 if small and omp_threads() is None else world.threads
@@ -36,5 +36,5 @@ def set_arithmetic(config: RunConfig) -> None:
 
 
 def dtype_of(config: RunConfig) -> torch.dtype:
-    """Return the type of rows and data; bf16 and tf32 act inside of kernels alone."""
+    """Return the type of rows and data; bf16 and tf32 apply only inside kernels."""
     return torch.float64 if config.precision == "fp64" else torch.float32

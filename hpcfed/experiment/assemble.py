@@ -1,4 +1,4 @@
-"""Puts a run together on one rank: data, placement, network, engine, federation."""
+"""Builds a run on one rank: data, placement, network, engine, federation."""
 
 import time
 from collections.abc import Sequence
@@ -54,12 +54,12 @@ from hpcfed.server.schedule import generated
 from hpcfed.server.transport import Transport
 
 MOST_COUNTS = 1_000_000
-"""Clients times classes up to which a run records who has how much of which class."""
+"""Up to this number of clients times classes, a run records the class counts."""
 
 
 @dataclass
 class Newcomers:
-    """Clients that join after the last round: a federation of its own, whose clients
+    """Clients that join after the last round. They are a federation of their own, and
     are numbered from 0.
     """
 
@@ -84,38 +84,38 @@ class Setup:
     """This rank's share of the global test set, as the data of one client."""
     global_test_size: int
     num_outputs: int
-    """Classes, the vocabulary, or the numbers that are predicted."""
+    """Classes, size of the vocabulary, or how many numbers are predicted."""
     metrics: tuple[str, ...]
-    """What models are judged by."""
+    """The metrics of models."""
     evaluated: np.ndarray
     """Ids of the clients that are evaluated, ascending."""
     dealt: Dealt
     data: str = ""
-    """A fingerprint of the data set, on the root; empty for one that its options
-    describe.
+    """A fingerprint of the data set, on the root; empty if the options fully describe
+    the data.
     """
     class_counts: np.ndarray | None = None
-    """Training samples of every client and class, on the root; None where there are no
-    classes, or too many counts.
+    """Training samples of every client and class, on the root; None without classes, or
+    if there are too many counts.
     """
     shards: Shards | None = None
-    """Loads the data of clients that come from another rank; None when clients stay
-    where they are.
+    """Loads the data of clients that come from another rank; None if clients are never
+    relocated.
     """
     threads: int = 1
     """Threads of torch's operators on this rank."""
     gather_seconds: float = 0.0
-    """What it took to load the data of this rank's clients."""
+    """How long it took to load the data of this rank's clients."""
     stacked: int = 1
     """Runs that advance together with this one, itself included."""
     newcomers: Newcomers | None = None
     """Clients that join after the last round."""
     frozen: dict[str, Tensor] = field(default_factory=dict)
-    """Parameters of the network that no row holds, by name."""
+    """Parameters of the network that are not part of rows, by name."""
 
 
 def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
-    """Put one run together; the same call on every worker."""
+    """Build one run; the same call on every worker."""
     config, device = settings.config, world.device
     set_arithmetic(config)
     dtype = dtype_of(config)
@@ -151,10 +151,10 @@ def assemble_stacked(
     world: World,
     timers: Sequence[Timer],
 ) -> tuple[Lockstep, list[Setup]]:
-    """Put together runs that advance in step: seeds of one, or points of a study.
+    """Build runs that advance in step: seeds of one run, or points of a study.
 
-    They share the engine, and images are on the device once for all of them. `names`
-    tell them apart in messages.
+    They share the engine and one copy of the images on the device. `names` tell them
+    apart in messages.
     """
     config = settings[0].config
     set_arithmetic(config)
@@ -201,7 +201,7 @@ def assemble_stacked(
 
 @dataclass(frozen=True)
 class _Assembly:
-    """What a rank has of one run before it is put together."""
+    """What a rank has of one run before it is built."""
 
     settings: Settings
     world: World
@@ -213,7 +213,7 @@ class _Assembly:
     transport: Transport | None
 
     def setup(self) -> Setup:
-        """Put it together; the same call on every worker."""
+        """Build the run; the same call on every worker."""
         settings, material, world = self.settings, self.material, self.world
         config, dataset = settings.config, material.dataset
         threads = threads_for_work(world, material.engine.cost)
@@ -278,7 +278,7 @@ class _Assembly:
 
     def _newcomers(self, model: ServerClient | None) -> Newcomers | None:
         """Return the federation of clients that join later. It has no channel, because
-        they send nothing, and they do not train by DP-SGD.
+        they send nothing, and it does not train by DP-SGD.
         """
         clients, data = self.material.newcomers, self.data
         if clients is None or data.new_train is None or data.new_test is None:
@@ -351,7 +351,7 @@ class _Assembly:
 
 
 def _class_counts(material: Material, config: RunConfig) -> np.ndarray | None:
-    """Count who has how much of which class, unless the record would grow by it."""
+    """Count every client's samples per class, unless that would bloat the record."""
     dataset = material.dataset
     few = config.clients * dataset.classes <= MOST_COUNTS
     if dataset.task != "classification" or not few:
@@ -361,13 +361,13 @@ def _class_counts(material: Material, config: RunConfig) -> np.ndarray | None:
 
 
 def _evaluated(config: RunConfig, clients: Clients) -> np.ndarray:
-    """Return who is evaluated: everyone, or a sample of those who have test data, the
-    same in every round.
+    """Return which clients are evaluated: all, or a sample of the clients with test
+    data, the same in every round.
     """
     if config.evaluate_clients is None:
         return np.arange(config.clients)
     holders = np.flatnonzero(clients.test_samples > 0)
-    # By the data's seed: seeds of a study that share their data share the sample.
+    # Keyed by the data's seed: seeds of a study that share their data share the sample.
     generator = randomness.generator(config.seed_of_data, "evaluated clients")
     size = min(config.evaluate_clients, len(holders))
     drawn: np.ndarray = generator.choice(holders, size, replace=False)

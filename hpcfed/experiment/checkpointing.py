@@ -1,8 +1,8 @@
 """Writing checkpoints: when one is due, what is in it, and that all ranks agree on it.
 
-Random numbers are keyed by round and client, so a checkpoint holds the method's state,
-what the channel keeps, the server's state and the results, and nothing else.
-Rows are stored with the ids of their clients: any number of ranks can go on.
+Random numbers are keyed by round and client. So a checkpoint holds only the method's
+state, what the channel keeps, the server's state and the results. Rows are stored with
+the ids of their clients, so the run can resume on any number of ranks.
 """
 
 import hashlib
@@ -26,17 +26,17 @@ from hpcfed.results.results import ResultsWriter
 from hpcfed.runtime.signals import Stop
 
 LAST_BYTES = 64 * 2**20
-"""The most bytes of states, of all ranks, for which a complete run keeps a checkpoint
-without being asked to.
+"""A complete run keeps a checkpoint without being asked, if the states of all ranks
+take at most this many bytes.
 """
 CHANNEL = "way-"
-"""What names of the channel's tensors begin with in every version of the files. No
-field of a state can be called so.
+"""Prefix of the channel's tensors in every version of the files. No field of a state
+can have such a name.
 """
 
 
 class Checkpointer:
-    """Writes a checkpoint after those rounds that ask for one."""
+    """Writes a checkpoint after the rounds that need one."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Checkpointer:
         *,
         done: int = 0,
     ) -> None:
-        """`done` are the rounds after which a run goes on from a checkpoint."""
+        """`done`: number of rounds in the checkpoint that the run resumes from."""
         self._setup = setup
         self._folder = folder
         self._results = results
@@ -56,19 +56,19 @@ class Checkpointer:
         self._say = say
         self._told_of_failure = False
         self._newest = done
-        """Rounds after which the newest checkpoint was written."""
+        """Number of rounds in the newest checkpoint."""
         self._passing = False
-        """Whether that is only for the time in which new clients make rounds."""
+        """Whether that checkpoint is only kept while new clients make rounds."""
 
     def after_round(self, round: int, state: Any, *, is_last: bool) -> bool:
-        """Write a checkpoint if one is due; tell whether all ranks stop after the
-        round. The last one may be another than was planned: a run can end early.
+        """Write a checkpoint if one is due; tell whether all ranks stop after this
+        round. The last round may not be the planned one: a run can end early.
         """
         setup, stop = self._setup, self._stop
         config = setup.settings.config
         with setup.timer.phase("record"):
-            # A signal may reach some ranks alone: one that was asked stops all. The
-            # clock is the root's.
+            # A signal may reach only some ranks: one that gets it stops all. The root's
+            # clock decides.
             orders = (stop.after(round), stop.is_due(round))
             everyones = setup.collectives.allgather(orders)
             asked = any(asked for asked, _ in everyones)
@@ -84,8 +84,8 @@ class Checkpointer:
         return stopping
 
     def before_new_rounds(self, state: Any) -> None:
-        """Write a checkpoint from which a run goes on that is killed while new clients
-        make rounds: they begin anew, and the known clients' rounds are not repeated.
+        """Write a checkpoint to resume from if the run is killed while new clients make
+        rounds. These begin anew, but the known clients' rounds are not repeated.
         """
         wanted = self._setup.settings.config.checkpoint_minutes > 0
         if wanted and self._newest < self._done:
@@ -93,8 +93,8 @@ class Checkpointer:
             self._write(self._done, state, required=False)
 
     def after_new_rounds(self, state: Any, *, stopping: bool) -> None:
-        """Write that checkpoint if all ranks stop and it is not there yet; remove one
-        that is no longer needed.
+        """Write that checkpoint if all ranks stop and it does not exist yet; remove it
+        if it is no longer needed.
         """
         if stopping and self._newest < self._done:
             self._write(self._done, state, required=True)
@@ -103,16 +103,17 @@ class Checkpointer:
 
     @property
     def _done(self) -> int:
-        """Rounds of the known clients; a run that has ended early has fewer than were
-        planned.
+        """Number of rounds of the known clients; fewer than planned if the run ended
+        early.
         """
         return self._setup.federation.round + 1
 
     def _keeps_last(self, state: Any) -> bool:
-        """Tell whether a complete run keeps a checkpoint of its last round, from which
-        it can be made longer: where that is small.
+        """Tell whether a complete run keeps a checkpoint of its last round, so that it
+        can be extended: it does if the checkpoint is small.
 
-        A server that learns after the last round cannot go on from there.
+        If the server learns after the last round, the run cannot be extended from
+        there.
         """
         setup = self._setup
         config = setup.settings.config
@@ -127,7 +128,7 @@ class Checkpointer:
         return sum(setup.collectives.allgather(size)) <= LAST_BYTES
 
     def _write(self, rounds: int, state: Any, *, required: bool) -> None:
-        """Write a checkpoint. One that only its age asks for may fail: the last whole
+        """Write a checkpoint. One that is only due by age may fail: then the last whole
         one stays, and the next is tried when it is due.
         """
         failure = save(
@@ -165,8 +166,8 @@ def save(
 ) -> str | None:
     """Write a checkpoint after `rounds` rounds; the same call on every worker.
 
-    When it returns, every rank knows that the checkpoint is whole. If a disk refuses
-    it, a `required` checkpoint ends the run; another returns the reason on every rank.
+    When it returns, every rank knows that the checkpoint is whole. If the disk refuses
+    a `required` checkpoint, the run ends; for any other, every rank gets the reason.
     The server's own part is always required.
     """
     check_shared(setup, state)
@@ -174,16 +175,16 @@ def save(
     there = checkpoint_folder(folder, rounds)
     refused: list[OSError] = []
     if results is not None:
-        # The record's copy must know of every round that the state has seen.
+        # The record's copy must include every round that the state has seen.
         results.publish()
         with _tolerating(refused, required=required):
             checkpoints.prepare(there)
-    # Others write into the folder that the root has made.
+    # The other ranks write into the folder that the root makes.
     setup.collectives.barrier()
     written: list[StoredFile] = []
     with _tolerating(refused, required=required):
         written = _write_state(setup, there, state, is_root=is_root)
-    # Only a checkpoint that may fail asks everybody, which is one more collective.
+    # Only a checkpoint that may fail needs this extra collective.
     if not required:
         reasons = setup.collectives.allgather([one_line(error) for error in refused])
         if any(reasons):
@@ -197,7 +198,7 @@ def save(
     if everyones is not None:
         with _tolerating(refused, required=required):
             _complete(setup, folder, rounds, everyones)
-    # It also holds the others until the marker stands.
+    # This also holds the other ranks until the marker exists.
     reason: str | None = setup.collectives.bcast(
         one_line(refused[0]) if refused else None
     )
@@ -206,7 +207,7 @@ def save(
 
 @contextmanager
 def _tolerating(refused: list[OSError], *, required: bool) -> Iterator[None]:
-    """Note what the disk refuses within, unless it is required."""
+    """Note what the disk refuses within the block, unless it is required."""
     try:
         yield
     except OSError as error:
@@ -218,13 +219,13 @@ def _tolerating(refused: list[OSError], *, required: bool) -> Iterator[None]:
 def _complete(
     setup: Setup, folder: Path, rounds: int, everyones: Sequence[Sequence[StoredFile]]
 ) -> None:
-    """Put up the marker over all ranks' files and a copy of the record."""
+    """Write the marker for all ranks' files and a copy of the record."""
     there = checkpoint_folder(folder, rounds)
     files = [checkpoints.copy(there, folder / RECORD)]
     for of_rank in everyones:
         files += of_rank
-    # One seed may be a checkpoint ahead when all are killed. Each keeps one more, so
-    # that a common round is left even if a checkpoint is then damaged.
+    # One seed may be a checkpoint ahead when all are killed. So each keeps one more:
+    # a common round is left even if a checkpoint is also damaged.
     keep = checkpoints.KEPT + (setup.stacked > 1)
     checkpoints.complete(there, rounds, files, keep=keep)
 
@@ -237,7 +238,7 @@ def _write_state(
     ids = setup.federation.clients
     written = [checkpoints.write(there, f"worker-{rank}.clients", ids)]
     for field in fields(state):
-        # It follows from the network: a run that goes on has it already.
+        # It follows from the network: a resumed run has it already.
         if field.metadata.get("fixed"):
             continue
         array = as_array(getattr(state, field.name))
@@ -282,7 +283,7 @@ def check_state(setup: Setup, state: Any, hook: str) -> None:
 
 def check_shared(setup: Setup, state: Any) -> None:
     """Refuse a state whose shared fields differ between ranks: a checkpoint holds only
-    the root's.
+    those of the root.
 
     Ranks on different devices may round differently, so a small difference is allowed.
     """
@@ -296,7 +297,7 @@ def check_shared(setup: Setup, state: Any) -> None:
     for name, tensor in setup.federation.channel.memory.shared.items():
         shared[f"{CHANNEL}{name}"] = as_array(tensor)
     for name, array in shared.items():
-        # Digests travel first: arrays are as large as a model.
+        # Compare digests first: arrays are as large as a model.
         content = np.ascontiguousarray(array).data
         digests[name] = hashlib.sha256(content).hexdigest()
     everyones = setup.collectives.allgather(digests)
@@ -313,7 +314,7 @@ def check_shared(setup: Setup, state: Any) -> None:
 
 
 def check_owned(setup: Setup, fed: Federation, state: Any, after: str) -> None:
-    """Refuse a field that is OWNED and has not a row for every client of this rank in
+    """Refuse an OWNED field that does not have one row for every client of this rank in
     the federation; `after` says what has made the state.
     """
     clients = len(fed.clients)

@@ -20,13 +20,13 @@ from hpcfed.runtime.sharing import once_per_host
 from hpcfed.runtime.world import World
 
 VALIDATION_PER_CLASS = 100
-"""Samples of a validation set whose size is not given."""
+"""Samples per class of a validation set whose size is not given."""
 
 
 @dataclass(frozen=True)
 class Dealt:
-    """Who has which samples, after the supplement and after attackers have changed
-    theirs.
+    """Which client has which samples, after supplementing and after attackers have
+    changed theirs.
     """
 
     partition: Partition
@@ -34,13 +34,13 @@ class Dealt:
     attackers: np.ndarray
     """Ids of malicious clients, ascending."""
     owners: np.ndarray | None = None
-    """What natural clients are called in the data set, newcomers included."""
+    """Names of natural clients in the data set, newcomers included."""
 
 
 def load_dataset(config: RunConfig, world: World) -> Dataset:
-    """Load the data set on every rank; one rank of each host reads it for all of them.
+    """Load the data set on every rank; one rank per host reads it for all of them.
 
-    If it may have to download it, the others wait for it and read.
+    If a rank may have to download it, the others wait and then read.
     """
     if is_brought(config.dataset):
         brought = _load(config, download=False)
@@ -56,13 +56,13 @@ def load_dataset(config: RunConfig, world: World) -> Dataset:
 
 
 def load_alone(config: RunConfig) -> Dataset:
-    """Load the data set in a process that is not a rank; nothing is downloaded."""
+    """Load the data set in a process that is not a rank; download nothing."""
     return _load(config, download=False)
 
 
 def _check_same(name: str, dataset: Dataset, world: World) -> None:
-    """Refuse data of the user's that differs between ranks: a function that draws random
-    numbers without a seed, or files of two versions on two hosts.
+    """Refuse user data that differs between ranks, for example because a function draws
+    random numbers without a seed, or because two hosts have different files.
     """
     if world.num_workers == 1:
         return
@@ -77,7 +77,7 @@ def _check_same(name: str, dataset: Dataset, world: World) -> None:
 def _load(
     config: RunConfig, *, download: bool, share: Share = lambda read: read()
 ) -> Dataset:
-    # Synthetic data is as large as all clients need, those that join later included.
+    # Synthetic data is large enough for all clients, including those that join later.
     everyone = config.clients + config.new_clients
     size = SyntheticSize(
         shape=config.shape,
@@ -94,30 +94,31 @@ def _load(
         reading=replace(config.reading, natural=config.partition == "natural"),
         share=share,
     )
-    # It offers every sample a second time, with the label that attackers give it.
+    # Flipped data has every sample twice: again with the label that attackers give it.
     return Flipped(dataset) if config.attack == "label-flip" else dataset
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return a checksum of a data set that was read; empty for one that the options
-    describe.
+    """Return a checksum of a data set that was read; empty if the options fully
+    describe the data.
     """
     honest = _honest(dataset)
     return honest.fingerprint if isinstance(honest, ArrayDataset) else ""
 
 
 def _honest(dataset: Dataset) -> Dataset:
-    """Return the data set without labels that attackers have flipped."""
+    """Return the data set without the flipped labels of attackers."""
     return dataset.honest if isinstance(dataset, Flipped) else dataset
 
 
 def deal(config: RunConfig, dataset: Dataset, *, validates: bool) -> Dealt:
     """Deal the samples out to clients.
 
-    `validates`: the method's server needs a validation set, as the supplement does.
+    `validates` says whether the method's server needs a validation set; the supplement
+    needs one, too.
     """
-    # The server's samples come out of the training data, before clients get theirs.
-    # Honest labels decide who has what, so that an attack changes no partition.
+    # The server's samples are taken from the training data before clients get theirs.
+    # The partition uses honest labels, so that an attack does not change it.
     honest = _honest(dataset)
     validation = config.validation
     if validation is None:
@@ -133,7 +134,7 @@ def deal(config: RunConfig, dataset: Dataset, *, validates: bool) -> Dealt:
             share=config.supplement_share,
             seed=config.seed_of_data,
         )
-    # Attackers are a prefix of one permutation: more of them include the fewer.
+    # Attackers are a prefix of one permutation: a larger set includes each smaller one.
     drawn = randomness.generator(config.seed, "attackers").permutation(config.clients)
     attackers = np.sort(drawn[: config.num_attackers])
     if isinstance(dataset, Flipped):
@@ -146,8 +147,8 @@ def deal(config: RunConfig, dataset: Dataset, *, validates: bool) -> Dealt:
 
 
 def _usual_validation(dataset: Dataset) -> int:
-    """Return how many samples a validation set has by default: equally many of each
-    class, few enough that the rarest class keeps nine of ten.
+    """Return the default size of a validation set: the same number of each class, small
+    enough that the rarest class keeps nine of ten samples.
     """
     classes = _num_classes(dataset)
     rarest = np.bincount(_labels(dataset, "train"), minlength=classes).min()
@@ -159,7 +160,7 @@ def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partitio
     owners = None
     if config.partition == "natural":
         of_train, of_test = dataset.owners("train"), dataset.owners("test")
-        # `check_partition` has refused data without owners.
+        # `check_partition` has already refused data without owners.
         assert of_train is not None and of_test is not None
         owners = (of_train, of_test)
     return deal_out(
@@ -172,7 +173,7 @@ def _num_classes(dataset: Dataset) -> int:
 
 
 def _labels(dataset: Dataset, split: Split) -> np.ndarray:
-    """Return the class of every sample; where there are none, all are in one."""
+    """Return the class of every sample; without classes, all are in class 0."""
     if dataset.task == "classification":
         return dataset.labels(split)
     return np.zeros(dataset.size(split), np.int64)

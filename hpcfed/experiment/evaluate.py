@@ -21,44 +21,47 @@ from hpcfed.results.run import at_target, mean_accuracy
 from hpcfed.runtime.device import on_device
 
 PERSONAL_FLOATS = 2**28
-"""Rows are evaluated in groups of clients that hold at most this many floats."""
+"""Rows are evaluated in groups of clients with at most this many floats."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What all ranks know after they have evaluated a state."""
+    """What all ranks know after evaluating a state."""
 
     accuracy: float
-    """The mean over clients with test data; NaN where answers are not right or wrong."""
+    """The mean over clients with test data; NaN if answers are not right or wrong."""
     client_accuracy: np.ndarray
-    """One for every client that is evaluated."""
+    """The accuracy of every evaluated client."""
     global_accuracy: float
-    """NaN for a method without a global model, as is its loss."""
+    """NaN for a method without a global model; so is its loss."""
     global_loss: float
     trained_accuracy: float = float("nan")
     """The mean over the round's participants, as their local training left them."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Further series of the round, by name."""
     client_metrics: dict[str, np.ndarray] = field(default_factory=dict)
-    """Further metrics of every client that is evaluated."""
+    """Further metrics of every evaluated client."""
     class_accuracy: dict[str, np.ndarray] = field(default_factory=dict)
-    """Accuracy of each class, where asked for: of the clients' rows on their own data,
-    taken together, and of the global model.
+    """Accuracy of each class, if asked for: of the clients' rows on their own data,
+    pooled, and of the global model.
     """
     lost: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Ids of clients that are evaluated and whose rows have a loss that is not finite."""
+    """Ids of evaluated clients whose rows have a loss that is not finite."""
     lost_global: bool = False
     """Whether there is a global model whose loss is not finite."""
 
     def reaches(self, target: float | None) -> bool:
-        """Tell whether the accuracy is this many per cent; all ranks find the same."""
+        """Tell whether the accuracy reaches `target` per cent; the same on all
+        ranks.
+        """
         if target is None:
             return False
         return bool(at_target(self.accuracy, self.global_accuracy, target))
 
     def check_finite(self, round: int) -> None:
-        """Raise where a loss is not finite. In an earlier round the next local training
-        tells; nothing comes after the last. All ranks raise, or none does.
+        """Raise an error if a loss is not finite. In earlier rounds the next local
+        training detects that, but nothing follows the last one. All ranks raise, or
+        none.
         """
         if self.lost_global:
             raise exclusion.lost_model(round)
@@ -67,24 +70,24 @@ class Evaluation:
 
 
 class AfterTraining:
-    """Judges the participants of a round on their own test data, as their local training
-    leaves them: the round's log hands it their rows.
+    """Judges the participants of a round on their own test data, after their local
+    training: the round's log passes their rows in.
 
-    A client whose row is handed over several times is judged by the last; a method that
-    never does so, by none.
+    If a client's row is passed several times, the last one counts. If a method never
+    passes one, the client is not judged.
     """
 
     def __init__(self, setup: Setup, fed: Federation) -> None:
-        """`fed` is whose round it is: the run's federation, or that of new clients."""
+        """`fed` is the federation of the round: the run's, or that of new clients."""
         self._setup = setup
         self._fed = fed
-        # What is known on this rank: clients by id, and the accuracy of each.
+        # What this rank knows: ids of clients, and the accuracy of each.
         self._ids = np.empty(0, np.int64)
         self._accuracy = torch.empty(0, dtype=torch.float64, device=fed.device)
 
     def __call__(self, here: np.ndarray, rows: Tensor) -> None:
-        """Judge the rows of this rank's clients `here` at once: the method may go on to
-        change them in place.
+        """Judge the rows of this rank's clients `here` immediately: the method may
+        change them in place afterwards.
         """
         if "accuracy" not in self._setup.metrics:
             return
@@ -101,18 +104,18 @@ class AfterTraining:
             self._accuracy = torch.cat([earlier, accuracy])
 
     def totals(self) -> Tensor:
-        """Return the sum of the accuracies of this rank's participants that have test
-        data, and how many these are: a pair, on the device.
+        """Return the sum of the accuracies of this rank's participants with test data,
+        and their number, as a pair on the device.
         """
         known = ~self._accuracy.isnan()
         return torch.stack([self._accuracy.nansum(), known.sum().double()])
 
     def accuracy(self) -> np.ndarray:
-        """Return the accuracy of every client of the federation; NaN for those that did
-        not take part or have no test data. All ranks call it together.
+        """Return the accuracy of every client of the federation; NaN for clients that
+        did not take part or have no test data. All ranks call it together.
         """
-        # Every rank fills in its own clients. The others' entries stay 0, and the sums
-        # of 1 tell who took part at all: 0 / 0 is NaN.
+        # Every rank fills in its own clients and leaves the others' entries 0. The sums
+        # of 1 tell who took part: 0 / 0 is NaN for everyone else.
         sums = self._accuracy.new_zeros(2, len(self._fed.sizes))
         ids = on_device(self._ids, self._fed.device)
         sums[0, ids] = self._accuracy
@@ -133,15 +136,15 @@ def evaluate(
     setup: Setup, state: Any, trained: AfterTraining | None = None
 ) -> Evaluation:
     """Evaluate the clients' personal rows on their own test data, and the global model
-    on all of it; `trained` has judged the round's participants already.
+    on all test data; `trained` has already judged the round's participants.
     """
     wanted = wanted_sums(setup.metrics, setup.num_outputs)
     names = of_clients(setup.metrics)
     device = setup.federation.device
     with setup.timer.phase("evaluate"):
         # One small allreduce for everything: metrics of each client, answers by class,
-        # then the global model's sums and the participants'. Every rank fills in what
-        # it knows.
+        # then the sums of the global model and of the participants. Every rank fills in
+        # what it knows.
         by_client = torch.zeros(
             len(names), len(setup.evaluated), dtype=torch.float64, device=device
         )
@@ -164,7 +167,7 @@ def evaluate(
     by_client, by_class, lost, *sums = found
     of_global = dict(zip(of_global, sums, strict=True))
     if "count" not in of_global:
-        # Samples, which every rank has counted before.
+        # In samples, which every rank already knows.
         of_global["count"] = torch.tensor([setup.global_test_size])
     if row is None:
         of_global = {name: torch.nan * values for name, values in of_global.items()}
@@ -179,7 +182,7 @@ def evaluate(
 
 
 def _split(vector: Tensor, parts: list[Tensor]) -> list[Tensor]:
-    """Return pieces of a vector in the shapes of these tensors."""
+    """Split a vector into pieces with the shapes of these tensors."""
     pieces = vector.split([part.numel() for part in parts])
     return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
@@ -192,8 +195,8 @@ def _add_personal(
     by_class: Tensor,
     lost: Tensor,
 ) -> None:
-    """Fill in the metrics of this rank's clients and 1 for those whose loss is not
-    finite, and add up their answers by class.
+    """Fill in the metrics of this rank's clients, mark with 1 the clients whose loss is
+    not finite, and add up their answers by class.
     """
     fed = setup.federation
     here = _evaluated_here(setup, fed)
@@ -211,9 +214,11 @@ def _add_personal(
 
 
 def _groups(setup: Setup, clients: np.ndarray) -> Iterator[np.ndarray]:
-    """Cut clients of this rank into groups whose rows are in memory at the same time."""
-    # A method may build personal rows only to have them judged, so not all at once.
-    # Stacked seeds do it at the same time.
+    """Split clients of this rank into groups whose rows are in memory at the same
+    time.
+    """
+    # A method may build personal rows just for the evaluation, so limit them. Stacked
+    # seeds do this at the same time.
     row_floats = setup.federation.layout.num_columns * setup.stacked
     size = max(1, PERSONAL_FLOATS // row_floats)
     for start in range(0, len(clients), size):
@@ -221,7 +226,7 @@ def _groups(setup: Setup, clients: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _evaluated_here(setup: Setup, fed: Federation) -> np.ndarray:
-    """Return the positions of this rank's clients that are evaluated."""
+    """Return the positions of this rank's evaluated clients."""
     is_evaluated = np.zeros(len(setup.clients.rank), bool)
     is_evaluated[setup.evaluated] = True
     return np.flatnonzero(is_evaluated[fed.clients])
@@ -235,7 +240,7 @@ def _global_sums(setup: Setup, row: Tensor | None, wanted: Wanted) -> Sums:
     like = setup.federation.initial_row()
     sums = objective.zeros(1, like, wanted)
     if row is not None:
-        # The engine knows clients alone: the test set is the data of one, client 0.
+        # The engine only knows clients: the test set is the data of client 0.
         client = np.zeros(1, np.int64)
         rows = row.unsqueeze(0)
         score = setup.engine.evaluate(rows, setup.global_test, client, wanted)
@@ -247,7 +252,7 @@ def _global_sums(setup: Setup, row: Tensor | None, wanted: Wanted) -> Sums:
 def _evaluation(
     setup: Setup, names: list[str], by_client: Tensor, pooled: Sums, of_global: Sums
 ) -> Evaluation:
-    """Return all metrics, from what all ranks have summed."""
+    """Return all metrics, computed from the sums of all ranks."""
     clients = dict(zip(names, by_client.numpy(), strict=True))
     series = {}
     for name in setup.metrics:
@@ -277,7 +282,7 @@ def _evaluation(
 
 
 def evaluate_finals(setup: Setup, state: Any, results: ResultsWriter | None) -> None:
-    """Evaluate what a method asks for at the end, beyond a round's evaluation."""
+    """Evaluate what a method wants at the end, beyond a round's evaluation."""
     fed = setup.federation
     here = _evaluated_here(setup, fed)
     total = len(setup.clients.rank)
@@ -294,8 +299,8 @@ def evaluate_finals(setup: Setup, state: Any, results: ResultsWriter | None) -> 
 def _everyones(
     setup: Setup, fed: Federation, values: Tensor, members: np.ndarray, total: int
 ) -> np.ndarray:
-    """Return a number of all `total` clients, of which `values` are those of this rank's
-    members; NaN for clients that are no rank's member.
+    """Return one number per client, for all `total` clients; `values` are those of this
+    rank's members. NaN for clients that are a member on no rank.
     """
     sums = torch.zeros(2, total, dtype=torch.float64, device=fed.device)
     ids = on_device(fed.clients[members], fed.device)
@@ -310,7 +315,8 @@ def client_accuracy(
     setup: Setup, fed: Federation, rows: Tensor, members: np.ndarray, total: int
 ) -> np.ndarray:
     """Return the accuracy of all `total` clients of a federation on their own test
-    data; NaN for those whose row is on no rank. `rows` are those of this rank's members.
+    data; `rows` are those of this rank's members. NaN for clients without a row on any
+    rank.
     """
     return _accuracy_of(setup, fed, [(members, rows)], total)
 
@@ -318,10 +324,10 @@ def client_accuracy(
 def standing_accuracy(
     setup: Setup, fed: Federation, state: Any, members: np.ndarray
 ) -> np.ndarray:
-    """Return the accuracy of all clients of a federation with the rows that they have
-    in this state; NaN for those that are `members` of no rank.
+    """Return the accuracy of all clients of a federation with their rows in this state;
+    NaN for clients that are not in `members` on any rank.
     """
-    # As it is judged: the personal rows of all members may not fit into memory.
+    # Rows are built group by group: those of all members may not fit into memory.
     groups = (
         (group, setup.method.personal(fed, state, group))
         for group in _groups(setup, members)

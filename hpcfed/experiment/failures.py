@@ -1,4 +1,6 @@
-"""How a run ends that cannot go on: one rank's failure ends all of them, and says why."""
+"""How a run ends if it cannot go on: one rank's failure ends all ranks, and says
+why.
+"""
 
 import time
 import traceback
@@ -22,8 +24,8 @@ BEAT = 1.0
 
 
 class Failed(SystemExit):
-    """A run has failed, and has said why: the process ends with 1, unless a program
-    catches it.
+    """A run has failed and has said why. The process exits with 1, unless a program
+    catches this.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -33,29 +35,31 @@ class Failed(SystemExit):
 
 @dataclass
 class Reporting:
-    """What a rank's last words need; a run fills it in as it comes to know it."""
+    """What a rank's last message needs; filled in as the run learns it."""
 
     phase: Callable[[], str]
     """Returns the phase in progress."""
     folders: Sequence[Path] = field(default_factory=list)
-    """Runs' folders, in which the reason of a failure is left."""
+    """The runs' folders, where the reason of a failure is left."""
 
 
 @contextmanager
 def ending_all_ranks(world: World, reporting: Reporting) -> Iterator[None]:
-    """Have an exception on one rank end all ranks at once, and say where it came from."""
+    """Let an exception on one rank end all ranks immediately, and say where it came
+    from.
+    """
     try:
         with without_exits():
             yield
     except UserError as error:
-        # Alone, the command line tells it, and ends with the same code.
+        # A single process leaves the message to the command line: same exit code.
         if world.alone:
             raise
         tell(error, world.rank)
         world.abort(2)
     except Exception as error:
         tell_failure(world, reporting.phase(), reporting.folders, error)
-        # Other ranks may wait in a collective for ever, so MPI ends them.
+        # Other ranks may wait in a collective forever, so MPI ends them.
         world.abort(1)
         raise Failed(error) from None
 
@@ -65,8 +69,8 @@ def tell_failure(
 ) -> None:
     """Say why runs on this rank have failed, and leave the reason in their folders."""
     trace = "".join(traceback.format_exception(error))
-    # What others have told, a divergence, an exit and a full disk are no fault of the
-    # code here: the line says enough.
+    # A reason from another rank, a divergence, an exit or a full disk is not a bug in
+    # this code: one line is enough.
     told = isinstance(error, UserError | Diverged | Stopped | ExitCalled)
     if not told and not _is_disks(error):
         remark(trace.rstrip())
@@ -77,7 +81,7 @@ def tell_failure(
 
 
 def _is_disks(error: Exception) -> bool:
-    """Tell whether a disk has refused to take a file that the error names."""
+    """Tell whether a disk refused to write a file that the error names."""
     if not isinstance(error, OSError) or error.filename is None:
         return False
     return error.errno in (ENOSPC, EDQUOT, EFBIG, EROFS, EIO)
@@ -87,15 +91,15 @@ def _is_disks(error: Exception) -> bool:
 def ending_when_stalled(
     world: World, reporting: Reporting, timers: Sequence[Timer], seconds: float
 ) -> Iterator[None]:
-    """End this rank when a phase lasts for too long: a rank that hangs cannot
-    say so, but those that wait for it can. 0 seconds: never.
+    """End this rank when a phase lasts too long: a rank that hangs cannot report it,
+    but the ranks that wait for it can. 0 seconds: never.
     """
 
     def advanced() -> tuple[int, str]:
         changes = sum(timer.changes for timer in timers)
         return changes, reporting.phase()
 
-    # The watching thread calls it, since the main one may never return.
+    # The watching thread calls it, since the main thread may never return.
     give_up = partial(_stalled, world, reporting)
     with ExitStack() as within:
         within.enter_context(ending_stalls(advanced, seconds, give_up))
@@ -105,12 +109,14 @@ def ending_when_stalled(
 
 
 def _stalled(world: World, reporting: Reporting, phase: str, waited: float) -> None:
-    """Say that nothing has happened for too long, and which ranks show no sign of life."""
+    """Say that nothing has happened for too long, and which ranks show no sign of
+    life.
+    """
     line = (
         f"{_where(world)} has been in phase {phase} for {waited:.0f} s: "
         "it hangs, or waits for a rank that does"
     )
-    # A rank that waits beats on; one that is stopped, or whose host is gone, does not.
+    # A waiting rank still beats; a stopped rank, or one whose host is gone, does not.
     silent = []
     if world.pulse is not None:
         silent = world.pulse.silent(3 * BEAT)
@@ -119,7 +125,7 @@ def _stalled(world: World, reporting: Reporting, phase: str, waited: float) -> N
         line += f"; no sign of life from rank {', '.join(names)}"
     _last_words(world, reporting.folders, line)
     if world.role_rank == 0:
-        # It keeps the store, in which others may still be looking.
+        # This rank hosts the store, where others may still be looking.
         time.sleep(2 * BEAT)
 
 

@@ -1,4 +1,4 @@
-"""Making and claiming the folder of a run, or of its seeds; by the root alone."""
+"""Makes and claims the folder of a run, or of its seeds; only on the root."""
 
 import re
 import time
@@ -27,7 +27,7 @@ MOST_ATTEMPTS = 1_000_000
 
 
 def run_folders(folder: Path, config: RunConfig) -> list[Path]:
-    """Return the folders that results go to: one for each seed, or the run's own."""
+    """Return the folders for results: one for each seed, or the run's own."""
     if not config.seeds:
         return [folder]
     return [seed_folder(folder, seed) for seed in config.seeds]
@@ -56,8 +56,8 @@ def make_folder(
 ) -> tuple[Path, bool]:
     """Make and claim the run's folder on the root, and tell the others its name.
 
-    To be called after every rank has checked the command line. Also returns whether a
-    run that was to go on is complete: another process may have brought it to its end.
+    Call it after every rank has checked the command line. Also return whether a resumed
+    run is already complete: another process may have finished it.
     """
     folder, complete = config.out or RUNS, False
     if world.is_root:
@@ -73,7 +73,7 @@ def make_folder(
 
 
 def _take(folder: Path, config: RunConfig, claims: ExitStack) -> bool:
-    """Claim a folder and make it ready; tell whether its run is complete already."""
+    """Claim a folder and prepare it; tell whether its run is already complete."""
     folder.mkdir(parents=True, exist_ok=True)
     # Before the claim, which writes to the folder.
     check_plain(folder)
@@ -89,14 +89,14 @@ def _take(folder: Path, config: RunConfig, claims: ExitStack) -> bool:
 
 
 def _look_again(folder: Path, seeds: Sequence[Path], rounds: int) -> bool:
-    """Tell whether the runs are complete by now, which are claimed since a moment."""
+    """Tell whether the runs, which have just been claimed, are complete by now."""
     check_plain(folder)
     done = [is_complete(run, rounds) for run in seeds or [folder]]
     if all(done):
         remark(f"hpcfed: {folder} is complete; there is nothing to go on with")
         return True
     if any(done):
-        # Seeds advance together: the command line has chosen those that are left.
+        # Seeds advance together, and the command line has chosen the unfinished ones.
         raise UserError(
             f"{seeds[done.index(True)]} has been completed meanwhile; give --resume "
             "once more"
@@ -107,12 +107,12 @@ def _look_again(folder: Path, seeds: Sequence[Path], rounds: int) -> bool:
 def _clear(
     folder: Path, seeds: Sequence[Path], claims: ExitStack, *, overwrite: bool
 ) -> None:
-    """Remove the run that was in the folder, and make those of the seeds."""
+    """Remove the old run from the folder, and make the folders of the seeds."""
     # Seeds that the new run does not have are claimed only while they are removed.
     with ExitStack() as others:
         for path in seed_folders(folder):
             (claims if path in seeds else others).enter_context(claimed(path))
-        # Once more: another run may have come to its end meanwhile.
+        # Check again: another run may have finished in the meantime.
         check_out(folder, overwrite=overwrite, claimed=True)
         empty(folder)
     remove_empty_seeds(folder)
@@ -123,8 +123,8 @@ def _clear(
 
 
 def _word(name: str) -> str:
-    """Return what a method or data set is called, without what shells and other programs
-    read as something else, such as the colon of host:path.
+    """Return the name of a method or data set without characters that shells and other
+    programs interpret, such as the colon of host:path.
     """
     last = plugins.label(name).rpartition(":")[2]
     return re.sub(r"[^\w.+-]+", "-", Path(last).stem) or "run"
@@ -133,12 +133,12 @@ def _word(name: str) -> str:
 def _new_folder(config: RunConfig) -> Path:
     """Make a folder named by the time.
 
-    It gets a number where several runs begin in the same second, as those of a job
-    array do.
+    It gets a number if several runs begin in the same second, for example in a job
+    array.
     """
     clock = time.strftime("%Y%m%d-%H%M%S")
     name = f"{_word(config.method)}-{_word(config.dataset)}-{clock}"
-    # mkdir is the test: whoever makes the folder has it.
+    # mkdir is the test: the process that makes the folder owns it.
     for number in range(1, MOST_ATTEMPTS):
         folder = RUNS / (name if number == 1 else f"{name}-{number}")
         with suppress(FileExistsError):

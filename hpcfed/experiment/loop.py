@@ -33,7 +33,7 @@ from hpcfed.runtime.signals import Stop
 from hpcfed.server.options import server_options
 
 DESERTED = "no client is there any more"
-"""Why a run ends early if its trace of devices ends."""
+"""Why a run ends early when its trace of devices ends."""
 
 
 def run_rounds(
@@ -44,13 +44,13 @@ def run_rounds(
     found: Checkpoint | None,
 ) -> None:
     """Run all rounds, or those after a checkpoint, and record them in the folder."""
-    # The root alone has results; every rank writes snapshots of its own clients.
+    # Only the root has results; every rank writes snapshots of its own clients.
     results = open_results(setup, folder) if setup.world.is_root else None
     snapshots = open_snapshots(setup, folder)
     with closing(results, snapshots), ExitStack() as within:
         used = within.enter_context(Used(setup.world))
         done, state = _first_state(setup, folder, found, results, progress)
-        # After the rounds on record are known: a new tracker is told of them, too.
+        # Only after earlier rounds are read: a new tracker gets these, too.
         tracking = within.enter_context(
             tracked(setup, folder, results, progress.say, stop)
         )
@@ -75,7 +75,7 @@ def _first_state(
     results: ResultsWriter | None,
     progress: RunProgress,
 ) -> tuple[int, Any]:
-    """Return the number of rounds that are done, and the state after them."""
+    """Return the number of finished rounds, and the state after them."""
     if setup.settings.options.has_server:
         setup.federation.server.begin(str(folder))
     state = setup.method.init(setup.federation)
@@ -106,10 +106,10 @@ class _Rounds:
         self._planned = setup.settings.config.rounds
 
     def run(self, done: int, state: Any) -> tuple[Any, bool]:
-        """Run the rounds that are left; return the state, and whether a stop was asked
-        for.
+        """Run the remaining rounds; return the state, and whether a stop was
+        requested.
         """
-        # All ranks begin together, so that no wait counts as the first round's.
+        # All ranks begin together, so that waiting is not counted as the first round.
         self._setup.collectives.barrier()
         self._setup.timer.start()
         if self._is_over(done):
@@ -138,20 +138,20 @@ class _Rounds:
     def _advance(
         self, round: int, state: Any, trained: AfterTraining | None, *, is_first: bool
     ) -> tuple[Cohort, Any]:
-        """Make one round; `trained` judges the rows that local training leaves."""
+        """Run one round; `trained` judges the rows after local training."""
         setup, fed = self._setup, self._setup.federation
         cohort = fed.sample(round, self._recorder.on_trained(round, trained))
         state = setup.method.round(fed, state, cohort)
         fed.close_round(cohort)
         if is_first:
             checkpointing.check_state(setup, state, "round")
-            # A method whose ranks drift apart is told so now, not after hours.
+            # Report ranks that drift apart now, not after hours.
             with setup.timer.phase("record"):
                 checkpointing.check_shared(setup, state)
         return cohort, state
 
     def _is_over(self, done: int) -> bool:
-        """Tell whether the rounds on record are all that a resumed run makes."""
+        """Tell whether a resumed run has already recorded all of its rounds."""
         if self._early_end.has_come:
             return True
         if done and self._deserted_after(done - 1):
@@ -191,8 +191,8 @@ def _new_rounds(
     stop: Stop,
     checkpointer: Checkpointer,
 ) -> bool:
-    """Run rounds with the clients that join, if any are asked for; return whether a stop
-    was asked for.
+    """Run rounds with the clients that join, if requested; return whether a stop was
+    requested.
     """
     assert setup.newcomers is not None
     if not setup.settings.config.new_rounds:
@@ -222,7 +222,7 @@ def _finish(
         fed = setup.federation
         start = None
         if row is not None and options.bank_of == "updates":
-            # What a later run adds the model's updates to.
+            # A later run adds the model's updates to this.
             start = row[fed.generated]
         fed.server.save(str(folder / SERVER), start)
     mine = used.until_now()
@@ -231,7 +231,7 @@ def _finish(
     if everyones is not None:
         measured = dict(zip(mine, everyones.T, strict=True))
     if setup.settings.config.resume is not None:
-        # What it used before it was resumed is unknown.
+        # The energy used before resuming is unknown.
         for name in ENERGIES:
             measured.pop(name, None)
     end_run(setup, results, status="complete", measured=measured)
@@ -244,8 +244,8 @@ def end_run(
     status: str,
     measured: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Let the server go, and close the results with their status."""
-    # A server with ranks of its own waits for requests until it is told to go.
+    """Release the server, and close the results with their status."""
+    # A server with its own ranks waits for requests until it is told to end.
     if setup.settings.options.has_server:
         setup.federation.server.leave()
     if results is not None:

@@ -1,5 +1,5 @@
-"""What a seed decides: who has which data on which rank, and the network's first
-weights.
+"""What depends on the seed: which client has which data on which rank, and the
+network's first weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from hpcfed.runtime.world import World
 
 @dataclass(frozen=True)
 class Holding:
-    """Samples of one split by client, as one seed has them on this rank."""
+    """Samples of one split by client, for one seed on this rank."""
 
     split: Split
     lists: list[np.ndarray]
@@ -42,20 +42,22 @@ Other = TypeVar("Other")
 
 @dataclass(frozen=True)
 class RankData(Generic[T]):
-    """The data that one rank loads for a run: which samples, and then these samples."""
+    """The data that one rank loads for a run: first sample indices, then the
+    samples.
+    """
 
     train: T
     test: T
     global_test: T
     """This rank's share of the whole test set, as the data of one client."""
     validation: T | None = None
-    """What the server judges uploads by, if its method selects."""
+    """What the server judges uploads by, if its method selects uploads."""
     new_train: T | None = None
     """Training data of clients that join later, if any do."""
     new_test: T | None = None
 
     def each(self, make: Callable[[T], Other]) -> "RankData[Other]":
-        """Return what a function makes of each of them."""
+        """Apply a function to each of them."""
         made: dict[str, Any] = {}
         for name, one in vars(self).items():
             made[name] = None if one is None else make(one)
@@ -85,7 +87,7 @@ def make_material(
 ) -> Material:
     """Deal out the data, build the network, and place the clients on ranks.
 
-    Runs with the same network may share an engine, which knows its structure alone.
+    Runs with the same network may share an engine, which only knows its structure.
     """
     config = settings.config
     dealt = deal(config, dataset, validates=validates(settings))
@@ -106,9 +108,9 @@ def make_material(
         device=world.device,
     )
     if config.init is not None and dtype_of(config) is torch.float64:
-        # Torch makes networks in float32, which would round given weights of float64.
+        # Torch makes networks in float32, which would round given float64 weights.
         network = client_network(config, double=True)
-    # Clients that join later come after all others, and are placed by themselves.
+    # Clients that join later come after all others, and are placed separately.
     partition = dealt.partition
     known = slice(0, config.clients)
     clients = _placed(config, partition, known, world, engine.mode)
@@ -137,11 +139,12 @@ def _holdings(
 ) -> RankData[Holding]:
     """Return which samples this rank loads."""
     here = clients.on(world.role_rank)
-    # Every rank judges the global model on its share; the shares are interleaved.
+    # Every rank judges the global model on its share of the test set, every n-th
+    # sample.
     own_share = np.arange(world.role_rank, dataset.size("test"), world.role_size)
     validation = new_train = new_test = None
     if validates(settings):
-        # The whole of it on every rank: the server judges uploads where they are.
+        # In full on every rank: the server judges uploads where they are.
         validation = _of_one_client("train", partition.validation)
     if newcomers is not None:
         ids = settings.config.clients + newcomers.on(world.role_rank)
@@ -158,8 +161,9 @@ def _holdings(
 
 
 def _check_same(config: RunConfig, network: nn.Module, world: World) -> None:
-    """Refuse a network of the user's that differs between ranks: a constructor that draws
-    sizes or weights in other ways than by torch, or files of two versions on two hosts.
+    """Refuse a user's network that differs between ranks, for example because its
+    constructor draws sizes or weights without torch, or because hosts have different
+    files.
     """
     if world.num_workers == 1:
         return
@@ -178,7 +182,7 @@ def _check_same(config: RunConfig, network: nn.Module, world: World) -> None:
 
 
 _Outline = tuple[str, float, float]
-"""Shape and type of a tensor, the sum of its sizes, and its sum."""
+"""Shape and type of a tensor, the sum of its magnitudes, and its sum."""
 
 
 def _outline(network: nn.Module) -> dict[str, _Outline]:
@@ -191,7 +195,7 @@ def _outline(network: nn.Module) -> dict[str, _Outline]:
 
 
 def _alike(one: _Outline, other: _Outline) -> bool:
-    """Compare two tensors, but for roundings: hosts may have different processors."""
+    """Compare two tensors up to rounding: hosts may have different processors."""
     size = 1e-6 * max(one[1], other[1])
     pairs = zip(one[1:], other[1:], strict=True)
     return one[0] == other[0] and all(abs(a - b) <= size for a, b in pairs)
@@ -200,10 +204,10 @@ def _alike(one: _Outline, other: _Outline) -> bool:
 def _placed(
     config: RunConfig, partition: Partition, which: slice, world: World, mode: str
 ) -> Clients:
-    """Place clients on ranks by their steps, as nothing has been measured yet."""
+    """Place clients on ranks by their steps, since nothing has been measured yet."""
     train_samples = _lengths(partition.train[which])
     test_samples = _lengths(partition.test[which])
-    # Steps, not samples: short batches are padded and take as long as whole ones.
+    # Steps, not samples: short batches are padded and take as long as full ones.
     loads = client_loads(
         train_samples, epochs=config.epochs, batch_size=config.batch_size
     )
@@ -216,7 +220,7 @@ def _lengths(lists: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def holding_of(split: Split, partition: Partition, ids: np.ndarray) -> Holding:
-    """Return the samples that these clients have of a split."""
+    """Return the samples of a split that these clients have."""
     lists = partition.train if split == "train" else partition.test
     return Holding(split, [lists[i] for i in ids], ids)
 
@@ -243,13 +247,13 @@ def load_stacked_shards(
 ) -> list[RankData[Shard]]:
     """Bring the samples of all runs to the device.
 
-    The shards of one kind are views of a single one that holds the clients of all runs,
-    so that the engine can advance them together.
+    The shards of one kind are views of a single shard with the clients of all runs, so
+    that the engine can advance them together.
     """
     shards: list[dict[str, Shard]] = [{} for _ in materials]
     for kind in fields(RankData):
         same_kind = [getattr(material.holdings, kind.name) for material in materials]
-        # The runs have the same method and newcomers: all have a kind, or none has.
+        # The runs share method and newcomers: either all have this kind, or none has.
         if same_kind[0] is None:
             continue
         whole = _joined(materials, names, same_kind, device=device, dtype=dtype)
@@ -271,15 +275,15 @@ def _joined(
     """Load the same holding of all runs as one shard."""
     runs = list(zip(materials, names, holdings, strict=True))
     shards = []
-    # Of runs in a row that have the same data set, a sample is on the device once.
-    # Synthetic ones may have different data.
+    # Consecutive runs with the same data set share one copy of each sample on the
+    # device. Synthetic data may differ.
     for _, group in groupby(runs, key=lambda run: id(run[0].dataset)):
         alike = list(group)
         lists: list[np.ndarray] = []
         clients: list[str] = []
         for _, name, held in alike:
             lists += held.lists
-            # Errors about a client's data say which run's client it is.
+            # Errors about a client's data name its run, too.
             clients += [f"{client} ({name})" for client in held.ids]
         shards.append(
             shard(

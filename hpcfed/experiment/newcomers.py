@@ -1,5 +1,5 @@
-"""Clients that join after the last round: they train by themselves, or go on together
-with the rounds of the method.
+"""Clients that join after the last round: they train alone, or continue together with
+rounds of the method.
 """
 
 from collections.abc import Iterator
@@ -28,11 +28,11 @@ from hpcfed.runtime.device import on_device
 from hpcfed.runtime.signals import Stop
 
 GUIDED = "random, guided"
-"""A start from the random row, led on by the method."""
+"""A start from the random row, guided by the method."""
 
 
 def check_new_rounds(settings: Settings) -> None:
-    """Refuse rounds of new clients where the method has no state for them."""
+    """Refuse rounds of new clients if the method has no state for them."""
     config = settings.config
     if config.new_rounds and methods.load(config.method).adopt is None:
         raise UserError(
@@ -42,14 +42,14 @@ def check_new_rounds(settings: Settings) -> None:
 
 
 def join_updates(config: RunConfig) -> np.ndarray:
-    """Return the update or round, from 0, in which each new client joins: one after the
-    other, evenly spread over the first ones.
+    """Return the update or round, from 0, in which each new client joins. They join one
+    by one, evenly spread over the first ones.
     """
     numbers = np.arange(config.new_clients)
     return numbers * config.join_rounds // config.new_clients
 
 
-# New clients that train by themselves
+# New clients that train alone
 
 
 def welcome(
@@ -61,14 +61,14 @@ def welcome(
     """
     fed = newcomers.federation
     config = setup.settings.config
-    # Rounds may have ended at the target, long before the last one.
+    # Rounds may have ended early, at the target.
     cohort = fed.everyone(setup.federation.round + 1)
     starts = _starts(setup, fed, state, cohort)
     _record_given(fed, cohort, results)
     everyone = np.arange(len(fed.clients))
     joins = join_updates(config)
     for start, rows in starts.items():
-        # Update 0 is how they start.
+        # Update 0 is the start.
         for update in range(config.new_updates + 1):
             if update:
                 joined = np.flatnonzero(joins[fed.clients] < update)
@@ -82,7 +82,7 @@ def welcome(
 def _record_given(
     fed: Federation, cohort: Cohort, results: ResultsWriter | None
 ) -> None:
-    """Record what a new client is sent to begin with."""
+    """Record what a new client is sent at the start."""
     if results is not None:
         results.write_newcomer_bytes(cohort.log.bytes_down / max(1, fed.num_holders))
 
@@ -91,7 +91,7 @@ def _starts(
     setup: Setup, fed: Federation, state: Any, cohort: Cohort
 ) -> dict[str, Tensor]:
     """Return the rows from which new clients start, by the name of the start."""
-    # All others are for comparison: what is the method's own start worth?
+    # All other starts are for comparison: how much is the method's own start worth?
     method = setup.method
     count = len(fed.clients)
     starts = {"method": method.welcome(fed, state, cohort)}
@@ -117,8 +117,8 @@ def _next_rows(
 ) -> Tensor:
     """Return the rows after a local update of the clients that have joined.
 
-    A method may then lead those that started from it, as if they were in a round; and,
-    for comparison, others that start from a random row.
+    A method may then guide clients that started from it, as if they were in a round.
+    For comparison, it may also guide others that start from a random row.
     """
     at = on_device(joined, fed.device)
     trained = fed.finetune(rows[at], joined, phase=update)
@@ -128,7 +128,7 @@ def _next_rows(
     return setup.method.lead(fed, state, update - 1, rows, updated)
 
 
-# New clients that go on together
+# New clients that continue together
 
 
 class NewRound(NamedTuple):
@@ -138,7 +138,7 @@ class NewRound(NamedTuple):
     """Counted from 0."""
     cohort: Cohort
     trained: AfterTraining | None
-    """What has judged the participants after their training, if the round is judged."""
+    """What judged the participants after their training, if the round is judged."""
     joined: np.ndarray
     """This rank's clients that have joined, as positions."""
     state: Any
@@ -146,11 +146,11 @@ class NewRound(NamedTuple):
 
 
 def new_rounds(setup: Setup, fed: Federation, state: Any) -> Iterator[NewRound]:
-    """Let new clients, whose federation this is, make rounds of the method with each
-    other; `state` is the one that the method has adopted for them.
+    """Run rounds of the method among new clients, whose federation this is; `state` is
+    the one that the method has adopted for them.
 
-    In the first rounds those take part that join, afterwards a sample of all. Numbers
-    of rounds go on from the known clients' last one.
+    In the first rounds the joining clients take part, afterwards a sample of all. Round
+    numbers continue from the known clients' last one.
     """
     method, config = setup.method, setup.settings.config
     first = setup.federation.round + 1
@@ -175,8 +175,8 @@ def collaborate(
     progress: RunProgress,
     stop: Stop,
 ) -> bool:
-    """Make and record all rounds of new clients, after the known clients' last one;
-    tell whether all ranks stop before the end.
+    """Run and record all rounds of new clients, after the known clients' last one; tell
+    whether all ranks stop before the end.
     """
     fed, method = newcomers.federation, setup.method
     assert method.adopt is not None, "`check_new_rounds` refuses such methods"
@@ -197,7 +197,7 @@ def collaborate(
 
 def is_judged(number: int, config: RunConfig) -> bool:
     """Tell whether a round of new clients, counted from 0, ends with an evaluation: the
-    first, the last ten, and those that --evaluate-every asks for.
+    first, the last ten, and those due by --evaluate-every do.
     """
     if number == 0 or number >= config.new_rounds - LAST_UPDATES:
         return True
@@ -211,9 +211,9 @@ def _record(
     results: ResultsWriter | None,
     progress: RunProgress,
 ) -> None:
-    """Write down what was sent in a round, and how good clients are if it is judged."""
+    """Record what was sent in a round, and how good clients are if it is judged."""
     log = round.cohort.log
-    # What each client has chosen to send only its rank knows.
+    # If each client chooses what it sends, only its rank knows the bytes.
     chosen = np.array([float(log.bytes_up_here)])
     everyones = setup.collectives.gather_vectors(chosen)
     if results is not None and everyones is not None:

@@ -1,4 +1,4 @@
-"""The lines that a run begins with: what it is, and what the user may not expect."""
+"""The first lines of a run's output: what it is, and what may surprise the user."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ from hpcfed.options.declare import Choice
 
 
 def opening_lines(setup: Setup) -> Iterator[str]:
-    """Describe the run; of several at once, the first one's data."""
+    """Describe the run; if several run at once, describe the first one's data."""
     yield _title(setup)
     for choice in setup.settings.choices:
         if choice.because:
@@ -40,7 +40,7 @@ def opening_lines(setup: Setup) -> Iterator[str]:
     yield from _arithmetic(setup)
     parts = channel_parts(config, setup.settings.options)
     if len(parts) > 1:
-        # Every upload is aggregated: that alone says nothing.
+        # Every upload is aggregated, so that alone is not worth a line.
         yield f"uploads: {' → '.join(parts)}"
     if config.compress_down != "none":
         yield f"downloads: compress: {packing(config.compress_down, config)}"
@@ -50,7 +50,7 @@ def opening_lines(setup: Setup) -> Iterator[str]:
         yield f"privacy: {guarantee(config)}"
         yield from _noised_statistics(layout)
     yield from _supplement(setup)
-    # A client without data is easily overlooked: it makes no error, only bad figures.
+    # A client without data is easily overlooked: it causes no error, only bad figures.
     yield from _dataless(setup, setup.clients, "")
     if setup.newcomers is not None:
         yield from _dataless(setup, setup.newcomers.clients, "new ")
@@ -93,7 +93,7 @@ def _network(setup: Setup) -> Iterator[str]:
 
 
 def _threads(setup: Setup) -> Iterator[str]:
-    """Say so where a rank leaves cores idle that it might use."""
+    """Say if a rank leaves cores idle that it could use."""
     share = setup.world.threads
     if setup.threads < share:
         yield (
@@ -103,7 +103,7 @@ def _threads(setup: Setup) -> Iterator[str]:
 
 
 def _sampled(setup: Setup) -> Iterator[str]:
-    """Say so where the run has not all natural clients."""
+    """Say if the run does not have all natural clients."""
     config = setup.settings.config
     if setup.dealt.owners is None:
         return
@@ -116,7 +116,7 @@ def _sampled(setup: Setup) -> Iterator[str]:
 
 
 def _arithmetic(setup: Setup) -> Iterator[str]:
-    """Say so where bf16 was asked for and has no effect."""
+    """Say if bf16 was asked for but has no effect."""
     # Only the loop over clients computes in bf16, and only on a GPU.
     serves = setup.engine.mode == "loop" and setup.world.device.type == "cuda"
     if setup.settings.config.precision == "bf16" and not serves:
@@ -127,10 +127,12 @@ def _arithmetic(setup: Setup) -> Iterator[str]:
 
 
 def _supplement(setup: Setup) -> Iterator[str]:
-    """Say how many validation samples clients have got, which are then trained on."""
+    """Say how many validation samples were given to clients, which then train on
+    them.
+    """
     if not setup.settings.config.supplement:
         return
-    # A server that selects by validation data then judges what it has given away.
+    # A server that selects by validation data then judges by what it has given away.
     given = setup.dealt.supplement
     whole = len(setup.dealt.partition.validation)
     asked = int(np.count_nonzero(given.samples))

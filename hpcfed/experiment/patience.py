@@ -1,7 +1,7 @@
-"""Ending a run early: at its target, or when no evaluation has been better for a while.
+"""Ends a run early: at its target, or when no evaluation has been better for a while.
 
-A run that has ended so can be made longer. Then its patience begins anew, and a target
-that it has reached ends it no more.
+A run that has ended early can be extended. Then its patience starts anew, and a target
+that it has already reached no longer ends it.
 """
 
 from collections.abc import Iterable
@@ -20,33 +20,35 @@ _SERIES = ("accuracy", "global_accuracy", "global_loss")
 
 
 class Patience:
-    """Counts evaluations in a row that were no better than the best before.
+    """Counts consecutive evaluations that were no better than the best before.
 
     All ranks count alike, because all have the same evaluations.
     """
 
     def __init__(self, limit: int | None, figures: Iterable[float] = ()) -> None:
-        """Begin after rounds with these figures; without a limit nothing ends."""
+        """Begin after rounds with these figures; without a limit it never ends a
+        run.
+        """
         self.limit = limit
         self._best = nan
         self._worse = 0
         for figure in figures:
-            # There was another round, so the run has been made longer since.
+            # Another round followed, so the run has been extended since.
             if self.is_over:
                 self.begin_anew()
             self._add(figure)
 
     @property
     def is_over(self) -> bool:
-        """Whether the last evaluation was one too many."""
+        """Whether patience is used up."""
         return self.limit is not None and self._worse >= self.limit
 
     def begin_anew(self) -> None:
-        """Bear as many evaluations as at first; the best stays the best."""
+        """Restore the full patience; the best figure so far stays."""
         self._worse = 0
 
     def ends_with(self, evaluation: Evaluation | None) -> bool:
-        """Count an evaluation, if there was one; tell whether it was one too many."""
+        """Count an evaluation, if there was one; tell whether patience is used up."""
         if self.limit is None or evaluation is None:
             return False
         judged = (getattr(evaluation, name) for name in _SERIES)
@@ -54,7 +56,7 @@ class Patience:
         return self.is_over
 
     def _add(self, figure: float) -> None:
-        # Rounds without an evaluation, and those that nothing can be said about.
+        # Rounds without an evaluation, or with an undefined figure.
         if isnan(figure):
             return
         if isnan(self._best) or figure > self._best:
@@ -65,8 +67,8 @@ class Patience:
 
 
 def judged_figure(accuracy: float, global_accuracy: float, global_loss: float) -> float:
-    """Return what a run is judged by, the more the better: the clients' mean accuracy,
-    else the global model's, else less loss of the global model.
+    """Return the figure that a run is judged by, higher is better: the clients' mean
+    accuracy, else the global model's, else its negative loss.
     """
     if not isnan(accuracy):
         return accuracy
@@ -75,21 +77,21 @@ def judged_figure(accuracy: float, global_accuracy: float, global_loss: float) -
 
 @dataclass
 class EarlyEnd:
-    """Tells after which round a run ends before its last one, if it does."""
+    """Tells whether a run ends early, and after which round."""
 
     rounds: int
-    """Rounds that the run is to have."""
+    """Planned number of rounds."""
     patience: Patience
     target: float | None
-    """Per cent at which it ends."""
+    """Per cent at which the run ends."""
     has_come: bool = False
-    """Whether the rounds that a resumed run has on record are all that it makes."""
+    """Whether a resumed run has already recorded all of its rounds."""
 
     def comes_with(
         self, round: int, evaluation: Evaluation | None, progress: RunProgress
     ) -> bool:
-        """Tell whether the run ends with this round, and say so. All ranks have the same
-        evaluation, so they leave together.
+        """Tell whether the run ends with this round, and say so. All ranks have the
+        same evaluation, so they end together.
         """
         lost_patience = self.patience.ends_with(evaluation)
         if evaluation is not None and evaluation.reaches(self.target):
@@ -102,7 +104,7 @@ class EarlyEnd:
 
 
 def begin_early_end(setup: Setup, results: ResultsWriter | None) -> EarlyEnd:
-    """Return when a run ends early, after the evaluations that it has on record."""
+    """Return when a run ends early, given its recorded evaluations."""
     config = setup.settings.config
     target = config.target_accuracy if config.stop_at_target else None
     limit = config.early_stop
@@ -112,7 +114,7 @@ def begin_early_end(setup: Setup, results: ResultsWriter | None) -> EarlyEnd:
     if results is not None:
         series = [results.series(name) for name in _SERIES]
         on_record = np.stack(series, axis=1), results.was_shorter
-    # The root alone has the record.
+    # Only the root has the record.
     evaluations, was_shorter = setup.collectives.bcast(on_record)
     patience = Patience(limit, [judged_figure(*figures) for figures in evaluations])
     if was_shorter and patience.is_over:
@@ -120,7 +122,7 @@ def begin_early_end(setup: Setup, results: ResultsWriter | None) -> EarlyEnd:
     reached = np.zeros(len(evaluations), bool)
     if target is not None:
         reached = at_target(evaluations[:, 0], evaluations[:, 1], target)
-    # Nothing but more --rounds has a run go on after its target.
+    # A run only goes on after its target if --rounds was raised.
     if reached[:-1].any() or (was_shorter and reached.any()):
         reached[:] = False
         target = None

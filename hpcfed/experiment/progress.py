@@ -1,4 +1,4 @@
-"""What the user sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
+"""What the user sees during a run: a bar on a terminal, plain lines elsewhere."""
 
 import sys
 import threading
@@ -32,14 +32,14 @@ from hpcfed.words import duration, short_seconds
 LINE_EVERY = 10.0
 """Seconds between plain lines, so that a long run does not fill a log."""
 FIRST_LINES = 3
-"""Lines that come as soon as they can: a user wants to see that all is well."""
+"""Lines that appear as soon as possible: a user wants to see that all is well."""
 
 Told = tuple[dict[str, float], bool]
 """A round's figures, and whether they are on disk."""
 
 
 class RunProgress:
-    """Shows how far a run is; it is told of every round that has been recorded."""
+    """Shows the progress of a run; it is told about every recorded round."""
 
     def __init__(self, rounds: int, *, visible: bool) -> None:
         self._rounds = rounds
@@ -47,9 +47,9 @@ class RunProgress:
         self._next_line = 0.0
         self._lines = 0
         self._seconds: list[float] = []
-        """Seconds of every round so far, to tell how long the rest will take."""
+        """Seconds of every round so far, to estimate the rest."""
         self._evaluated = ""
-        """What the last evaluation has found, and in which round."""
+        """What the last evaluation found, and in which round."""
         self._bar: Progress | None = None
         console = _console() if visible else None
         if console is not None:
@@ -65,7 +65,7 @@ class RunProgress:
 
     def __enter__(self) -> Self:
         if self._bar is not None:
-            # The terminal may go at any time, and takes no run with it.
+            # The terminal may vanish at any time; the run goes on.
             with suppress(OSError):
                 self._bar.start()
         return self
@@ -88,8 +88,8 @@ class RunProgress:
     def round(self, round: int, values: dict[str, float], *, on_disk: bool) -> None:
         """Show a round's figures.
 
-        A plain line appears only for what is on disk: what the user has read survives
-        any accident.
+        A plain line appears only after the round is on disk: what the user has read
+        survives any crash.
         """
         if not self._visible:
             return
@@ -110,8 +110,8 @@ class RunProgress:
             self._next_line = time.monotonic() + LINE_EVERY
 
     def _latest(self, round: int, values: dict[str, float]) -> str:
-        """Return the round's figures, with those of the last evaluation where it had
-        none itself.
+        """Return the round's figures; if it was not evaluated, with those of the last
+        evaluation.
         """
         found = _evaluation(values)
         if found:
@@ -122,14 +122,14 @@ class RunProgress:
         return "  ".join(filter(None, shown))
 
     def _pace(self, round: int) -> str:
-        """Return how long recent rounds take, and all that are left."""
+        """Return how long recent rounds took, and how long the rest will take."""
         left = self._rounds - round - 1
         eta = f"  ETA {duration(rest(self._seconds, left))}" if left else ""
         return f"pace {short_seconds(pace(self._seconds))}/round{eta}"
 
     def stop(self, round: int, *, patience: int | None = None, why: str = "") -> None:
-        """Say that the run ends with this round, before its last: at the target, after
-        `patience` evaluations that were no better, or for another reason.
+        """Say that the run ends early with this round: at the target, after `patience`
+        evaluations that were no better, or for another reason.
         """
         if why:
             self.say(f"{why}: ended with round {round + 1}")
@@ -141,20 +141,20 @@ class RunProgress:
 
 
 class StackedProgress(RunProgress):
-    """Shows several runs as one: the mean of their figures of a round, once all that are
-    still going have told theirs.
+    """Shows several runs as one: the mean of their figures of a round, once all runs
+    that are still going have reported theirs.
     """
 
     def __init__(self, rounds: int, *, runs: int, visible: bool) -> None:
         super().__init__(rounds, visible=visible)
         self._runs = runs
         self._told: dict[int, list[Told]] = {}
-        """By round: what runs have told of it."""
+        """By round: what runs have reported."""
         self._stopped: list[int] = []
         """The last rounds of runs that have stopped."""
 
     def round(self, round: int, values: dict[str, float], *, on_disk: bool) -> None:
-        # A run may be a round ahead of another, which waits for its turn.
+        # A run may be a round ahead of another that waits for its turn.
         self._told.setdefault(round, []).append((values, on_disk))
         self._show_if_all_told(round)
 
@@ -167,12 +167,12 @@ class StackedProgress(RunProgress):
         self._show_waiting()
 
     def lose(self) -> None:
-        """Wait for one run less: it has failed."""
+        """Expect one run fewer: it has failed."""
         self._runs -= 1
         self._show_waiting()
 
     def _show_waiting(self) -> None:
-        """Show rounds that have waited for a run which is gone."""
+        """Show rounds that have waited for a run that is gone."""
         for waiting in sorted(self._told):
             self._show_if_all_told(waiting)
 
@@ -192,7 +192,7 @@ class StackedProgress(RunProgress):
 
 def _console() -> Console | None:
     """Return where a bar can be drawn: a terminal, or a notebook with widgets."""
-    # Without widgets rich would add a line to a notebook's cell for every update.
+    # Without widgets, rich would add a line to a notebook's cell for every update.
     if "ipykernel" in sys.modules and find_spec("ipywidgets") is not None:
         return Console()
     # A process may have been started without stderr.
@@ -212,8 +212,8 @@ def _virtual(values: dict[str, float]) -> str:
 
 
 def _evaluation(values: dict[str, float]) -> str:
-    """Return the task's main metric; nothing where the round was not evaluated."""
-    # Methods without a global model have NaN, as have rounds between evaluations.
+    """Return the task's main metric; empty if the round was not evaluated."""
+    # NaN for methods without a global model, and for rounds between evaluations.
     name = _headline(values)
     told = []
     for label, series in {"clients": name, "global": global_name(name)}.items():
@@ -227,10 +227,10 @@ def _evaluation(values: dict[str, float]) -> str:
 
 
 def _headline(values: dict[str, float]) -> str:
-    """Return the metric that says most: perplexity of texts, accuracy of answers, and
-    loss of anything else.
+    """Return the most telling metric: perplexity for texts, accuracy for answers, and
+    loss for anything else.
     """
-    # Rounds that were not evaluated have no metrics: then it does not matter.
+    # Rounds that were not evaluated have no metrics: then the choice does not matter.
     if "perplexity" in values:
         return "perplexity"
     known = {name for name, value in values.items() if not isnan(value)}
@@ -251,8 +251,8 @@ def showing_life(
     *,
     visible: bool,
 ) -> Iterator[None]:
-    """Leave a sign in each folder every few seconds within the block, on the rank that
-    is `visible`.
+    """Leave a sign of life in each folder every few seconds within the block, on the
+    rank that is `visible`.
 
     A thread writes them: a round may take minutes, and a file system may hang.
     """
@@ -277,7 +277,7 @@ def showing_life(
         yield
     finally:
         over.set()
-        # It may be just about to write another one.
+        # It may be about to write another one.
         beating.join(EVERY)
         for path in paths:
             remove_sign(path)

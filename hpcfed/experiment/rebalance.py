@@ -1,4 +1,4 @@
-"""Relocating clients to other ranks between two rounds, when measured times say that it
+"""Relocates clients to other ranks between two rounds, if measured times show that it
 pays.
 """
 
@@ -17,7 +17,7 @@ from hpcfed.results.results import ResultsWriter
 
 
 class Rebalancer:
-    """Told of every round on every rank; the root judges, all ranks relocate."""
+    """Takes note of every round on every rank; the root decides, all ranks relocate."""
 
     def __init__(
         self, setup: Setup, results: ResultsWriter | None, progress: RunProgress
@@ -47,13 +47,13 @@ class Rebalancer:
     def after_round(
         self, state: Any, cohort: Cohort, train_seconds: np.ndarray | None
     ) -> Any:
-        """Return the state for the next round; the root alone knows the `train_seconds`
+        """Return the state for the next round; only the root knows the `train_seconds`
         of every rank.
         """
         setup = self._setup
         if setup.shards is None:
             return state
-        # Only those that trained explain a rank's seconds.
+        # Only clients that trained explain a rank's seconds.
         trained = cohort.clients
         if setup.settings.options.all_train:
             trained = np.arange(len(setup.clients.rank))
@@ -78,7 +78,7 @@ class Rebalancer:
         before = setup.clients.rank
         begin = time.perf_counter()
         state = relocate(setup, state, proposal.rank)
-        # The slowest rank's time is what a relocation costs.
+        # A relocation costs as much as its slowest rank takes.
         setup.collectives.barrier()
         seconds = time.perf_counter() - begin
         self._balance.relocated(proposal.rank, seconds)
@@ -94,7 +94,7 @@ class Rebalancer:
 
 
 def relocate(setup: Setup, state: Any, rank: np.ndarray) -> Any:
-    """Put every client on its new rank, with its data and its rows of the state; the
+    """Move every client to its new rank, with its data and its rows of the state; the
     same call on every worker.
     """
     assert setup.shards is not None, "this run was assembled to stay as it is"
@@ -102,18 +102,18 @@ def relocate(setup: Setup, state: Any, rank: np.ndarray) -> Any:
     after = replace(before, rank=rank)
     rows = {}
     for field in fields(state):
-        # Shared fields are on every rank already.
+        # Shared fields are already on every rank.
         if field.metadata.get("owned"):
             tensor = getattr(state, field.name)
             relocated = setup.collectives.relocate(tensor, before.rank, rank)
             rows[field.name] = relocated
     memory = setup.federation.channel.memory
-    # Ranks must ask for each other's rows in one order.
+    # Ranks must exchange rows in the same order.
     for name in sorted(memory.rows):
         tensor = memory.rows[name]
         memory.rows[name] = setup.collectives.relocate(tensor, before.rank, rank)
     memory.num_clients = int(np.count_nonzero(rank == setup.world.role_rank))
-    # Samples are not sent: every rank loads those of its new clients.
+    # Samples are not sent: every rank loads the data of its new clients.
     setup.federation.relocate(after, setup.shards)
     setup.clients = after
     return replace(state, **rows)

@@ -1,4 +1,4 @@
-"""What a run writes down: its results on the root, snapshots of rows on every rank."""
+"""What a run records: its results on the root, snapshots of rows on every rank."""
 
 import hashlib
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ from hpcfed.server.schedule import num_learnings, num_steps
 
 
 class Recorder:
-    """Writes down the rounds of one run, on every rank; `results` are the root's."""
+    """Records the rounds of one run, on every rank; only the root has `results`."""
 
     def __init__(
         self,
@@ -52,17 +52,19 @@ class Recorder:
         self._progress = progress
         self._tracking = tracking
         self._bytes_counted = 0
-        """Payload of collectives that earlier rounds have recorded."""
+        """Payload of collectives that is already recorded with earlier rounds."""
         self._samples_counted = setup.engine.samples
-        """Samples of the engine's steps that earlier rounds have recorded."""
+        """Samples of the engine's steps that are already recorded with earlier
+        rounds.
+        """
         if snapshots is not None:
             snapshots.begin(first, setup.collectives.barrier)
 
     def on_trained(
         self, round: int, trained: AfterTraining | None = None
     ) -> OnTrained | None:
-        """Return what takes the rows that local training leaves: what judges them, if
-        the round is evaluated, and its snapshot, if it has one.
+        """Return a function that takes the rows after local training. It judges them if
+        the round is evaluated, and writes them to the snapshot if there is one.
         """
         snapshots = self._snapshots
         if snapshots is None or not snapshots.due(round):
@@ -81,7 +83,7 @@ class Recorder:
         snapshots = self._snapshots
         if snapshots is None or not snapshots.due(round):
             return
-        # Rows were written while the method ran; the global model is new now.
+        # Rows were written while the method ran; the new global model exists only now.
         with self._setup.timer.phase("record"):
             row = self._setup.method.global_row(state)
             global_row = None if row is None else row.cpu().numpy()
@@ -90,19 +92,19 @@ class Recorder:
     def record(
         self, round: int, log: RoundLog, evaluation: Evaluation | None
     ) -> np.ndarray | None:
-        """End the round's timing, gather the ranks' figures and write them down.
+        """End the round's timing, gather the ranks' figures and record them.
 
-        The root gets every rank's train seconds, others None.
+        Return every rank's train seconds on the root, None elsewhere.
         """
         setup, results = self._setup, self._results
         phases, wall = setup.timer.lap()
-        # From here on time counts for the next round.
+        # From here on, time counts for the next round.
         with setup.timer.phase("record"):
             report = log.server_report
             memory = [peak_memory(setup.world.device)]
             if report is not None and not setup.world.server_ranks:
-                # This process has trained the server's model, too, and DeepSpeed may
-                # have reset torch's count.
+                # This process has also trained the server's model, and DeepSpeed may
+                # have reset torch's peak.
                 memory.append(report.peak_here)
             figures = {
                 "wall": wall,
@@ -127,7 +129,7 @@ class Recorder:
             more: dict[str, Any] = {"times": log.times}
             if evaluation is not None:
                 accuracy = evaluation.client_accuracy
-                # All ranks know them, so they need not be gathered.
+                # All ranks know these, so they need not be gathered.
                 values |= evaluation.metrics
                 more["client_metrics"] = evaluation.client_metrics
                 more["class_accuracy"] = evaluation.class_accuracy
@@ -148,15 +150,15 @@ class Recorder:
 
     def _bytes_since(self) -> int:
         """Return the payload handed to collectives since the last call."""
-        # The first round also counts what was sent before it, to set the run up.
+        # The first round also includes what was sent to set the run up.
         total = self._setup.collectives.bytes_sent
         since = total - self._bytes_counted
         self._bytes_counted = total
         return since
 
     def _samples_since(self) -> int:
-        """Return the samples of all steps that the engine has taken since the last call;
-        the runs that share it share the time between the calls, too.
+        """Return the samples of all steps that the engine has taken since the last
+        call. Runs that share the engine also share the time between the calls.
         """
         total = self._setup.engine.samples
         since = total - self._samples_counted
@@ -165,11 +167,11 @@ class Recorder:
 
 
 def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
-    """Return this rank's figures out of the round's log.
+    """Return this rank's figures from the round's log.
 
-    A number in the log that the table of series names is recorded as it is, and so is
-    whatever a method or a part of the channel has `measured`: a new one needs nothing
-    here. Reading it waits for the device.
+    A number in the log that the table of series names is recorded as it is. So is
+    whatever a method or a part of the channel has `measured`: a new figure needs no
+    change here. Reading it waits for the device.
     """
     figures = {}
     for name, value in vars(log).items():
@@ -178,7 +180,7 @@ def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
             figures[name] = float(value)
     for name, value in log.measured.items():
         figures[name] = float(value)
-    # What all clients send is known on every rank: the root alone counts it.
+    # What all clients send is known on every rank, so only the root counts it.
     of_all_ranks = log.bytes_up if setup.world.is_root else 0
     figures["bytes_up"] = int(log.bytes_up_here) + of_all_ranks
     figures["excluded"] = len(log.excluded)
@@ -195,8 +197,8 @@ def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
 
 
 def norm_figures(norms: np.ndarray) -> dict[str, float]:
-    """Return the sum, the number and the largest of the norms of a rank's updates; an
-    update that is not finite has none.
+    """Return the sum, the number and the largest of the norms of a rank's updates;
+    updates that are not finite are left out.
     """
     finite = norms[np.isfinite(norms)].astype(np.float64)
     largest = finite.max() if len(finite) else float("nan")
@@ -214,7 +216,7 @@ def _evaluation_figures(evaluation: Evaluation | None) -> dict[str, float]:
 
 
 def open_results(setup: Setup, folder: Path) -> ResultsWriter:
-    """Open run.h5 on the root, with all that is known before the first round."""
+    """Open run.h5 on the root, with everything that is known before the first round."""
     config, world = setup.settings.config, setup.world
     layout = setup.federation.layout
     task = setup.global_test.task
@@ -233,7 +235,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
         clients={**vars(setup.clients), **_client_facts(setup)},
         ranks=world.num_workers,
         facts={
-            # A file of the user's goes by its stem here; the config has the whole path.
+            # A user's file is named by its stem here; the config has the whole path.
             "method": plugins.label(config.method),
             "dataset": plugins.label(config.dataset),
             "model": plugins.label(config.network()),
@@ -246,7 +248,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "data": setup.data,
             "uploads": channel_line(config, setup.settings.options),
             **_privacy(config),
-            # Older files are all of classification.
+            # Older files have no task: all of them are classification.
             **({} if task == "classification" else {"task": task}),
         },
         relocations=0 if setup.shards is None else MAX_RELOCATIONS,
@@ -267,13 +269,13 @@ def _most_members(config: RunConfig) -> int:
         return 0
     invited = config.invited_among(config.clients)
     if config.sampling == "poisson":
-        # Ten standard deviations more: a round that has more is as good as impossible.
+        # Ten standard deviations more: a larger round is practically impossible.
         return min(config.clients, ceil(invited + 10 * sqrt(invited)))
     return invited
 
 
 def _privacy(config: RunConfig) -> dict[str, str | float]:
-    """Return the noise of a private run, and what its ε stands for."""
+    """Return the noise of a private run, and what its ε means."""
     if config.sample_noise is not None:
         found: dict[str, str | float] = {
             "noise_multiplier": config.sample_noise,
@@ -292,7 +294,7 @@ def _privacy(config: RunConfig) -> dict[str, str | float]:
 
 
 def _files(config: RunConfig) -> dict[str, str]:
-    """Return the checksums of all files of the user's that decide on the figures."""
+    """Return the checksums of all user files that influence the figures."""
     files = plugins.checksums([config.method, config.network(), config.dataset])
     if config.init is not None:
         files |= initial.checksum(config.init)
@@ -304,8 +306,8 @@ def _files(config: RunConfig) -> dict[str, str]:
 
 
 def _client_facts(setup: Setup) -> dict[str, np.ndarray]:
-    """Return who has which classes; and what clients were given of the validation set,
-    who is malicious, and whose samples they have, in runs that are about that.
+    """Return which client has which classes. If the run is about it, also return what
+    clients got of the validation set, who is malicious, and whose samples they have.
     """
     config, dealt = setup.settings.config, setup.dealt
     facts = {}
@@ -326,7 +328,7 @@ def _client_facts(setup: Setup) -> dict[str, np.ndarray]:
 
 
 def _server_size(setup: Setup) -> ServerSize | None:
-    """Return how much the run will record of its server's model."""
+    """Return how much the run will record about its server's model."""
     options = server_options(setup.settings)
     config = setup.settings.config
     if options is None:
@@ -358,7 +360,7 @@ def open_snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:
 def closing(
     results: ResultsWriter | None, snapshots: SnapshotWriter | None
 ) -> Iterator[None]:
-    """Mark the run as failed if it fails within, and close its files in any case."""
+    """Mark the run as failed if it fails within the block; always close its files."""
     try:
         yield
     except BaseException as error:

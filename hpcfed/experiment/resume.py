@@ -1,5 +1,5 @@
-"""Going on with a run that was stopped: which checkpoint it goes on from, and its state
-read back by client.
+"""Resumes a run that was stopped: finds the checkpoint to resume from, and reads its
+state back by client.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,17 +23,18 @@ from hpcfed.runtime.signals import Stop
 
 Say = Callable[[str], None]
 OLDER_NAMES = {"private": "own", "stored": "kept", "channels": "kept"}
-"""What checkpoints of the first version call fields of states."""
+"""Names of state fields in checkpoints of the first version."""
 
 
 def find_checkpoints(
     setup: Setup, runs: Sequence[Path], say: Say, stop: Stop
 ) -> Sequence[Checkpoint | None]:
-    """Find where every run goes on, after the same round; None where it begins anew.
+    """Find the checkpoint from which each run resumes, after the same round; None if it
+    begins anew.
 
-    The same call on every worker. The root alone reads and hashes the checkpoints, and
-    tells the others. The runs' folders are claimed by now, so no other process changes them.
-    `stop` has agreed if a stop was asked for meanwhile.
+    The same call on every worker. Only the root reads and hashes the checkpoints, and
+    tells the others. The runs' folders are claimed by now, so no other process changes
+    them. `stop` has agreed on all ranks if a stop was requested in the meantime.
     """
     config = setup.settings.config
     world = setup.world
@@ -88,13 +89,13 @@ def restore_run(
     results: ResultsWriter | None,
     say: Say,
 ) -> tuple[int, Any]:
-    """Return how many rounds are done, and the state after them.
+    """Return the number of finished rounds, and the state after them.
 
-    Without a checkpoint the run begins anew, with the `state` that it was given.
+    Without a checkpoint the run begins anew, with the given `state`.
     """
     if found is None:
         if results is not None:
-            # Damaged checkpoints would count as the newest.
+            # Otherwise damaged checkpoints would count as the newest.
             checkpoints.discard_after(folder, 0)
             results.begin_anew()
         say(f"no checkpoint in {folder}: the run begins anew")
@@ -105,34 +106,35 @@ def restore_run(
             # Checkpoints of older versions have no copy of the record.
             path = folder / RECORD
         results.restore(path, found.rounds)
-        # The last round of a run that was shorter is evaluated in any case.
+        # If the run was shorter, its last round was evaluated in any case.
         config = setup.settings.config
         others = [r for r in range(found.rounds) if not is_due(r, config)]
         results.forget_evaluations(others)
-    # The last round's number counts even if no round is left: newcomers continue it.
+    # The last round's number matters even if no round is left: newcomers continue it.
     setup.federation.members.round = found.rounds - 1
     loaded = load(setup, found, state)
     if results is not None:
-        # Only now: had something been refused, the later checkpoints would be wanted.
+        # Only now: if anything had been refused, later checkpoints would still be
+        # needed.
         checkpoints.discard_after(folder, found.rounds)
     say(f"going on after round {found.rounds}")
     return found.rounds, loaded
 
 
 def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
-    """Read the state back; `state` is the method's first, which says of what kind each
-    tensor is.
+    """Read the state back; `state` is the method's first, which gives the kind of each
+    tensor.
     """
     holders = _holders(checkpoint, setup.federation.clients)
     values: dict[str, torch.Tensor] = {}
     for field in fields(state):
         if field.metadata.get("fixed"):
             continue
-        # Through an empty tensor: numpy has the type, and nothing is copied.
+        # An empty tensor gives numpy's type without copying anything.
         like = getattr(state, field.name)
         dtype = as_array(like.new_empty(0)).dtype
         if field.metadata.get("owned"):
-            # No option asks for it, and a checkpoint of an older version lacks it.
+            # No option needs it, and a checkpoint of an older version does not have it.
             if like.shape[1:] == (0,) and not field.metadata.get("generated"):
                 continue
             rows = _rows_of_clients(setup, checkpoint, field, holders, like, dtype)
@@ -141,7 +143,7 @@ def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
             if field.metadata.get("varies"):
                 shape[0] = None
             rows = checkpoint.read(f"common.{field.name}", dtype, shape)
-        # Numbers of rows are used as indices: wrong ones would read out of bounds.
+        # Row numbers are used as indices: wrong ones would read out of bounds.
         if "row_of" in field.metadata:
             table = getattr(state, field.metadata["row_of"])
             row_count = len(table)
@@ -162,7 +164,7 @@ def _remember(
 ) -> None:
     """Read back what the channel has kept.
 
-    Its parts ask for it by name and kind, and refuse what is none of theirs.
+    Its parts ask for it by name and kind, and refuse what does not belong to them.
     """
     memory, clients = setup.federation.channel.memory, setup.federation.clients
     for name in checkpoint.names(f"common.{CHANNEL}"):
@@ -181,7 +183,7 @@ def _entries(
     holders: dict[str, np.ndarray],
     clients: np.ndarray,
 ) -> torch.Tensor:
-    """Return the entries of this rank's clients, whichever ranks had them."""
+    """Return the entries of this rank's clients, whichever ranks wrote them."""
     found: torch.Tensor | None = None
     for rank, theirs in holders.items():
         name = f"{rank}.{CHANNEL}{kept}"
@@ -200,7 +202,7 @@ def _entries(
 
 
 def _numbers(checkpoint: Checkpoint, name: str) -> torch.Tensor:
-    """Read an array of a type that torch knows."""
+    """Read an array, whose type must be known to torch."""
     array = checkpoint.read_any(name)
     try:
         return torch.from_numpy(array)
@@ -209,9 +211,9 @@ def _numbers(checkpoint: Checkpoint, name: str) -> torch.Tensor:
 
 
 def _holders(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the ids of the clients that each rank had which wrote the checkpoint.
+    """Return the client ids of each rank that wrote the checkpoint.
 
-    All of `clients` are among them, or the checkpoint is refused.
+    Refuse the checkpoint unless all of `clients` are among them.
     """
     # Files are called worker-RANK.FIELD.npy.
     ranks = {name.partition(".")[0] for name in checkpoint.names("worker-")}
@@ -238,14 +240,14 @@ def _rows_of_clients(
     like: torch.Tensor,
     dtype: np.dtype[Any],
 ) -> np.ndarray:
-    """Return the rows of this rank's clients, whichever ranks had them."""
+    """Return the rows of this rank's clients, whichever ranks wrote them."""
     fed = setup.federation
     widths: Sequence[int] = like.shape[1:2]
     if field.metadata.get("generated"):
-        # Until the server's model has been trained there are no such columns.
+        # These columns do not exist until the server's model has been trained.
         widths = [0, len(fed.generated)]
     found: np.ndarray | None = None
-    # One rank's rows after the other's: all of them may be more than a node's memory.
+    # One rank's rows at a time: all of them may exceed a node's memory.
     for rank, theirs in holders.items():
         name = _stored_name(checkpoint, rank, field.name)
         rows = checkpoint.read(name, dtype, [len(theirs), None])
@@ -262,8 +264,8 @@ def _rows_of_clients(
 
 
 def _stored_name(checkpoint: Checkpoint, rank: str, field: str) -> str:
-    """Return the name of a rank's array of a field, which older versions may have
-    called otherwise.
+    """Return the name of a rank's array of a field; older versions may use another
+    name.
     """
     name = f"{rank}.{field}"
     older = f"{rank}.{OLDER_NAMES.get(field)}"

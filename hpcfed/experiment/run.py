@@ -42,9 +42,9 @@ def run(
 ) -> Path | None:
     """Run to the end; the same call on every rank.
 
-    The root gets the folder of the results, in which each of several seeds has a folder
-    `seed-N`; other ranks get None. `stop` remembers whether a stop was asked for, also
-    where that came too late.
+    The root gets the folder of the results. If there are several seeds, each has a
+    folder `seed-N` in it. Other ranks get None. `stop` remembers whether a stop was
+    requested, even if it came too late.
     """
     folders = run_stacked([settings], stop, quiet=quiet)
     return folders[0] if folders else None
@@ -53,18 +53,18 @@ def run(
 def run_stacked(
     points: Sequence[Settings], stop: Stop | None = None, *, quiet: bool = False
 ) -> list[Path]:
-    """Run points of a study to their ends, in step, each as if it were alone; the same
+    """Run points of a study to their ends, in step, each as if it ran alone; the same
     call on every rank.
 
-    The root gets their folders, other ranks none. Where one of several points fails,
-    the others go on.
+    The root gets their folders, other ranks none. If one of several points fails, the
+    others go on.
     """
     config = points[0].config
     stop = stop or Stop(60 * config.checkpoint_minutes)
     if config.deterministic:
-        # cuBLAS reads it once, when it starts.
+        # cuBLAS reads it only once, when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Before the world is entered: then a mistake costs no start of MPI.
+    # Before the world is entered, so that a mistake is found before MPI starts.
     check_network(points[0])
     for point in points:
         check_new_rounds(point)
@@ -95,7 +95,7 @@ def run_stacked(
 def _serve(settings: Settings, world: World, watch: Observer, stop: Stop) -> None:
     """Serve the model on a server rank, from the first to the last request."""
     out = settings.config.out
-    # A server rank is not told of a folder that the root names.
+    # If the root chooses the folder's name, a server rank does not know it.
     folders = [] if out is None else run_folders(out, settings.config)
     reporting = Reporting(lambda: "server", folders)
     # It listens for signals only to ignore them: workers tell it when to stop.
@@ -122,7 +122,7 @@ def _work(
     timers = [watch.timer(world.device) for _ in runs]
     reporting = Reporting(lambda: timers[0].current)
     stalls = ending_when_stalled(world, reporting, timers, config.stall_timeout)
-    # Claims are given back last: until then no other process may write to the folders.
+    # Claims are released last: until then no other process may write to the folders.
     with (
         ExitStack() as claims,
         stop.listening(),
@@ -137,7 +137,8 @@ def _work(
             names = distinct_names(runs)
             lockstep, setups = assemble_stacked(runs, names, world, timers)
             reporting.phase = partial(_phase, lockstep)
-        # After assembling, where most mistakes are found: no folder is left behind.
+        # After assembling, where most mistakes are found: then no folder is left
+        # behind.
         folders, complete = make_folders(points, world, claims)
         if complete:
             _release_server(lockstep, setups, status="complete")
@@ -150,7 +151,7 @@ def _work(
                 if lockstep is None:
                     run_setup(setups[0], every[0], quiet=quiet, stop=stop)
                 else:
-                    # One run's seeds belong together; points of a study do not.
+                    # Seeds of a run fail together; points of a study do not.
                     apart = len(points) > 1
                     run_in_step(
                         lockstep, setups, every, apart=apart, quiet=quiet, stop=stop
@@ -168,7 +169,7 @@ def distinct_names(runs: Sequence[Settings]) -> list[str]:
         differs = any(values[option] != value for values in every)
         if differs and option not in named(changes="nothing"):
             swept.append(option)
-    # A run with a single seed that was given as one of several.
+    # Nothing differs: a single seed is left of several that were given.
     swept = swept or ["seed"]
     names = []
     for values in every:
@@ -184,7 +185,7 @@ def _phase(lockstep: Lockstep) -> str:
 def run_setup(
     setup: Setup, folder: Path, *, quiet: bool = False, stop: Stop | None = None
 ) -> None:
-    """Run all rounds, recorded in the folder."""
+    """Run all rounds, and record them in the folder."""
     stop = stop or Stop()
     visible = setup.world.is_root and not quiet
     with RunProgress(setup.settings.config.rounds, visible=visible) as progress:
@@ -206,9 +207,9 @@ def run_in_step(
     quiet: bool = False,
     stop: Stop | None = None,
 ) -> None:
-    """Run all rounds of all runs, each recorded in its folder.
+    """Run all rounds of all runs, and record each in its folder.
 
-    Where they are `apart`, one that fails ends alone.
+    If they are `apart`, a run that fails ends alone.
     """
     stop = stop or Stop()
     first = setups[0]
@@ -221,7 +222,7 @@ def run_in_step(
         if stop.agreed:
             _release_server(lockstep, setups, status="stopped")
             return
-        # Each run is a program of its own; lockstep lets them advance together.
+        # Each run is a separate program; lockstep lets them advance together.
         functions = []
         for setup, folder, checkpoint in zip(setups, folders, found, strict=True):
             functions.append(
@@ -246,7 +247,7 @@ def run_in_step(
 def _release_server(
     lockstep: Lockstep | None, setups: Sequence[Setup], *, status: str
 ) -> None:
-    """Let the server go without a round; stacked runs take their turns in that, too."""
+    """Release the server without a round; stacked runs take turns in this, too."""
     if lockstep is None:
         end_run(setups[0], None, status=status)
         return

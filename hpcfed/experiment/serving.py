@@ -1,4 +1,4 @@
-"""The server's model of a run: where it is, how it is reached, and what can be wrong
+"""The server's model of a run: where it runs, how to reach it, and what can be wrong
 with it.
 """
 
@@ -19,8 +19,8 @@ from hpcfed.server.transport import Colocated, Remote, Transport, check_world, s
 def open_transport(
     settings: Sequence[Settings], layout: Layout, world: World
 ) -> Transport | None:
-    """Open the connection to the server's model, where the method has one; stacked seeds share
-    it.
+    """Open the connection to the server's model, if the method has one; stacked seeds
+    share it.
     """
     options = server_options(settings[0])
     if options is None:
@@ -29,8 +29,8 @@ def open_transport(
         return Remote(world)
     widths = generated(layout, options).widths
     seeds = [one.config.seed for one in settings]
-    # Each seed counts itself what it sends. So the transport has collectives
-    # of its own, whose count is not read.
+    # Each seed counts itself what it sends. So the transport gets separate collectives,
+    # whose count is not read.
     return Colocated(widths, options, Collectives(world), seeds=seeds)
 
 
@@ -40,14 +40,14 @@ def serve_model(settings: Settings, world: World) -> None:
     config = settings.config
     assert options is not None, "a server rank without a server's model"
     set_arithmetic(config)
-    # The network is built for its layout alone: a server rank has no client.
+    # The network is built only for its layout: a server rank has no clients.
     widths = generated(client_layout(config), options).widths
     serve(world, widths, options, seeds=config.seeds or (config.seed,))
 
 
 def choose_server(settings: Settings, *, gpu: bool, ranks: int = 1) -> Settings:
-    """Return the settings with what the server's device and columns decide; `ranks`
-    train its model.
+    """Return the settings completed by what depends on the server's device and columns;
+    `ranks` ranks train its model.
     """
     options = server_options(settings)
     if options is None:
@@ -69,7 +69,7 @@ def choose_server(settings: Settings, *, gpu: bool, ranks: int = 1) -> Settings:
 def check_server(settings: Settings, world: World) -> None:
     """Refuse a server's model that does not fit the ranks or the network.
 
-    To be called when the device is known: it has decided on the model's size.
+    Call it once the device is known, since the device decides the model's size.
     """
     options = server_options(settings)
     if options is not None:
@@ -87,10 +87,10 @@ def check_network(settings: Settings) -> None:
     layout = client_layout(config)
     if of_server is not None:
         if of_server.server == "auto":
-            # The device is not known yet; what does not fit the tiny model fits none.
+            # The device is still unknown. What does not fit the tiny model fits none.
             of_server = of_server.model_copy(update={"server": "tiny"})
         columns = generated(layout, of_server).at
         check_columns(of_server, len(columns))
-    # The catalogue has told the numbers of its networks' layers before.
+    # For networks of the catalogue, the number of layers is already checked.
     if options.names_layers or own:
         options.check_layout(layout, config.network())

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Figures(NamedTuple):
-    """Figures of one moment."""
+    """Figures of one round or step."""
 
     step: int
     """The round, counted from 1, or the step of the server's networks."""
@@ -23,7 +23,7 @@ class Tracked:
     options: Mapping[str, Any]
     command: str
     seed: int | None
-    """The seed, where several run at once and each is a run of its own."""
+    """The seed, if several run at once and each is a separate run."""
 
     @property
     def name(self) -> str:
@@ -34,11 +34,13 @@ class Tracked:
 
 
 class Tracker(Protocol):
-    """One tracker of one run. Whatever it raises turns it off, and nothing else."""
+    """One tracker of one run. If it raises anything, only the tracker is turned off."""
 
     @property
     def id(self) -> str:
-        """What it knows the run by, to go on with it after a resume; else empty."""
+        """The tracker's name for the run, to continue it after a resume; may be
+        empty.
+        """
 
     def rounds(self, figures: Sequence[Figures]) -> None:
         """Write the figures of rounds, in order."""

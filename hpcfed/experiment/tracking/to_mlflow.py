@@ -9,23 +9,23 @@ from typing import Any
 from hpcfed.experiment.tracking.interface import Figures, Tracked
 
 MOST_METRICS, MOST_PARAMS = 1000, 100
-"""What one request may hold."""
+"""Limits of one request."""
 MOST_TEXT = 500
-"""Characters of an option's value."""
+"""The most characters of an option's value."""
 PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
-"""A server that does not answer must not hold a run for minutes."""
+"""A server that does not answer must not delay a run for minutes."""
 STATUSES = {"complete": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 class MLflow:
-    """Sends figures to an experiment; each seed is a run of its own."""
+    """Sends figures to an experiment; each seed is a separate run."""
 
     def __init__(self, experiment: str, run: Tracked, known: str) -> None:
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         from mlflow.tracking import MlflowClient
 
-        # Not mlflow's own functions, which know one run per process.
+        # Not mlflow's module functions, which allow only one run per process.
         self._client: Any = MlflowClient()
         if known:
             self.id = known

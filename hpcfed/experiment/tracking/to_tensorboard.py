@@ -7,7 +7,7 @@ from hpcfed.experiment.tracking.interface import Figures, Tracked
 from hpcfed.results.folder import TENSORBOARD
 
 METRICS = ("rounds/accuracy", "rounds/global_accuracy", "rounds/train_loss")
-"""What the tab of hyperparameters shows beside them."""
+"""What the hyperparameter tab shows next to the options."""
 
 
 class TensorBoard:
@@ -42,13 +42,13 @@ class TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for step, values in figures:
-            # One event for all series: add_scalar, one for each, takes eight times as
-            # long.
+            # One event for all series: add_scalar writes one for each, and takes eight
+            # times as long.
             entries = []
             for name, value in values.items():
                 entries.append(Summary.Value(tag=name, simple_value=value))
             self._writer.file_writer.add_summary(Summary(value=entries), step)
-        # A thread writes them; here its time counts for the tracker.
+        # A thread writes them. Flush here, so that its time counts for the tracker.
         self._writer.flush()
 
     def close(self, status: str) -> None:
@@ -60,7 +60,7 @@ class TensorBoard:
 def _table(run: Tracked) -> str:
     lines = ["| option | value |", "|---|---|"]
     for name, value in run.options.items():
-        # Only these two have a meaning inside a table of Markdown.
+        # Only these two characters have a meaning inside a Markdown table.
         text = str(value).replace("|", "\\|").replace("\n", " ")
         lines.append(f"| {name} | {text} |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Weights & Biases, as its own package is set up."""
+"""Weights & Biases, configured by its own package."""
 
 import os
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ BY_ROUND = ("rounds", "phases", "ranks")
 
 
 class WeightsAndBiases:
-    """Sends figures to a project; each seed is a run of its own."""
+    """Sends figures to a project; each seed is a separate run."""
 
     def __init__(self, project: str, run: Tracked, known: str) -> None:
         import wandb
@@ -25,12 +25,12 @@ class WeightsAndBiases:
             id=known or None,
             resume="allow" if known else None,
             config={**run.options, "command": run.command},
-            # Seeds are runs beside each other in one process.
+            # Seeds are parallel runs in one process.
             reinit="create_new",
             settings=wandb.Settings(console="off", silent=True),
         )
         self.id = str(self._run.id)
-        # Rounds and the server's steps are two axes; its own counts calls.
+        # Rounds and the server's steps are two axes; wandb's own axis counts calls.
         self._run.define_metric("round", hidden=True)
         self._run.define_metric("server_step", hidden=True)
         for group in BY_ROUND:

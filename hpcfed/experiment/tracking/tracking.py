@@ -1,7 +1,7 @@
-"""When trackers write, what they have written already, and what happens if they fail.
+"""When trackers write, what they have already written, and what happens if they fail.
 
-They take everything from the results, which hold all rounds: so a tracker that is new
-to a resumed run gets the rounds before, too, and none is written twice.
+They read everything from the results, which hold all rounds. So a tracker that is added
+to a resumed run also gets the earlier rounds, and no round is written twice.
 """
 
 import json
@@ -32,18 +32,18 @@ from hpcfed.results.safe import check_file
 from hpcfed.runtime.signals import Stop
 
 SHARE = 0.005
-"""The share of a run's time that its trackers may take; what is left over is written at
-the end.
+"""The share of a run's time that its trackers may take; the rest is written at the
+end.
 """
 MOST_ROUNDS = 50
-"""Rounds that are written at a time, so that no round waits for long."""
+"""Rounds that are written at a time, so that no round is delayed for long."""
 MOST_LOSSES = 500
 """Points of a network's losses; each is a mean over some steps."""
 MOST_BYTES = 2**16
 
 Say = Callable[[str], None]
 Open = Callable[[Tracked, str], Tracker]
-"""Makes a tracker, which may know the run by a name of its own."""
+"""Makes a tracker; the string is the tracker's own name for the run, if it has one."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class TrackerMark:
     rounds: int = 0
     learnings: int = 0
     id: str = ""
-    """What the tracker knows the run by."""
+    """The tracker's name for the run."""
 
 
 class Tracking:
@@ -67,7 +67,7 @@ class Tracking:
         self._say = say
         self._marks = _read_marks(self._path)
         self._losses: list[list[Figures]] = []
-        """What is written of every learning of the server's model so far."""
+        """What is written about each time the server's model has learnt so far."""
         self._trackers: dict[str, Tracker] = {}
         for name, open_tracker in openers.items():
             mark = self._marks.setdefault(name, TrackerMark())
@@ -88,7 +88,7 @@ class Tracking:
         self._spent += time.monotonic() - now
 
     def close(self, status: str) -> None:
-        """Write the rest, and let the trackers go."""
+        """Write the rest, and close the trackers."""
         self._write(self._results.rounds_done)
         for name, tracker in list(self._trackers.items()):
             with self._surviving(name):
@@ -102,7 +102,7 @@ class Tracking:
             with self._surviving(name):
                 last = min(mark.rounds + most, self._results.rounds_done)
                 tracker.rounds([self._round(r) for r in range(mark.rounds, last)])
-                # A resumed run repeats what it has told before.
+                # A resumed run repeats rounds that were already written.
                 mark.rounds = max(mark.rounds, last)
                 for losses in self._losses[mark.learnings :]:
                     tracker.losses(losses)
@@ -111,7 +111,7 @@ class Tracking:
         replace_quickly(json.dumps(marks), self._path)
 
     def _note_losses(self) -> None:
-        """Take down the losses of new learnings: at the end the file is closed before
+        """Copy the losses of new learnings now: at the end, the file is closed before
         the trackers are.
         """
         for learning in range(len(self._losses), self._results.learnings):
@@ -123,17 +123,17 @@ class Tracking:
 
     @contextmanager
     def _surviving(self, name: str) -> Iterator[None]:
-        """Turn a tracker off that fails within; the run goes on."""
+        """Turn off a tracker that fails within the block; the run goes on."""
         try:
             yield
-        # Packages of others, which talk to a network: anything may come.
+        # Third-party packages that use a network may raise anything.
         except Exception as error:
             self._trackers.pop(name, None)
             self._say(f"--{name} is off from here on: {one_line(error)}")
 
 
 def _read_marks(path: Path) -> dict[str, TrackerMark]:
-    """Read how far trackers have got; nothing where no one has written that down."""
+    """Read how far trackers have got; empty if no tracker has written anything."""
     try:
         check_file(path, MOST_BYTES)
         found = json.loads(path.read_text())
@@ -143,13 +143,13 @@ def _read_marks(path: Path) -> dict[str, TrackerMark]:
 
 
 def _thinned(losses: dict[str, np.ndarray], learning: int) -> list[Figures]:
-    """Return means over windows of steps, of all networks one after the other."""
+    """Return means over windows of steps, one network after the other."""
     points = []
     for network, values in losses.items():
         steps = len(values)
         windows = np.array_split(np.arange(steps), min(steps, MOST_LOSSES))
         for window in windows:
-            # Steps go on counting where the model learns again.
+            # Step numbers continue when the model learns again.
             last = learning * steps + int(window[-1]) + 1
             mean = float(values[window].mean())
             if isfinite(mean):
@@ -158,7 +158,7 @@ def _thinned(losses: dict[str, np.ndarray], learning: int) -> list[Figures]:
 
 
 def _openers(config: RunConfig) -> dict[str, Open]:
-    """Return what opens the trackers that were asked for."""
+    """Return the functions that open the requested trackers."""
     found: dict[str, Open] = {}
     if config.tensorboard:
         found["tensorboard"] = TensorBoard
@@ -170,7 +170,7 @@ def _openers(config: RunConfig) -> dict[str, Open]:
 
 
 def check_account(config: RunConfig) -> None:
-    """Refuse a tracker that would ask for a password in the middle of a job."""
+    """Refuse a tracker that would ask for a password during a job."""
     if config.wandb is not None:
         check_key()
 
@@ -179,8 +179,8 @@ def check_account(config: RunConfig) -> None:
 def tracked(
     setup: Setup, folder: Path, results: ResultsWriter | None, say: Say, stop: Stop
 ) -> Iterator[Tracking | None]:
-    """Return the trackers of a run within the block, on the root; None elsewhere, or
-    where none was asked for.
+    """Return the trackers of a run within the block, on the root; None on other ranks,
+    or if none was requested.
     """
     config = setup.settings.config
     openers = _openers(config)
