@@ -1,5 +1,5 @@
-"""What a plan takes for granted: all of it where nothing was measured, and what other
-work costs than the measured.
+"""What a plan assumes: everything if nothing was measured, and how costs scale from the
+measured work to other work.
 """
 
 from math import isnan
@@ -21,13 +21,13 @@ from hpcfed.plan.rounds import samples_and_rows, train_sizes
 from hpcfed.plan.work import FLOAT, FORWARD_AND_BACKWARD, client_size, local_work
 
 UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
-"""FLOP/s that a rank is taken to reach as long as nothing has been measured: the order
-of magnitude, no more.
+"""FLOP/s that a rank is assumed to reach if nothing was measured; only an order of
+magnitude.
 """
 GUESSED = 4.0
-"""By which factor a plan without calibration may be off, either way."""
+"""The factor by which a plan without calibration may be off, either way."""
 OTHER_WORK = 1.5
-"""By which factor a plan may be off that was calibrated with another network."""
+"""The factor by which a plan may be off if it was calibrated with another network."""
 STEP = {"cpu": 1e-3, "cuda": 3e-4}
 """Seconds of a local step beyond its arithmetic."""
 ROUND = 2e-3
@@ -39,7 +39,7 @@ COPIES = {"cpu": 1e10, "cuda": 2e12}
 
 
 def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
-    """Make constants by counting: arithmetic at a usual speed, and rows in memory."""
+    """Make constants by counting: arithmetic at a typical speed, and rows in memory."""
     config = settings.config
     on_gpu = config.device == "cuda"
     if config.device == "auto":
@@ -51,20 +51,21 @@ def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
         validates = methods.load(config.method).VALIDATES
         size = float(train_sizes(config, validates=validates).mean())
     in_round, judged = local_work(settings, size)
-    # Seconds of a client's step, and of what it trains before it is judged.
+    # Seconds of a client's step, and of its training before an evaluation.
     client_step = in_round.flops / max(1.0, in_round.steps) / flops
     finetuning = judged.flops / flops
-    # A forward pass over data of about a step.
+    # A forward pass over about as much data as a step.
     forward = FLOPS * work.training * work.batch_size / flops / FORWARD_AND_BACKWARD
     share = (config.evaluate_clients or config.clients) / config.clients
     in_flight = work.batch_size * work.activations
     each = FLOAT * floats_of_client(columns=work.columns, activations=in_flight)
     if kind == "cpu":
-        # A stack's activations have a limit, however many clients there are.
+        # A stack's activations are limited, however many clients there are.
         each = FLOAT * MATRICES * work.columns
     base = float(PROCESS) if kind == "cuda" else PROCESS + 12.0 * CPU_ACTIVATIONS
     points = []
-    # The last tells what is judged of all who live there.
+    # The last point separates the evaluation of trained rows from that of all hosted
+    # clients.
     for clients, hosted in ((10, 10), (1000, 1000), (10, 1000)):
         train = STEP[kind] + client_step * clients
         evaluate = STEP[kind] / 3 + forward * clients
@@ -106,7 +107,7 @@ def scaled(constants: Calibration, work: MeasuredWork) -> Calibration:
     of_sample = work.training / before.training
     of_step = of_sample * work.batch_size / before.batch_size
     samples = 1.0
-    # Bytes of other images would say nothing about their number.
+    # If images differ in size, their bytes say nothing about their number.
     if of_sample == 1 and before.client_bytes:
         samples = work.client_bytes / before.client_bytes
     rows = work.columns / before.columns
@@ -114,7 +115,7 @@ def scaled(constants: Calibration, work: MeasuredWork) -> Calibration:
         max(0.0, point.memory - samples_and_rows(before, point))
         for point in constants.rounds
     ]
-    # What a process holds without clients stays.
+    # The memory of a process without clients stays the same.
     least = min(besides)
     points = []
     for point, held in zip(constants.rounds, besides, strict=True):

@@ -1,5 +1,5 @@
-"""Measures, on the machine at hand, what plans are made from: short runs of the settings
-themselves with few clients, on one rank and on a few, and steps of the server's model.
+"""Measures, on the machine at hand, what plans are made from: short runs of the actual
+settings with few clients, on one rank and on a few, and steps of the server's model.
 """
 
 import json
@@ -51,24 +51,25 @@ from hpcfed.runtime.timer import PHASES
 from hpcfed.server.options import server_options
 
 CLIENTS = (10, 30, 100, 300, 1000, 3000)
-"""Clients of a round that are measured on one rank, up to a number that takes long.
-Evaluations of few clients take the same time whatever their number, so some must be
-many.
+"""Clients of a round to measure on one rank, until a point takes too long. Evaluations
+of few clients take the same time whatever their number, so some points must have many.
 """
 USUAL = 300
-"""Clients that are measured although the run has fewer, where each has its own data."""
+"""Clients to measure even if the run has fewer, if each has its own data."""
 SAMPLES_SHARE = 0.25
-"""The most of the memory that samples of measured clients may take."""
+"""Largest share of the memory that samples of measured clients may take."""
 RANKS = (2, 4)
-"""Ranks that are measured, as far as there are cores or GPUs."""
+"""Numbers of ranks to measure, as far as there are cores or GPUs."""
 ROUNDS, EVERY, WARMUP = 12, 4, 2
-"""Rounds of a point, between evaluations, and before those that count."""
+"""Rounds of a point, rounds between evaluations, and warm-up rounds that do not
+count.
+"""
 LONG = 12.0
-"""Seconds of a point's rounds after which no larger one is measured."""
+"""If a point's rounds take longer than this, in seconds, no larger one is measured."""
 OWN = "hpcfed: "
-"""How lines begin in which a run tells why it ends."""
+"""Prefix of the lines in which a run says why it ends."""
 LIMIT = 300
-"""Seconds that a short run may take in all."""
+"""Seconds that a short run may take in total."""
 
 
 def calibrate(
@@ -113,7 +114,7 @@ def calibrate(
 
 
 def work_of(config: RunConfig) -> MeasuredWork:
-    """Return what clients train, as far as its cost goes."""
+    """Return what clients train, as far as it affects the cost."""
     network = client_network(config, seed=0)
     sample = cost(network, sample_of(config))
     return MeasuredWork(
@@ -131,8 +132,8 @@ def work_of(config: RunConfig) -> MeasuredWork:
 def clients_alone(
     config: RunConfig, clients: Sequence[int], *, fitting: int
 ) -> list[int]:
-    """Choose the numbers of clients that are measured on one rank: two at least, and
-    those beyond USUAL only if samples of that many are `fitting`.
+    """Choose the numbers of clients to measure on one rank: at least two, and numbers
+    beyond USUAL only if the samples of that many clients are `fitting`.
     """
     most = config.clients
     if not _keeps_clients(config):
@@ -152,19 +153,19 @@ def _measure_alone(
     *,
     fitting: int,
 ) -> Iterator[RoundPoint]:
-    """Measure more and more clients on one rank, up to a point that takes long."""
+    """Measure more and more clients on one rank, until a point takes too long."""
     config = settings.config
     numbers = clients_alone(config, clients, fitting=fitting)
     for position, number in enumerate(numbers):
         point = measure_rounds(settings, values, ranks=1, clients=number)
         yield point
         seconds = ROUNDS * (point.train.middle + point.rest.middle)
-        # Two points at least, which tell a fixed cost from one per client.
+        # At least two points, to separate a fixed cost from a cost per client.
         if position and seconds > LONG:
             break
     if has_own_data(config):
-        # Evaluations judge rows that have trained, and all clients: this one tells
-        # what each of both takes.
+        # Evaluations judge rows that have trained, and then all clients. This point
+        # separates the cost of the two.
         everyone = config.cohort_size == config.clients
         hosted = number if everyone else numbers[0]
         yield measure_rounds(
@@ -173,16 +174,16 @@ def _measure_alone(
 
 
 def _for_several(points: Sequence[RoundPoint]) -> int:
-    """Return the clients of each rank where several are measured: the most that train
-    in a third of a second, so that it stays short.
+    """Return the clients per rank for measurements on several ranks: the most that
+    train in a third of a second, to keep it short.
     """
     few = [point.clients for point in points if point.train.middle < 0.33]
     return max(few, default=points[0].clients)
 
 
 def _keeps_clients(config: RunConfig) -> bool:
-    """Tell whether clients must stay as they are, because fewer of them would have more
-    samples each; then rounds sample some of them.
+    """Tell whether the number of clients must stay, because fewer clients would have
+    more samples each; then rounds sample some of them.
     """
     return not has_own_data(config) or config.cohort_size < config.clients
 
@@ -195,8 +196,8 @@ def measure_rounds(
     clients: int,
     hosted: int | None = None,
 ) -> RoundPoint:
-    """Run a few rounds in which `clients` train, and return what they took;
-    `hosted` clients live there, by default as few as possible.
+    """Run a few rounds in which `clients` train, and return what they took; `hosted`
+    clients live there, by default as few as possible.
     """
     config = settings.config
     if hosted is None and _keeps_clients(config):
@@ -218,8 +219,8 @@ def small_run(
     clients: int,
     hosted: int | None = None,
 ) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings of a short run in which `clients` train, and the options
-    that make them: those of the run itself, without what has no use there.
+    """Return the settings of a short run in which `clients` train, and its options:
+    those of the run itself, without any that have no effect there.
     """
     options = type(settings.options)
     given: dict[str, Any] = {}
@@ -236,7 +237,7 @@ def small_run(
     given |= fewer(settings, clients=clients, hosted=hosted or clients)
     while True:
         small = resolve(given, {name: name for name in given}, options)
-        # What acts on something that was dropped, such as new clients.
+        # Drop options that only act on something already dropped, such as new clients.
         without = {name: given[name] for name in given if name not in idle(small)}
         if len(without) == len(given):
             return small, given
@@ -244,8 +245,8 @@ def small_run(
 
 
 def fewer(settings: Settings, *, clients: int, hosted: int) -> dict[str, Any]:
-    """Return options that count clients or rounds, for a run with fewer of them: shares
-    of clients stay, as far as whole numbers let them. `clients` train in a round.
+    """Return the options that count clients or rounds, scaled down for a smaller run.
+    Shares of clients stay the same, up to rounding. `clients` train in a round.
     """
     config, flat = settings.config, settings.flat()
     of_all, of_round = hosted / config.clients, clients / config.cohort_size
@@ -274,8 +275,8 @@ def fewer(settings: Settings, *, clients: int, hosted: int) -> dict[str, Any]:
 
 
 def _robust(config: RunConfig, uploads: int) -> dict[str, Any]:
-    """Return what Krum asks of `uploads` uploads: three at least, beyond two for each that
-    may be malicious.
+    """Return what Krum requires for `uploads` uploads: at least three more than twice
+    the number that may be malicious.
     """
     if uploads < 3:
         return {"aggregation": "mean"}
@@ -283,7 +284,7 @@ def _robust(config: RunConfig, uploads: int) -> dict[str, Any]:
 
 
 def _point(settings: Settings, record: RunRecord, ranks: int) -> RoundPoint:
-    """Make a point of a short run."""
+    """Make a point from a short run."""
     done = slice(WARMUP, None)
     train = record.phases[done, :, PHASES.index("train")].max(1)
     judged = record.phases[done, :, PHASES.index("evaluate")].max(1)
@@ -294,7 +295,7 @@ def _point(settings: Settings, record: RunRecord, ranks: int) -> RoundPoint:
     evaluated = (numbers + 1) % EVERY == 0
     plain = ~evaluated
     rest = wall - train - judged - learnt
-    # The same rule that a plan follows: what it gets wrong, it gets wrong in both.
+    # The same rule as in a plan, so that its errors are the same in both.
     work = settings.options.local_work(settings.config, client_layout(settings.config))
     mode = str(record.facts["engine"])
     loads = rank_loads(settings, work, record.train_samples, ranks, mode=mode)
@@ -307,7 +308,7 @@ def _point(settings: Settings, record: RunRecord, ranks: int) -> RoundPoint:
         steps=load.steps,
         train=_spread(train),
         rest=_spread(rest[plain]),
-        # The first one loads and compiles what later ones use.
+        # The first evaluation loads and compiles what later ones use.
         evaluate=float(np.median(judged[evaluated][1:])),
         memory=float(record.peak_memory.max()),
     )
@@ -326,9 +327,9 @@ def _measure_link(ranks: int, device: str) -> list[LinkPoint]:
 
 
 def start(ranks: int, module: Sequence[str]) -> str:
-    """Run a module of Python on this number of ranks; return what it prints."""
+    """Run a Python module on this number of ranks; return what it prints."""
     words = [*launcher("auto")(ranks), sys.executable, "-m", *module]
-    # A rank that is alone would take all cores, which it has to share in a full run.
+    # A single rank would take all cores, which it has to share in a full run.
     variables = {"OMP_NUM_THREADS": "1", **environment_of(words)}
     try:
         done = subprocess.run(
@@ -353,9 +354,10 @@ def start(ranks: int, module: Sequence[str]) -> str:
 
 
 def failure_line(stderr: str, code: int) -> str:
-    """Return the line that says why a run failed: its own, else the last with a letter.
+    """Return the line that says why a run failed: its own, else the last line with a
+    letter.
 
-    mpirun frames what it says itself with lines of dashes.
+    mpirun frames its own messages with lines of dashes.
     """
     telling = [
         line.strip() for line in stderr.splitlines() if re.search(r"[^\W\d_]", line)
@@ -366,7 +368,7 @@ def failure_line(stderr: str, code: int) -> str:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Make a folder for a run that is not kept."""
+    """Make a temporary folder for a run."""
     folder = Path(tempfile.mkdtemp(prefix="hpcfed-plan-"))
     try:
         yield folder

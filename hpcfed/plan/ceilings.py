@@ -1,8 +1,8 @@
-"""What a device can do at most, measured on it: bytes of a large copy, and arithmetic
-of a large matrix product.
+"""Measured upper limits of a device: bytes of a large copy, and arithmetic of a large
+matrix product.
 
-A ceiling is the best of several trials: whatever else runs on the machine makes a trial
-slower, and none faster. How much the trials differ says whether it was quiet.
+A ceiling is the best of several trials: other load on the machine can only make a trial
+slower. The variation of the trials shows whether the machine was quiet.
 """
 
 import time
@@ -14,23 +14,23 @@ from typing import Any
 import torch
 
 COPIED = {"cuda": 2**28, "cpu": 2**24}
-"""Floats of the copy: well beyond caches."""
+"""Floats to copy: far more than caches hold."""
 SIDE = {"cuda": 8192, "cpu": 1024}
 """Rows and columns of the matrix."""
 TRIALS = 5
 REPEATS = 5
-"""Repeats of a trial, whose best counts: one that was disturbed is no news."""
+"""Repeats of a trial; the best one counts, because a disturbed one says nothing."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The speeds that a device reaches at most."""
+    """The highest speeds that a device reaches."""
 
     bytes_per_second: float
     flops: float
     """FLOP/s."""
     variation: float = 0.0
-    """Standard deviation of the trials by their mean, of copies or of products,
+    """Standard deviation of the trials divided by their mean, for copies or products,
     whichever varies more.
     """
 
@@ -45,11 +45,11 @@ class Ceilings:
         matrix = torch.randn(side, side, device=device, dtype=dtype)
         cuda = device.type == "cuda"
         copying, multiplying = [], []
-        # "high" means TF32. The run's own arithmetic is put back afterwards.
+        # "high" means TF32. The run's own setting is restored afterwards.
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         try:
-            # In turns: both see what goes on meanwhile. The first turn warms up.
+            # Alternate, so that other load affects both. The first turn warms up.
             for _ in range(1 + TRIALS):
                 copying.append(_trial(lambda: target.copy_(source), cuda=cuda))
                 multiplying.append(_trial(lambda: matrix @ matrix, cuda=cuda))
@@ -58,7 +58,7 @@ class Ceilings:
         return cls.of_trials(
             copying[1:],
             multiplying[1:],
-            # A copy reads and writes; a product adds and multiplies.
+            # A copy reads and writes; a product multiplies and adds.
             moved=2 * source.nbytes,
             arithmetic=2 * side**3,
         )
@@ -72,7 +72,9 @@ class Ceilings:
         moved: float,
         arithmetic: float,
     ) -> "Ceilings":
-        """Take the best of what trials took, in seconds, for so many bytes and FLOPs."""
+        """Take the best of the trials' seconds, each for `moved` bytes or `arithmetic`
+        FLOPs.
+        """
         return cls(
             bytes_per_second=moved / min(copying),
             flops=arithmetic / min(multiplying),
@@ -94,7 +96,7 @@ def _timed(work: Callable[[], Any], *, cuda: bool) -> float:
         begin = time.perf_counter()
         work()
         return time.perf_counter() - begin
-    # Events are timed on the device: a host's clock would count the launch, too.
+    # Events are timed on the device; the host's clock would include the launch.
     first = torch.cuda.Event(enable_timing=True)
     last = torch.cuda.Event(enable_timing=True)
     first.record()

@@ -1,7 +1,7 @@
-"""What a calibration has measured, as a small JSON file.
+"""The results of a calibration, as a small JSON file.
 
-The file holds measured points. What follows from them, such as seconds per step, is
-fitted when a plan is made: then every interval can be drawn from the points, too.
+The file holds measured points. Derived values, such as seconds per step, are fitted
+when a plan is made, so that intervals can also be derived from the points.
 """
 
 import os
@@ -15,18 +15,18 @@ from hpcfed.results.folder import check_export
 from hpcfed.results.publish import publish
 
 MOST_BYTES = 2**20
-"""The most bytes of a file of constants that are read."""
+"""Largest file of constants to read, in bytes."""
 DEFAULT = Path("hpcfed-plan.json")
-"""Where a calibration is written and read unless --constants says otherwise."""
+"""Where a calibration is written and read by default."""
 
 
 class _Part(BaseModel):
-    # A file may be handed in: what is not known, not finite or not a number is refused.
+    # The file may be untrusted: refuse what is unknown, not finite or not a number.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Spread(_Part):
-    """A time of several rounds, in seconds."""
+    """The time of several rounds, in seconds."""
 
     low: float = Field(ge=0)
     """10 % of the rounds took less."""
@@ -36,13 +36,13 @@ class Spread(_Part):
 
 
 class RoundPoint(_Part):
-    """Rounds with a number of clients on a number of ranks."""
+    """Rounds with a given number of clients on a given number of ranks."""
 
     ranks: int = Field(ge=1)
     clients: int = Field(ge=1)
-    """Clients of a round that the busiest rank trains."""
+    """Clients of a round trained on the busiest rank."""
     hosted: int = Field(ge=1)
-    """Clients that live on the busiest rank, whether or not a round samples them."""
+    """Clients that live on the busiest rank, sampled or not."""
     longest: float = Field(ge=0)
     """Local steps of the rank's longest client."""
     steps: float = Field(ge=0)
@@ -50,7 +50,7 @@ class RoundPoint(_Part):
     train: Spread
     """Local training on the slowest rank."""
     rest: Spread
-    """What else a round takes, without evaluation."""
+    """The rest of a round, without evaluation."""
     evaluate: float = Field(ge=0)
     """Seconds of an evaluation."""
     memory: float = Field(ge=0)
@@ -66,45 +66,44 @@ class ServerPoint(_Part):
     flops: float = Field(gt=0)
     """FLOPs of a step, forward and backward."""
     activations: float = Field(gt=0)
-    """Numbers that all stages put out in a step."""
+    """Numbers that all stages output in a step."""
     stages: int = Field(ge=1)
     parameters: int = Field(ge=1)
     seconds: float = Field(gt=0)
-    """Seconds of a step, once steps run."""
+    """Seconds of a step in steady state."""
     first: float = Field(ge=0)
-    """Seconds that the first steps take beyond that: graphs are captured, kernels
-    chosen.
-    """
+    """Extra seconds of the first steps: graphs are captured, kernels chosen."""
     memory: float = Field(ge=0)
     """Peak bytes of the rank so far."""
 
 
 class Preparation(_Part):
-    """What a learning takes besides steps."""
+    """The cost of a learning besides its steps."""
 
     parameters: int = Field(ge=1)
     """Parameters of both networks."""
     seconds: float = Field(ge=0)
-    """Building networks, optimisers and engines, in a process that has done so before.
+    """Seconds to build networks, optimisers and engines, in a process that has done so
+    before.
     """
     invert: float = Field(ge=0)
-    """Seconds of generating a few clients' rows."""
+    """Seconds to generate a few clients' rows."""
     first: float = Field(ge=0)
-    """Seconds that the first generation takes beyond that."""
+    """Extra seconds of the first generation."""
     launches: int = Field(ge=1)
-    """Stages of all passes of that."""
+    """Stages of all passes of the generation."""
     flops: float = Field(gt=0)
-    """FLOPs of all passes of that."""
+    """FLOPs of all passes of the generation."""
 
 
 class ZeroPreparation(_Part):
-    """What a ZeRO stage adds to the building of networks, optimisers and engines."""
+    """What a ZeRO stage adds to building networks, optimisers and engines."""
 
     stage: int = Field(ge=1, le=3)
     seconds: float = Field(ge=0)
-    """In a process that has done so before."""
+    """Seconds in a process that has done so before."""
     first: float = Field(ge=0)
-    """Seconds that the first one takes beyond that."""
+    """Extra seconds of the first time."""
 
 
 class LinkPoint(_Part):
@@ -116,7 +115,7 @@ class LinkPoint(_Part):
 
 
 class MeasuredMachine(_Part):
-    """Where it was measured."""
+    """The machine that was measured."""
 
     device: str
     kind: Literal["cpu", "cuda"]
@@ -127,12 +126,12 @@ class MeasuredMachine(_Part):
     flops: float = Field(gt=0)
     """FLOP/s of a large matrix product in the server's precision."""
     bytes_per_second: float = Field(gt=0)
-    """Speed of a large copy, reads and writes counted."""
+    """Speed of a large copy, counting reads and writes."""
     torch: str
 
 
 class MeasuredWork(_Part):
-    """What was trained: other work costs otherwise."""
+    """What was trained, because other work has other costs."""
 
     network: str
     columns: int = Field(ge=1)
@@ -140,9 +139,9 @@ class MeasuredWork(_Part):
     training: float = Field(gt=0)
     """Multiply-adds of one sample's training step."""
     activations: float = Field(gt=0)
-    """Numbers that layers put out for one sample."""
+    """Numbers that layers output for one sample."""
     client_bytes: float = Field(ge=0)
-    """Samples of a client, on its device."""
+    """Bytes of a client's samples on its device."""
     method: str
     precision: str
 
@@ -160,13 +159,13 @@ class Calibration(_Part):
     preparations: tuple[Preparation, ...] = ()
     zero_preparations: tuple[ZeroPreparation, ...] = ()
     server_start: float = Field(default=0.0, ge=0)
-    """Seconds of a process's first learning beyond those of a second one: DeepSpeed and
-    cuDNN load, kernels compile.
+    """Extra seconds of a process's first learning, compared with the second: DeepSpeed
+    and cuDNN load, kernels compile.
     """
 
 
 def read_constants(path: Path) -> Calibration:
-    """Read a calibration; anything else is one line for the user."""
+    """Read a calibration; anything else is a one-line error."""
     again = "make it again with --calibrate"
     try:
         if not path.is_file():
@@ -186,7 +185,7 @@ def read_constants(path: Path) -> Calibration:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a path that no calibration can be written to, before one is made."""
+    """Refuse a path that a calibration cannot be written to, before measuring."""
     check_export("--constants", path)
     if not path.parent.is_dir():
         raise UserError(f"--constants {path}: there is no folder {path.parent}")
@@ -195,7 +194,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_constants(path: Path, constants: Calibration) -> None:
-    """Write a calibration, whole or not at all."""
+    """Write a calibration atomically."""
     try:
         publish(f"{constants.model_dump_json(indent=1)}\n".encode(), path)
     except OSError as error:

@@ -1,4 +1,6 @@
-"""Sums of few costs, fitted to measured seconds, and the range of what they predict."""
+"""Sums of a few costs, fitted to measured seconds, and intervals for their
+predictions.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,9 +13,7 @@ from hpcfed.plan.constants import LinkPoint
 
 T = TypeVar("T")
 LEAST_WIDTH = 0.05
-"""Half the width that every interval has at least: two calls on one machine differ by
-as much.
-"""
+"""Half the minimum width of an interval: two calls on one machine differ by as much."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def exactly(value: float) -> Range:
 
 
 def least_squares(costs: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Find coefficients ≥ 0 with the least squares of relative errors."""
+    """Find coefficients ≥ 0 that minimise the squared relative errors."""
     return nonnegative(costs / seconds[:, None])
 
 
@@ -50,9 +50,9 @@ def ranged(
     keep: Callable[[Sequence[T]], bool],
     width: float = LEAST_WIDTH,
 ) -> Range:
-    """Predict from all points; the interval spans what is predicted without any one of
-    them, where the rest is enough to `keep`, what `others` predict, and the share
-    `width` either way.
+    """Predict from all points. The interval covers the predictions without any one of
+    them, if `keep` accepts the rest, the predictions of `others`, and the share `width`
+    either way.
     """
     middle = predict(points)
     found = [middle * (1 - width), middle * (1 + width)]
@@ -64,18 +64,18 @@ def ranged(
     return Range(middle, min(found), max(found))
 
 
-# What ranks take to exchange bytes, by the usual formulas of rings.
+# Time to exchange bytes between ranks, by the usual formulas for rings.
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """What joins two ranks."""
+    """The connection between two ranks."""
 
     bytes_per_second: float
     latency: float
     """Seconds of an empty message."""
     source: str
-    """Where these come from, for the reader of a plan."""
+    """Where these numbers come from, for the reader of a plan."""
 
 
 ASSUMED = LinkSpeed(10e9, 20e-6, "assumed: 10 GB/s and 20 µs; say --link and --latency")
@@ -105,7 +105,8 @@ def measured_link(points: tuple[LinkPoint, ...]) -> LinkSpeed | None:
     costs, seconds = [], []
     for point in points:
         turns = 2 * (point.ranks - 1)
-        # A ring whose latency is 1 takes its turns, and its bytes at one byte a second.
+        # The `unit` link has latency 1 and one byte per second, so its time is the
+        # number of turns plus the bytes.
         in_bytes = ring_allreduce(point.bytes, point.ranks, unit) - turns
         costs.append([turns, in_bytes])
         seconds.append(point.seconds)

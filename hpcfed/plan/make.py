@@ -39,12 +39,12 @@ COMPARED = {
     "method": "method",
     "client_bytes": "amount of data",
 }
-"""What must be as it was measured, by the field of `MeasuredWork`, in words."""
+"""What must match the measurement, in words, by the field of `MeasuredWork`."""
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The machines that a plan is asked for; None: as measured, else as assumed."""
+    """The machines that a plan is requested for; None: as measured, else as assumed."""
 
     ranks: int = 1
     per_node: int | None = None
@@ -69,7 +69,7 @@ def print_plan_of(
     calibrates: bool,
     as_json: bool,
 ) -> None:
-    """Calibrate if asked for, then print the plan; `values` are the options as the user
+    """Calibrate if requested, then print the plan; `values` are the options as the user
     wrote them.
     """
     if not launched().alone:
@@ -78,7 +78,7 @@ def print_plan_of(
         )
     _check(request, settings)
     if calibrates:
-        # Before the minutes that it takes.
+        # Check before a calibration that takes minutes.
         check_writable(request.path)
         write_constants(request.path, calibrate(settings, values))
         remark(f"calibrated: {request.path}")
@@ -102,7 +102,7 @@ def _check(request: PlanRequest, settings: Settings) -> None:
         )
     config = settings.config
     if settings.options.has_server:
-        # How many ranks the server gets is what a plan finds out.
+        # The plan itself determines the number of server ranks.
         one = config.model_copy(update={"server_ranks": 1})
         check_start(replace(settings, config=one), Launch("plan", 0, ranks + 1))
         return
@@ -110,13 +110,13 @@ def _check(request: PlanRequest, settings: Settings) -> None:
 
 
 def make_plan(request: PlanRequest, settings: Settings) -> Plan:
-    """Predict everything that is asked for."""
+    """Predict everything that was requested."""
     notes, constants, doubt = _constants(request, settings)
     notes += _seeds_note(settings)
     link = _link(request, constants, notes)
     ranks, per_node = request.ranks, request.per_node
     if per_node is None:
-        # A rank with a GPU to itself shares nothing that counts.
+        # A rank with its own GPU shares nothing relevant.
         per_node = constants.machine.units if constants.machine.kind == "cpu" else 1
     planner = Planner(settings, constants, link, per_node=per_node)
     rounds = {number: planner.round(number) for number in _doublings(ranks)}
@@ -141,11 +141,11 @@ def make_plan(request: PlanRequest, settings: Settings) -> Plan:
 def _with_server(
     made: Plan, planner: Planner, server: ServerOptions, ranks: int, room: float
 ) -> Plan:
-    """Add the server's learning, and the split of ranks that ends first."""
+    """Add the server's learning, and the fastest split of ranks."""
     batches = [server.batch(network) for network in NETWORKS]
     learnings = []
     for number in _doublings(ranks):
-        # One rank can always learn; several have two samples of a batch each.
+        # One rank can always learn; several need two samples of a batch each.
         if number == 1 or number <= min(batches) // 2:
             learnings += [planner.learning(server, number, stage) for stage in STAGES]
     best, splits = best_split(
@@ -159,12 +159,12 @@ def _with_server(
 
 
 def room_of_rank(machine: MeasuredMachine, local: int) -> float:
-    """Return the bytes that each of `local` ranks of a machine may take; 0: unknown."""
+    """Return the bytes that each of `local` ranks on a machine may take; 0: unknown."""
     return machine.memory if machine.kind == "cuda" else machine.memory / local
 
 
 def _seeds_note(settings: Settings) -> list[str]:
-    """Say that figures are of one seed, where a run has several."""
+    """Say that figures are for one seed, if a run has several."""
     seeds = settings.config.num_seeds
     if seeds == 1:
         return []
@@ -176,8 +176,8 @@ def _seeds_note(settings: Settings) -> list[str]:
 def _constants(
     request: PlanRequest, settings: Settings
 ) -> tuple[list[str], Calibration, float]:
-    """Return what the plan rests on, the constants, and by which factor it may be off
-    on top.
+    """Return what the plan is based on, the constants, and the additional factor by
+    which it may be off.
     """
     work, path = work_of(settings.config), request.path
     if request.constants is None and not path.exists():
@@ -207,7 +207,7 @@ def _constants(
 
 
 def _check_kind(device: str, machine: MeasuredMachine, path: Path) -> None:
-    """Refuse to plan a run on GPUs by a calibration of cores, and the other way."""
+    """Refuse to plan a GPU run from a calibration on CPU cores, and vice versa."""
     if device in ("cpu", "cuda") and device != machine.kind:
         raise UserError(
             f"--constants {path}: measured with device {machine.kind} "
@@ -217,13 +217,13 @@ def _check_kind(device: str, machine: MeasuredMachine, path: Path) -> None:
 
 
 def _differences(work: MeasuredWork, measured: MeasuredWork) -> list[str]:
-    """Return in words what is not as it was measured."""
+    """Return in words what differs from the measurement."""
     found = []
     for name, words in COMPARED.items():
         ours, theirs = getattr(work, name), getattr(measured, name)
         same = ours == theirs
         if name == "client_bytes":
-            # Clients share a data set out: one more or less of them says nothing.
+            # Clients divide a data set, so one client more or less makes no difference.
             same = isclose(ours, theirs, rel_tol=0.05)
         if not same:
             found.append(words)
@@ -231,7 +231,9 @@ def _differences(work: MeasuredWork, measured: MeasuredWork) -> list[str]:
 
 
 def _link(request: PlanRequest, constants: Calibration, notes: list[str]) -> LinkSpeed:
-    """Return what joins ranks: as given, else as measured, else as assumed."""
+    """Return the connection between ranks: as given, else as measured, else as
+    assumed.
+    """
     found = measured_link(constants.links) or ASSUMED
     if request.link is None and request.latency is None:
         if request.ranks > 1:
@@ -243,7 +245,7 @@ def _link(request: PlanRequest, constants: Calibration, notes: list[str]) -> Lin
         found = replace(found, latency=request.latency)
     speed, latency = found.bytes_per_second / 1e9, found.latency * 1e6
     if isinf(speed):
-        # Too quick for the sizes that were measured.
+        # It is too fast for the measured sizes.
         notes.append(f"between ranks: {latency:g} µs, and bytes take no time")
         return found
     notes.append(f"between ranks: {speed:g} GB/s and {latency:g} µs")
@@ -261,7 +263,7 @@ def _doublings(ranks: int) -> list[int]:
 
 
 def _doubted(made: Plan, factor: float) -> Plan:
-    """Widen every interval by a factor, either way."""
+    """Widen each interval by a factor, either way."""
     if factor == 1:
         return made
 

@@ -1,4 +1,6 @@
-"""Predicts one run on any number of ranks, and how many of them to give to the server."""
+"""Predicts one run on any number of ranks, and how many of them to give to the
+server.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,13 +23,13 @@ from hpcfed.server.schedule import num_learnings
 
 @dataclass(frozen=True)
 class Split:
-    """A run with a number of ranks for the server."""
+    """A run with a given number of server ranks."""
 
     server_ranks: int
-    """0: all ranks do both."""
+    """0: all ranks are both workers and servers."""
     workers: int
     seconds: Range
-    """What all rounds and learnings take."""
+    """Seconds of all rounds and learnings."""
     memory: float
     """Bytes of the fullest rank."""
 
@@ -37,15 +39,15 @@ class Plan:
     """What a run will take."""
 
     notes: list[str]
-    """What the figures rest on."""
+    """What the figures are based on."""
     rounds: dict[int, RoundPlan]
-    """A round by the number of ranks."""
+    """The prediction of a round, by the number of ranks."""
     learnings: list[LearningPlan]
-    """The server's learning by ranks and ZeRO stage; none without a server."""
+    """The server's learning by ranks and ZeRO stage; empty without a server."""
     splits: list[Split]
     best: Split | None
     whole: Range
-    """Seconds of all rounds and learnings, on all ranks, with the best split."""
+    """Seconds of all rounds and learnings on all ranks, with the best split."""
 
 
 class Planner:
@@ -109,15 +111,15 @@ class Planner:
             server_ranks=server_ranks,
             workers=workers,
             seconds=self.whole(workers) + learning.seconds * times,
-            # Ranks that do both hold both.
+            # Ranks with both roles hold both.
             memory=max(memory) if server_ranks else sum(memory),
         )
 
 
 def candidates(ranks: int, batches: Sequence[int]) -> list[int]:
-    """Return the numbers of server ranks to compare: none of its own, and those that
-    share every network's batch evenly, with two samples at least for the batch norm, and
-    leave a worker.
+    """Return the numbers of server ranks to compare: none, and each number that divides
+    every network's batch evenly, with at least two samples per rank for the batch norm,
+    and leaves a worker.
     """
     common, most = gcd(*batches), min(batches) // 2
     own = range(1, min(ranks - 1, most) + 1)
@@ -127,12 +129,12 @@ def candidates(ranks: int, batches: Sequence[int]) -> list[int]:
 def best_split(
     numbers: Sequence[int], split: Callable[[int], Split], memory: float
 ) -> tuple[Split, list[Split]]:
-    """Return the split that ends first among those that fit into a rank's `memory`, and
-    all of them; 0 bytes: the memory is unknown.
+    """Return the fastest split among those that fit into a rank's `memory`, and all
+    splits; 0 bytes: the memory is unknown.
     """
     every = [split(number) for number in numbers]
     fitting = [found for found in every if not memory or found.memory <= memory]
-    # Where nothing fits, the one that comes nearest.
+    # If nothing fits, take the one that needs least.
     if not fitting:
         return min(every, key=lambda found: found.memory), every
     return min(fitting, key=lambda found: found.seconds.middle), every

@@ -1,6 +1,4 @@
-"""Times all-reduces between the ranks that mpirun or srun has started; a calibration
-starts it.
-"""
+"""Times all-reduces between ranks started by mpirun or srun; a calibration runs it."""
 
 import json
 import sys
@@ -31,7 +29,7 @@ def main(device: str) -> None:
             if tensor.is_cuda:
                 torch.cuda.synchronize(tensor.device)
             times.append(time.perf_counter() - begin)
-        # The first ones connect.
+        # The first all-reduces set up connections.
         found.append({"bytes": 4 * number, "seconds": median(times[3:])})
     if world.is_root:
         print(json.dumps(found))

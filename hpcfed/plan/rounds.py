@@ -24,16 +24,16 @@ from hpcfed.plan.fits import (
 from hpcfed.plan.work import FLOAT, length_of, num_trained
 from hpcfed.runtime import randomness
 
-# Who trains what in a round: clients' steps, placed on ranks as a run places them.
+# Who trains what in a round: clients' steps, placed on ranks as in a run.
 
 
 DRAWS = 16
-"""Cohorts that are drawn where a round samples some of the clients."""
+"""Number of cohorts to draw if a round samples some of the clients."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A round's work of the busiest rank."""
+    """The busiest rank's work in a round."""
 
     clients: int
     """Clients that it trains."""
@@ -46,7 +46,7 @@ class Load:
 
 
 def train_sizes(config: RunConfig, *, validates: bool) -> np.ndarray:
-    """Return every client's training samples, as a run would deal them out."""
+    """Return each client's number of training samples, as a run would assign them."""
     even = config.dataset == "synthetic" and config.partition == "iid"
     if even or config.partition == "dominant":
         return np.full(config.clients, config.train_per_client)
@@ -58,8 +58,8 @@ def train_sizes(config: RunConfig, *, validates: bool) -> np.ndarray:
 def rank_loads(
     settings: Settings, work: LocalWork, sizes: np.ndarray, ranks: int, *, mode: str
 ) -> list[Load]:
-    """Return the busiest rank's work in a round: once where all clients take part, else
-    for each of some drawn cohorts. `work` is what the method declares.
+    """Return the busiest rank's work in a round: once if all clients take part, else
+    for each of some sampled cohorts. `work` is what the method declares.
     """
     config = settings.config
     weights = client_loads(sizes, epochs=config.epochs, batch_size=config.batch_size)
@@ -87,7 +87,7 @@ def _busiest(
     ranks: int,
     weight: float,
 ) -> Load:
-    """Return the work of the rank that ends last, by the rule of placement."""
+    """Return the work of the rank that ends last, by the placement rule."""
     there = rank_of[cohort]
     totals = np.bincount(there, steps[cohort], ranks)
     most = np.zeros(ranks)
@@ -102,7 +102,9 @@ def _busiest(
 
 
 TRACE = 1.02
-"""By which factor a peak exceeds that of a start where clients have made it."""
+"""A peak is attributed to clients if it exceeds the peak of the start by this
+factor.
+"""
 
 
 @dataclass(frozen=True)
@@ -114,15 +116,17 @@ class Rates:
     client_step: float
     """Each client's part of it."""
     sharing: float
-    """By which share training slows down with every doubling of the ranks on a machine:
-    cores share caches, memory and clock.
+    """Relative slowdown of training with each doubling of the ranks on a machine: cores
+    share caches, memory and clock.
     """
     fixed: float
-    """What else there is in every round."""
+    """Other fixed costs of each round."""
     per_client: float
-    """What each client of a rank adds to that."""
+    """Further cost of each client on a rank."""
     per_doubling: float
-    """What every doubling of the ranks adds: small collectives, figures of all ranks."""
+    """Further cost of each doubling of the ranks: small collectives, figures of all
+    ranks.
+    """
 
     def train(self, load: Load | RoundPoint, local: int = 1) -> float:
         """Return the seconds of local training with `local` ranks on a machine."""
@@ -130,7 +134,7 @@ class Rates:
         return alone * (1 + self.sharing * log2(local))
 
     def rest(self, load: Load | RoundPoint, ranks: int) -> float:
-        """Return the seconds of the rest, without what rows take between ranks."""
+        """Return the seconds of the rest, without exchanging rows between ranks."""
         here = self.fixed + self.per_client * load.clients
         return here + self.per_doubling * log2(ranks)
 
@@ -141,7 +145,7 @@ class Target:
 
     ranks: int
     per_node: int
-    """Ranks that share a machine's caches and memory; 1 where each has a GPU."""
+    """Ranks that share a machine's caches and memory; 1 if each has a GPU."""
     link: LinkSpeed
 
     @property
@@ -181,16 +185,16 @@ def fit_rates(points: Sequence[RoundPoint], row_bytes: float, link: LinkSpeed) -
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What a round takes."""
+    """The prediction of a round."""
 
     seconds: Range
-    """Without evaluation."""
+    """Seconds without evaluation."""
     train: float
     between: float
-    """Seconds of it in which rows go between ranks."""
+    """The part of these seconds in which rows are exchanged between ranks."""
     rest: float
     evaluation: Range
-    """Seconds that an evaluated round takes longer."""
+    """Extra seconds of an evaluated round."""
     memory: Range
     """Bytes of the busiest rank."""
 
@@ -198,7 +202,7 @@ class RoundPlan:
 def plan_round(
     constants: Calibration, loads: Sequence[Load], target: Target, *, columns: int
 ) -> RoundPlan:
-    """Predict a round, whose busiest rank has one of these loads."""
+    """Predict a round whose busiest rank has one of these loads."""
     row_bytes = FLOAT * columns
     here = measured_link(constants.links) or target.link
     between = ring_allreduce(row_bytes, target.ranks, target.link)
@@ -236,7 +240,7 @@ def plan_round(
 
 
 def mean_load(loads: Sequence[Load]) -> Load:
-    """Return the mean over drawn cohorts."""
+    """Return the mean over sampled cohorts."""
     return Load(
         clients=round(fmean(load.clients for load in loads)),
         hosted=max(load.hosted for load in loads),
@@ -246,8 +250,8 @@ def mean_load(loads: Sequence[Load]) -> Load:
 
 
 def evaluation(points: Sequence[RoundPoint], load: Load) -> float:
-    """Return the seconds of an evaluation: a row of every client that has trained is
-    judged, and then all clients of a rank are.
+    """Return the seconds of an evaluation: it judges the row of every client that has
+    trained, and then all clients of a rank.
     """
     seconds = np.array([max(point.evaluate, 1e-9) for point in points])
     fixed, per_row, per_client = least_squares(_judged(points), seconds)
@@ -255,15 +259,15 @@ def evaluation(points: Sequence[RoundPoint], load: Load) -> float:
 
 
 def _judged(points: Sequence[RoundPoint]) -> np.ndarray:
-    """Return what an evaluation's costs are multiplied with: [points, 3]."""
+    """Return the factors of an evaluation's costs: [points, 3]."""
     return np.array([[1.0, point.clients, point.hosted] for point in points])
 
 
 def _tells_apart(
     some: Sequence[RoundPoint], points: Sequence[RoundPoint], load: Load
 ) -> bool:
-    """Tell whether some of the points tell as many costs of an evaluation apart as all
-    do.
+    """Tell whether some of the points can separate as many costs of an evaluation as
+    all points can.
     """
     ranks = []
     for kept in (some, points):
@@ -272,8 +276,8 @@ def _tells_apart(
 
 
 def _telling(points: Sequence[RoundPoint], load: Load) -> list[RoundPoint]:
-    """Return the points that tell what an evaluation takes: all, and for more clients
-    than were measured the two largest numbers of them alone.
+    """Return the points that determine the cost of an evaluation: all of them, or only
+    the two largest numbers of clients if the load has more clients than were measured.
 
     Few clients do not fill a GPU, and fit into a core's caches.
     """
@@ -284,12 +288,13 @@ def _telling(points: Sequence[RoundPoint], load: Load) -> list[RoundPoint]:
 
 
 def memory(points: Sequence[RoundPoint], load: Load, constants: Calibration) -> float:
-    """Return the peak bytes of a rank: those of any, samples of the clients that live
-    there, a row of each that it trains, and what training takes for those of a stack.
+    """Return the peak bytes of a rank: a fixed part, samples of the clients that live
+    there, a row of each client it trains, and the training memory of one stack of
+    clients.
     """
     work = constants.work
     alone = [point for point in points if point.ranks == 1]
-    # A start has its own peak, under which few clients leave no trace.
+    # The start has its own peak, which hides the memory of few clients.
     least = min(point.memory for point in alone)
     above = [point for point in alone if point.memory > TRACE * least]
     costs, held = [], []
@@ -303,7 +308,7 @@ def memory(points: Sequence[RoundPoint], load: Load, constants: Calibration) -> 
 
 
 def samples_and_rows(work: MeasuredWork, load: Load | RoundPoint) -> float:
-    """Return the bytes of the samples of a rank's clients, and of a row of each that it
+    """Return the bytes of the samples of a rank's clients, plus a row of each client it
     trains.
     """
     return work.client_bytes * load.hosted + FLOAT * work.columns * load.clients
@@ -317,7 +322,7 @@ def stacked(constants: Calibration, clients: int) -> int:
         most = CPU_ACTIVATIONS / in_flight
     else:
         floats = floats_of_client(columns=work.columns, activations=in_flight)
-        # Free memory is what the clients' samples leave; other users are unknown.
+        # Free memory is what the clients' samples leave; other users of it are unknown.
         free = max(0.0, machine.memory - work.client_bytes * clients)
         most = MEMORY_SHARE * free / (FLOAT * floats)
     stacks = ceil(clients / max(1, int(most)))
@@ -325,14 +330,14 @@ def stacked(constants: Calibration, clients: int) -> int:
 
 
 def _enough(points: Sequence[RoundPoint]) -> bool:
-    """Tell whether rounds of one rank have two numbers of clients: fewer cannot tell a
-    fixed cost from one per client.
+    """Tell whether rounds on one rank have two numbers of clients: fewer cannot
+    separate a fixed cost from a cost per client.
     """
     return len({point.clients for point in points if point.ranks == 1}) > 1
 
 
 def _at(points: Sequence[RoundPoint], which: str) -> list[RoundPoint]:
-    """Return the points with quick or slow rounds in place of the middle ones."""
+    """Return the points with the fast or slow rounds in place of the median."""
     found = []
     for point in points:
         train: float = getattr(point.train, which)

@@ -1,10 +1,11 @@
 """The server's seconds and memory by ranks and ZeRO stage, from steps measured on one
 rank.
 
-A step takes its arithmetic at the speed of a large matrix product, the activations that
-pass through memory, a fixed part for every stage of the network, and the optimiser's
-pass over all parameters. So a small network and the paper's tell what a large one will
-take. Ranks share the samples of a step, and exchange gradients and parameters in rings.
+The time of a step has four parts: its arithmetic at the speed of a large matrix
+product, the activations that pass through memory, a fixed part for each stage of the
+network, and the optimiser's pass over all parameters. So a small network and the
+paper's predict what a large one will take. Ranks share the samples of a step, and
+exchange gradients and parameters in rings.
 """
 
 from collections.abc import Sequence
@@ -35,28 +36,28 @@ from hpcfed.server.options import NETWORKS, ServerOptions
 from hpcfed.server.schedule import num_steps
 
 OPTIMISER_BYTES = 40
-"""Bytes that AdamW reads and writes for every parameter in a step: weight, gradient and
-two moments are read, all but the gradient written, and the gradient is made anew.
+"""Bytes that AdamW reads and writes for each parameter in a step: weight, gradient and
+two moments are read, all but the gradient written, and the gradient is computed again.
 """
 STATE_BYTES = {"parameters": 4, "gradients": 4, "moments": 8}
-"""Bytes of every parameter that stay in memory."""
+"""Bytes per parameter that stay in memory."""
 SHARED_BY_STAGE = {
     0: (),
     1: ("moments",),
     2: ("moments", "gradients"),
     3: ("moments", "gradients", "parameters"),
 }
-"""What server ranks share out, by ZeRO stage."""
+"""What is partitioned between server ranks, by ZeRO stage."""
 
 
 @dataclass(frozen=True)
 class StepRates:
-    """What a step costs, in seconds."""
+    """The costs of a step, in seconds."""
 
     stage: float
     """A stage of a network, whatever its size."""
     activation: float
-    """A number that a stage puts out."""
+    """A number that a stage outputs."""
     machine: MeasuredMachine
 
     def seconds(self, size: NetworkSize, samples: float) -> float:
@@ -71,14 +72,14 @@ class StepRates:
 
 
 def fit_steps(points: Sequence[ServerPoint], machine: MeasuredMachine) -> StepRates:
-    """Fit what the machine's ceilings leave unexplained of measured steps."""
+    """Fit the part of the measured steps that the machine's ceilings do not explain."""
     plain = [point for point in points if not point.zero_stage]
     costs, seconds = [], []
     for point in plain:
         known = point.flops / machine.flops
         known += OPTIMISER_BYTES * point.parameters / machine.bytes_per_second
         costs.append([point.stages, point.activations])
-        # A network cannot be quicker than its ceilings; a clock may say so.
+        # A network cannot be faster than its ceilings, but a measurement may say so.
         seconds.append(max(point.seconds - known, 0.05 * point.seconds))
     stage, activation = least_squares(np.array(costs), np.array(seconds))
     return StepRates(float(stage), float(activation), machine)
@@ -87,10 +88,10 @@ def fit_steps(points: Sequence[ServerPoint], machine: MeasuredMachine) -> StepRa
 def unexplained(
     points: Sequence[ServerPoint], rates: StepRates, network: str, flops: float
 ) -> float:
-    """Return the seconds that measured steps of a network took beyond what the rates
-    say, between measured sizes by their FLOPs, and beyond these as at the next one.
+    """Return the seconds that measured steps of a network took beyond the rates.
+    Interpolate between measured sizes by their FLOPs; outside, use the nearest size.
 
-    So a plan for a measured size is what was measured.
+    So a plan for a measured size reproduces the measurement.
     """
     found = []
     for point in points:
@@ -107,13 +108,13 @@ def unexplained(
 
 
 def zero_overhead(points: Sequence[ServerPoint], network: str, stage: int) -> float:
-    """Return the seconds that a ZeRO stage adds to a step on one rank, which are of
-    hooks and launches: the same for networks of any size.
+    """Return the seconds that a ZeRO stage adds to a step on one rank. They come from
+    hooks and launches, so they are the same for networks of any size.
     """
     found = {}
     for point in points:
         if point.network == network:
-            # The largest was measured last.
+            # Overwrites earlier points: the largest was measured last.
             found[point.parameters, point.zero_stage] = point.seconds
     added = 0.0
     for (parameters, measured), seconds in found.items():
@@ -123,10 +124,10 @@ def zero_overhead(points: Sequence[ServerPoint], network: str, stage: int) -> fl
 
 
 def zero_preparation(measured: Sequence[ZeroPreparation], stage: int) -> float:
-    """Return the seconds that a ZeRO stage adds to the building of networks.
+    """Return the seconds that a ZeRO stage adds to building networks.
 
-    What the first one of a process loads is the same for all stages: the first of them
-    that was measured has loaded it.
+    What the first one in a process loads is the same for all stages. It was measured
+    with the first of them.
     """
     each = [found.seconds for found in measured if found.stage == stage]
     loaded = max((found.first for found in measured), default=0.0)
@@ -134,26 +135,26 @@ def zero_preparation(measured: Sequence[ZeroPreparation], stage: int) -> float:
 
 
 def exchange(size: NetworkSize, ranks: int, stage: int, link: LinkSpeed) -> float:
-    """Return the seconds that ranks exchange gradients and parameters in a step."""
+    """Return the seconds per step in which ranks exchange gradients and parameters."""
     whole = FLOAT * size.parameters
     norms = 2 * size.stages * ring_allreduce(8, ranks, link)
     if stage < 3:
-        # Gradients are summed; from stage 1 on that is a reduce-scatter, and the new
-        # parameters are gathered: as many bytes.
+        # Gradients are summed. From stage 1 on that is a reduce-scatter, and then the
+        # new parameters are gathered: the same number of bytes.
         return ring_allreduce(whole, ranks, link) + norms
-    # Parameters are gathered for the forward and for the backward pass.
+    # Parameters are gathered for both the forward and the backward pass.
     return 3 * ring_pass(whole, ranks, link) + norms
 
 
 @dataclass(frozen=True)
 class LearningPlan:
-    """What one learning of the server takes on a number of ranks."""
+    """The prediction of one learning of the server on a number of ranks."""
 
     ranks: int
     zero_stage: int
     seconds: Range
     exchange: float
-    """Seconds of it between ranks."""
+    """The part of these seconds in which ranks exchange data."""
     memory: Range
     """Bytes of a server rank."""
 
@@ -204,7 +205,9 @@ def plan_learning(
 def _times_larger(
     constants: Calibration, sizes: dict[str, NetworkSize], options: ServerOptions
 ) -> float:
-    """Return how often a step is four times as much work as the largest measured one."""
+    """Return by how many factors of four a step's work exceeds the largest measured
+    one.
+    """
     work = sum(size.flops * options.batch(name) for name, size in sizes.items())
     plain = [point for point in constants.server if not point.zero_stage]
     measured = {}
@@ -214,7 +217,7 @@ def _times_larger(
 
 
 def _first(points: Sequence[ServerPoint], network: str, flops: float) -> float:
-    """Return what the first steps of a network take longer."""
+    """Return the extra seconds of a network's first steps."""
     found = []
     for point in points:
         if point.network == network and not point.zero_stage:
@@ -223,7 +226,9 @@ def _first(points: Sequence[ServerPoint], network: str, flops: float) -> float:
 
 
 def _between(points: Sequence[tuple[float, float]], at: float) -> float:
-    """Return a value between those of measured sizes; beyond them, that of the next."""
+    """Interpolate between measured sizes; outside, return the value of the nearest
+    one.
+    """
     sizes, values = zip(*sorted(points), strict=True)
     return float(np.interp(log(at), np.log(sizes), values))
 
@@ -254,8 +259,8 @@ def _besides(
 def inversion_work(
     denoiser: NetworkSize, options: ServerOptions, rows: int
 ) -> tuple[int, float]:
-    """Return the stages and the FLOPs of all passes that generate rows: one there and
-    one back in every step.
+    """Return the stages and the FLOPs of all passes that generate rows: one pass forth
+    and one back in each step.
     """
     passes = 2 * options.inversion_depth
     forward = denoiser.flops / FORWARD_AND_BACKWARD
@@ -263,7 +268,7 @@ def inversion_work(
 
 
 def _line(points: Sequence[tuple[float, float]], at: float) -> float:
-    """Return the value at a place of a fixed cost and one per unit, fitted to points."""
+    """Fit a fixed cost and a cost per unit to points; return the value at a place."""
     if len({place for place, _ in points}) < 2:
         return max((value for _, value in points), default=0.0)
     costs = np.array([[1.0, place] for place, _ in points])
@@ -280,7 +285,7 @@ def _memory(
     zero_stage: int,
     doubt: float,
 ) -> Range:
-    """Return the bytes of a server rank: the larger of both networks counts."""
+    """Return the bytes of a server rank; the larger of the two networks counts."""
 
     def most(points: Sequence[ServerPoint]) -> float:
         fixed, per_activation = fit_memory(points)
@@ -304,9 +309,8 @@ def state_bytes(parameters: int, ranks: int, zero_stage: int) -> float:
 
 
 def fit_memory(points: Sequence[ServerPoint]) -> tuple[float, float]:
-    """Return the bytes of a process without any network, and those of every number that
-    stages put out: outputs, their gradients, and what norms and convolutions lay out
-    anew.
+    """Return the bytes of a process without any network, and the bytes per number that
+    stages output: outputs, their gradients, and copies made by norms and convolutions.
     """
     # Both networks of a size share a process, whose peak is that of the larger one.
     largest: dict[float, ServerPoint] = {}
@@ -319,14 +323,15 @@ def fit_memory(points: Sequence[ServerPoint]) -> tuple[float, float]:
         costs.append([1.0, point.activations])
         held.append(max(left, 0.01 * point.memory, 1.0))
     if len(held) == 1:
-        # It cannot tell both apart: more samples then take more.
+        # The points cannot separate the two costs, so assume that all memory scales
+        # with samples.
         return 0.0, held[0] / costs[0][1]
     fixed, each = least_squares(np.array(costs), np.array(held))
     return float(fixed), float(each)
 
 
 def _enough(points: Sequence[ServerPoint]) -> bool:
-    """Tell whether both networks are there in two sizes, without ZeRO."""
+    """Tell whether both networks have points in two sizes without ZeRO."""
     for network in NETWORKS:
         sizes = {
             point.parameters
@@ -347,7 +352,7 @@ def preparation(
     invert: float,
     first: float,
 ) -> Preparation:
-    """Take down what was measured beside steps."""
+    """Record what was measured besides steps."""
     launches, flops = inversion_work(sizes["denoiser"], options, rows)
     return Preparation(
         parameters=sum(size.parameters for size in sizes.values()),

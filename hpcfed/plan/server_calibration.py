@@ -22,13 +22,13 @@ from hpcfed.server.schedule import generated
 from hpcfed.server.training_plan import RankSlot
 
 SIZES = {"cuda": ("small", "paper"), "cpu": ("tiny", "small")}
-"""Sizes that are measured, by device: a CPU takes hours for the paper's."""
+"""Sizes to measure, by device: a CPU would take hours for the paper's."""
 WARMUP, STEPS = 4, {"cuda": 12, "cpu": 4}
-"""Steps before those that count, and those."""
+"""Warm-up steps, and steps that count."""
 BANK = {"cuda": 400, "cpu": 40}
-"""Rows that are learnt from."""
+"""Rows to learn from."""
 INVERTED = 20
-"""Rows that are generated."""
+"""Rows to generate."""
 
 
 def measure_server(
@@ -65,7 +65,7 @@ def measure_server(
                 first=max(0.0, cold - warm),
             )
         )
-    # What ZeRO adds is hooks and launches, which one size shows.
+    # ZeRO adds hooks and launches, so measuring one size is enough.
     built: list[ZeroPreparation] = []
     for stage in (1, 2, 3):
         remark(f"calibrating: the server's model, ZeRO stage {stage}")
@@ -94,7 +94,7 @@ def _few_steps(
     steps = WARMUP + STEPS[device.type]
     return {
         "server": size,
-        # Those would make all sizes alike.
+        # These options would make all sizes alike.
         "server_width": None,
         "server_latent": None,
         "server_depth": None,
@@ -118,7 +118,9 @@ def _learnt(
 
 
 class _Clock:
-    """Learns with a clock that looks twice: after the first steps, and after the last."""
+    """Learns with a clock that is read twice: after the first steps, and after the
+    last.
+    """
 
     def __init__(
         self, options: ServerOptions, widths: Sequence[int], device: torch.device
@@ -159,7 +161,7 @@ class _Clock:
         return self.report.seconds["prepare"] + self.report.seconds["encode"]
 
     def points(self, sizes: dict[str, NetworkSize]) -> list[ServerPoint]:
-        """Return what a step of each network took."""
+        """Return the seconds of a step of each network."""
         found = []
         for network, size in sizes.items():
             begin, end = sorted(self._looks[network].values())

@@ -9,7 +9,7 @@ from hpcfed.words import bytes_text, seconds_text
 
 
 def print_plan(plan: Plan, settings: Settings) -> None:
-    """Print what the plan rests on, and its tables; intervals are in brackets."""
+    """Print what the plan is based on, and its tables; intervals are in brackets."""
     console = Output()
     config = settings.config
     say(
@@ -71,5 +71,5 @@ def _print_learnings(plan: Plan, console: Output) -> None:
 
 
 def _interval(found: Range) -> str:
-    # A bracket would begin a style of rich's.
+    # Escaped, because rich reads a bracket as the beginning of a style.
     return f"\\[{seconds_text(found.low)} – {seconds_text(found.high)}]"

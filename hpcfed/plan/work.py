@@ -1,7 +1,7 @@
 """What a run has to do, counted on shapes before it runs: arithmetic, bytes, memory.
 
-Plans, dry runs of studies and profiles all count here. How many seconds it takes is
-left to those who have measured something.
+Plans, dry runs of studies and profiles all use these counts. Converting them to seconds
+is left to modules with measurements.
 """
 
 import math
@@ -26,8 +26,8 @@ from hpcfed.server.schedule import generated, num_learnings
 FLOAT = 4.0
 """Bytes of a number in a row."""
 FORWARD_AND_BACKWARD = 3.0
-"""FLOPs of a training step by those of its forward pass: the backward pass takes twice
-as many.
+"""FLOPs of a training step divided by those of its forward pass: the backward pass
+takes twice as many.
 """
 
 
@@ -37,33 +37,33 @@ class RunWork:
 
     clients: float
     """FLOPs of local training over all rounds and seeds, and of fine-tuning in
-    evaluations, as the method declares them.
+    evaluations, as declared by the method.
     """
     server: float
     """FLOPs of training the server's model."""
     sent: float
-    """Bytes that clients send and are sent, if they exchange whole rows; packed, where
-    the run packs them.
+    """Bytes sent by and to clients, if they exchange whole rows; compressed, if the run
+    compresses them.
     """
 
 
 @dataclass(frozen=True)
 class ClientTraining:
-    """What one client trains."""
+    """The work of one client's training."""
 
     samples: float = 0.0
-    """Samples of all steps, counted as often as a step takes them."""
+    """Samples of all steps; a sample counts once for each step that takes it."""
     steps: float = 0.0
     flops: float = 0.0
-    """Of all steps, and of Fisher information."""
+    """FLOPs of all steps, and of Fisher information."""
 
 
 @dataclass(frozen=True)
 class NetworkSize:
-    """What one sample costs in one of the server's networks."""
+    """The cost of one sample in one of the server's networks."""
 
     flops: float
-    """Forward and backward."""
+    """FLOPs, forward and backward."""
     activations: float
     stages: int
     parameters: int
@@ -89,8 +89,8 @@ def run_work(settings: Settings) -> RunWork:
 def local_work(
     settings: Settings, size: float | None = None
 ) -> tuple[ClientTraining, ClientTraining]:
-    """Count what a client trains in a round, and before it is judged; it has as many
-    samples as clients have on average, unless given.
+    """Count what a client trains in a round, and before its evaluation. By default it
+    has the mean number of samples over clients.
     """
     config = settings.config
     network = client_network(config, seed=0)
@@ -103,7 +103,7 @@ def local_work(
 
 
 def num_trained(settings: Settings) -> int:
-    """Return how many clients train in a round: all that are invited, or everybody."""
+    """Return how many clients train in a round: the invited ones, or all of them."""
     config = settings.config
     if settings.options.all_train:
         return config.clients
@@ -127,7 +127,7 @@ def trained(
         if one.columns is not None:
             columns = one.columns.numpy()
             if not columns.any():
-                # The head of a network that is all body.
+                # Empty, such as the head of a network that is all body.
                 continue
             multiply_adds = sample.training_of(layout.trained_by(columns))
         sizes = np.array([size])
@@ -141,14 +141,14 @@ def trained(
 
 
 def length_of(one: Training) -> Length:
-    """Return how long a declared training is, each time."""
+    """Return the length of a declared training, each time it runs."""
     return Length(one.epochs, one.batch_size, one.steps, one.repeat)
 
 
 def memory_traffic(config: RunConfig, *, samples: float, steps: float) -> float:
-    """Return the bytes that training must read and write in the devices' memory at least:
-    every layer's output written and read once, and in every step rows read twice,
-    gradients written and read, and rows with their moments read and written.
+    """Return the minimum bytes that training reads and writes in the devices' memory.
+    Each layer's output is written and read once. In each step, rows are read twice,
+    gradients are written and read, and rows with their moments are read and written.
     """
     network = client_network(config, seed=0)
     layout = client_layout(config, network)
@@ -162,30 +162,30 @@ def memory_traffic(config: RunConfig, *, samples: float, steps: float) -> float:
 
 
 def _sent_in_a_round(config: RunConfig, layout: Layout) -> float:
-    """Return the bytes of all whole rows that a round's clients send and are sent."""
+    """Return the bytes of all whole rows sent by and to a round's clients."""
     clients = config.invited_among(config.clients)
 
     def packed(kind: str) -> float:
-        # A view of one number: a row of a large network would take its memory.
+        # An expanded scalar: a real row of a large network would take its full memory.
         row = torch.empty(()).expand(layout.num_columns)
         if kind == "none":
             return FLOAT * len(row)
         return packed_bytes(compressor(kind, config, layout, unbiased=True), row)
 
-    # Who is sampled every tenth round is sent ten downloads, or the whole row.
+    # A client sampled every tenth round is sent ten downloads, or the whole row.
     missed = config.clients / clients
     down = min(packed("none"), missed * packed(config.compress_down))
     return clients * (packed(config.compress) + down)
 
 
 def has_own_data(config: RunConfig) -> bool:
-    """Tell whether a client has as many samples however many clients there are."""
+    """Tell whether the samples of a client do not depend on the number of clients."""
     return config.dataset == "synthetic" or config.partition == "dominant"
 
 
 def client_size(config: RunConfig) -> float:
-    """Return the training samples of a client, on average; NaN for a data set of unknown
-    size.
+    """Return the mean number of training samples per client; NaN for a data set of
+    unknown size.
     """
     if has_own_data(config):
         return float(config.train_per_client)
@@ -194,7 +194,7 @@ def client_size(config: RunConfig) -> float:
         return math.nan
     clients = config.clients
     if config.partition == "natural":
-        # Those that are not chosen keep their samples.
+        # Clients that are not chosen keep their samples.
         clients = config.data().owners
     return samples[0] / clients
 
@@ -209,7 +209,9 @@ def client_bytes(config: RunConfig) -> float:
 
 
 def network_sizes(options: ServerOptions, layout: Layout) -> dict[str, NetworkSize]:
-    """Return the sizes of the server's networks, without any numbers in them."""
+    """Return the sizes of the server's networks, without allocating their
+    parameters.
+    """
     columns = sum(generated(layout, options).widths)
     with torch.device("meta"):
         autoencoder = Autoencoder(columns, options.size, input_noise=0, latent_noise=0)

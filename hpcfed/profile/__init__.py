@@ -1,3 +1,3 @@
-"""Where the time goes: timelines of all ranks, kernels, memory, and how near a device
-is to its own ceilings.
+"""Where the time goes: timelines of all ranks, kernels, memory, and how close a device
+comes to its own ceilings.
 """

@@ -1,4 +1,6 @@
-"""Runs with the profiler looking on, judges what it saw, and writes and prints it."""
+"""Runs under the profiler, interprets what it recorded, and writes and prints the
+results.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -31,19 +33,19 @@ Advised = list[tuple[Workload, list[str]]]
 
 
 def profile_run(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None:
-    """Run, and on the root write trace.json and profile.json beside run.h5 and print
-    what is in them.
+    """Run; then, on the root, write trace.json and profile.json beside run.h5 and print
+    their contents.
     """
     watch = ProfileWatch(
         warmup=warmup, active=active, rounds=settings.config.rounds, nvtx=nvtx
     )
     with observed_by(watch):
         folder = run(settings)
-    # The other ranks have handed in their timelines, and are done.
+    # The other ranks have sent their timelines, and are done.
     if folder is None:
         return
     record = read_run(folder)
-    # ProfiledRun after the run, on a device that is idle by then.
+    # Measured after the run, when the device is idle.
     ceilings = {"float32": Ceilings.of(watch.device)}
     if record.config.get("server_precision") == "bf16":
         ceilings["bfloat16"] = Ceilings.of(watch.device, torch.bfloat16)
@@ -51,7 +53,7 @@ def profile_run(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> 
     measured = ProfiledRun(
         _recorded(settings, record), record, watch.timelines, ceilings, cuda
     )
-    # What to change next depends on the options that the run had.
+    # What to change next depends on the run's options.
     advised = []
     for workload in workloads(measured):
         server = workload.name in NETWORKS
@@ -65,8 +67,8 @@ def profile_run(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> 
 def _recorded(settings: Settings, record: RunRecord) -> Settings:
     """Return the settings with the options that the run has recorded.
 
-    Some are chosen when the run starts, by the devices of the server's ranks, which may
-    be others than the root's.
+    Some are chosen at the start from the devices of the server's ranks, which may
+    differ from the root's.
     """
     kind = type(settings.options)
     values = {name: record.config[name] for name in kind.model_fields}
@@ -85,9 +87,9 @@ def _write(
 def _content(
     watch: ProfileWatch, measured: ProfiledRun, advised: Advised
 ) -> dict[str, Any]:
-    """Return what profile.json holds."""
+    """Return the contents of profile.json."""
     record = measured.record
-    # Keys are those of earlier versions: others read this file, too.
+    # Keep the keys of earlier versions: other programs read this file, too.
     parts = []
     for workload, tips in advised:
         judged = {
@@ -130,7 +132,8 @@ def _content(
 def _print(
     folder: Path, watch: ProfileWatch, measured: ProfiledRun, advised: Advised
 ) -> None:
-    # Output of ranks goes through their launcher, and so to no terminal.
+    # Output of ranks goes through their launcher, so it never reaches a terminal
+    # directly.
     console = Output(force_terminal=None if launched().alone else False)
     cuda = measured.cuda
     tables.print_tables(console, measured.record, watch.timelines, cuda=cuda)

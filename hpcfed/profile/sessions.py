@@ -12,8 +12,8 @@ from hpcfed.profile.timeline import Span
 from hpcfed.results.profiles import Operator, Session
 
 MOST_EVENTS = 20_000
-"""Events of one session in the trace, the longest first; a page that shows more would
-not open.
+"""Most events of one session in the trace, longest first; a page with more would not
+open.
 """
 ANCHOR = "hpcfed: profiler starts"
 """An event whose time is known on both clocks, Kineto's and ours."""
@@ -33,7 +33,7 @@ class Event(NamedTuple):
 
 
 class Recording:
-    """A session, open until it is stopped."""
+    """A session that records until it is stopped."""
 
     def __init__(self, name: str, device: torch.device, base: float) -> None:
         """`base` is the start of the run on the clock of `time.perf_counter`."""
@@ -46,7 +46,7 @@ class Recording:
         if self._cuda:
             activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(activities=activities)
-        # A warning for profiles of several cycles; a session has one.
+        # This warning is for profiles of several cycles; a session has one.
         warnings.filterwarnings("ignore", "(Warning: )?Profiler clears events")
         self._profiler.start()
         self._began = time.perf_counter()
@@ -59,14 +59,14 @@ class Recording:
         self._profiler.stop()
 
     def read(self) -> tuple[Session, list[Span]]:
-        """Return what was seen, and the longest events as spans of the timeline."""
-        # Kernels are counted on a GPU, where operators do no more than launch them.
+        """Return what was recorded, and the longest events as spans of the timeline."""
+        # On a GPU, count kernels: operators only launch them.
         kind = "kernels" if self._cuda else "operators"
         shift = 0.0
         events, counted = [], []
         for event in self._events():
             if event.name == ANCHOR:
-                # From Kineto's clock to seconds since the start of the run.
+                # Convert from Kineto's clock to seconds since the start of the run.
                 shift = self._began - self._base - event.start / 1e9
             elif event.length > 0:
                 events.append(event)
@@ -88,13 +88,13 @@ class Recording:
         return session, spans
 
     def _events(self) -> list[Event]:
-        """Return Kineto's events as they are: torch's own objects for them would take
-        a minute for some rounds on a CPU.
+        """Return Kineto's raw events. Torch's own objects for them would take a minute
+        for a few rounds on a CPU.
         """
         kineto: Any = self._profiler.profiler
         events = []
         for raw in kineto.kineto_results.events():
-            # On the device's side annotations are ranges around kernels, not kernels.
+            # On the device, annotations are ranges around kernels, not kernels.
             if not _on_host(raw) and raw.is_user_annotation():
                 continue
             event = Event(
@@ -107,10 +107,12 @@ class Recording:
         return events
 
     def _busy_seconds(self, events: Sequence[Event]) -> float:
-        """Return how long a kernel ran, or on a CPU one of torch's operators."""
+        """Return how long a kernel was running, or on a CPU one of torch's
+        operators.
+        """
         intervals = []
         for event in events:
-            # Names with "::" are operators; others on a CPU are ranges around them.
+            # On a CPU, names with "::" are operators; others are ranges around them.
             if self._cuda or "::" in event.name:
                 intervals.append((event.start / 1e9, event.stop / 1e9))
         return covered(intervals)
@@ -127,19 +129,19 @@ def _track(event: Any) -> str:
 
 
 def operators(events: Sequence[Event]) -> list[Operator]:
-    """Return the time and calls of each name, the longest first; an operator that
-    calls others counts without them.
+    """Return the time and calls of each name, longest first; the time of an operator
+    excludes the operators it calls.
     """
     times: dict[str, int] = defaultdict(int)
     calls: dict[str, int] = defaultdict(int)
     callers: dict[str, list[Event]] = defaultdict(list)
-    # By start, and longer ones first, callers come before what they call.
+    # Sorted by start with longer ones first, callers come before what they call.
     for event in sorted(events, key=lambda e: (e.start, -e.length)):
         stack = callers[event.track]
         while stack and event.start >= stack[-1].stop:
             stack.pop()
         if stack:
-            # What is called counts for itself, not for its caller.
+            # The callee's time counts for itself, not for its caller.
             times[stack[-1].name] -= event.length
         times[event.name] += event.length
         calls[event.name] += 1
@@ -157,7 +159,7 @@ def covered(intervals: list[tuple[float, float]]) -> float:
     total = 0.0
     reached = float("-inf")
     for begin, end in sorted(intervals):
-        # Streams and threads overlap: what is behind us has been counted.
+        # Streams and threads overlap: skip what was already counted.
         uncounted = end - max(begin, reached)
         total += max(0.0, uncounted)
         reached = max(reached, end)

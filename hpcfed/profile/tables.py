@@ -1,4 +1,4 @@
-"""What a profile prints."""
+"""Printed tables of a profile."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +21,10 @@ from hpcfed.runtime.timer import PHASES
 from hpcfed.words import bytes_text, formatted
 
 MOST_OPERATORS = 8
-"""Operators that are shown of a session."""
+"""Most operators to show per session."""
 OPERATOR_MS = Kind("s", formatted(".3f"), 1e3)
 NAME_LENGTH = 42
-"""Letters of their names."""
+"""Length of their names, in characters."""
 NOT_QUIET = (
     "The machine was not quiet: trials of its ceilings vary by more than "
     f"{MOST_VARIATION:.0%}, so it may reach more, and shares of them are too large. Take "
@@ -55,8 +55,8 @@ def print_verdicts(
     *,
     cuda: bool,
 ) -> None:
-    """Print the ceilings, the workloads beside them, and a sentence about each with
-    what to change next, the longest first.
+    """Print the ceilings, the workloads compared with them, and a sentence about each
+    with what to change next, longest first.
     """
     for name, ceiling in ceilings.items():
         say(
@@ -69,7 +69,7 @@ def print_verdicts(
         say(console, NOT_QUIET)
     print_findings(console, [of_parts([workload for workload, _ in workloads])])
     console.print()
-    # What takes longest comes first: that is where a change pays.
+    # The longest comes first, because a change pays most there.
     longest_first = sorted(workloads, key=lambda both: -both[0].seconds)
     for workload, tips in longest_first:
         lines = [f"   next: {tip}" for tip in tips]
@@ -77,7 +77,7 @@ def print_verdicts(
 
 
 def print_memory(console: Output, timelines: list[Timeline]) -> None:
-    """Print which rank used most memory, and when."""
+    """Print which rank used the most memory, and when."""
     most = 0
     where = ""
     for line in timelines:
@@ -89,7 +89,7 @@ def print_memory(console: Output, timelines: list[Timeline]) -> None:
 
 
 def print_files(console: Output, folder: Path) -> None:
-    """Print where the timeline and the figures are."""
+    """Print the paths of the timeline and the figures."""
     say(
         console,
         f"timeline of all ranks: {folder / TRACE} (open it in Perfetto, "
@@ -99,8 +99,8 @@ def print_files(console: Output, folder: Path) -> None:
 
 
 def _phase_table(record: RunRecord) -> Table:
-    """Return every rank's seconds over the whole run, the longest phase first."""
-    # Over rounds: [ranks, phases].
+    """Return each rank's seconds over the whole run, longest phase first."""
+    # Summed over rounds: [ranks, phases].
     sums = record.phases.sum(0)
     rows: list[Row] = []
     for i in np.argsort(-sums.mean(0), kind="stable"):
@@ -123,8 +123,8 @@ def _server_table(record: RunRecord) -> Table:
 
 
 def _first_sessions(timelines: list[Timeline]) -> list[Session]:
-    """Return a session of every kind, that of the first rank that has one."""
-    # Other ranks do the same work: their tables would say the same again.
+    """Return one session of each kind, from the first rank that has it."""
+    # Other ranks do the same work, so their tables would repeat this one.
     found: dict[str, Session] = {}
     for line in timelines:
         for session in line.sessions:
@@ -136,7 +136,7 @@ def _operator_table(session: Session, *, cuda: bool) -> Table:
     """Return the longest kernels or operators of a session."""
     unit = "rounds" if session.name == ROUNDS else f"steps of the {session.name}"
     kind = "kernels" if cuda else "operators"
-    # Shares are of all of them, also of those that are not shown.
+    # Shares refer to all operators, including those not shown.
     total = sum(operator.seconds for operator in session.operators)
     rows: list[Row] = []
     for operator in session.operators[:MOST_OPERATORS]:
@@ -147,7 +147,7 @@ def _operator_table(session: Session, *, cuda: bool) -> Table:
 
 
 def short_name(name: str) -> str:
-    """Return a kernel's name without what all have, cut to fit into a table."""
+    """Return a kernel's name without the common parts, cut to fit into a table."""
     name = name.removeprefix("void ")
     name = name.replace("at::native::", "")
     if len(name) <= NAME_LENGTH:

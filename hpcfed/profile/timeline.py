@@ -1,6 +1,6 @@
-"""What each rank has seen while a run was profiled, and the two forms in which it is
-left: trace.json has every span, in the form that Perfetto and Chrome open; profile.json
-has lanes, coarse enough for a page, since a long run has too many spans to draw.
+"""What each rank recorded during a profiled run, and the two files made from it.
+trace.json has every span, in the format of Perfetto and Chrome. profile.json has lanes,
+coarse enough for a page, since a long run has too many spans to draw.
 """
 
 from collections import defaultdict
@@ -13,22 +13,22 @@ import numpy as np
 from hpcfed.results.profiles import Lane, Session
 
 ROUNDS = "rounds"
-"""The session that looks at rounds; others have the names of the server's networks."""
+"""The session of rounds; others have the names of the server's networks."""
 PROFILER = "profiler"
-"""The track of what starting and stopping a session takes; it is no part of the run's
+"""The track for starting and stopping a session; it does not count towards the run's
 own times.
 """
 
 
 MOMENTS = 400
-"""Pieces that the whole time is cut into."""
+"""Number of pieces that the whole time is cut into."""
 TRACKS = ("phases", "server", PROFILER)
-"""Tracks that a lane is made of, outer ones first. Others are kernels and operators."""
+"""Tracks that make up a lane, outer ones first. Others are kernels and operators."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of time with a name; seconds count from the start of the run."""
+    """A named interval, in seconds from the start of the run."""
 
     track: str
     """`phases`, `server`, `profiler`, or a kind of kernels."""
@@ -50,15 +50,15 @@ class Timeline:
     """Seconds and bytes."""
     sessions: list[Session] = field(default_factory=list)
     warm: int = 0
-    """Rounds that were done when the profiler had seen enough. Later ones are warm, and
-    run without it.
+    """Number of finished rounds when the profiler had recorded enough. Later rounds are
+    warm and run without it.
     """
     paces: dict[str, float] = field(default_factory=dict)
-    """Seconds of such a step of each of the server's networks."""
+    """Seconds per warm step of each of the server's networks."""
 
 
 def lanes(timelines: Sequence[Timeline]) -> list[list[Lane]]:
-    """Return what took most of each moment, for every rank."""
+    """Return what took most of each moment, for each rank."""
     end = 0.0
     for line in timelines:
         for span in line.spans:
@@ -69,7 +69,7 @@ def lanes(timelines: Sequence[Timeline]) -> list[list[Lane]]:
 
 def _of_rank(line: Timeline, moment: float) -> list[Lane]:
     found: list[Lane] = []
-    # Without times, as of a run that failed at once, there is nothing to cut.
+    # Without times, for example if a run failed at once, there is nothing to cut.
     for number, name in enumerate(_names(line, moment) if moment > 0 else ()):
         begin, end = number * moment, (number + 1) * moment
         if found and (found[-1].name, found[-1].end) == (name, begin):
@@ -80,10 +80,10 @@ def _of_rank(line: Timeline, moment: float) -> list[Lane]:
 
 
 def _names(line: Timeline, moment: float) -> list[str]:
-    """Return what took most of each moment; nothing where the rank was idle."""
+    """Return what took most of each moment; empty if the rank was idle."""
     names = [""] * MOMENTS
-    # A later track lies within an earlier one: the server's parts in its phase, and what
-    # the profiler takes in either.
+    # A later track lies within an earlier one: the server's parts within its phase, and
+    # the profiler's overhead within either.
     for track in TRACKS:
         took: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(MOMENTS))
         for span in line.spans:
@@ -97,7 +97,9 @@ def _names(line: Timeline, moment: float) -> list[str]:
 
 
 def _shares(begin: float, end: float) -> np.ndarray:
-    """Return the share of every moment that lies between two times, in moments."""
+    """Return the share of each moment that lies between two times, which are given in
+    moments.
+    """
     starts = np.arange(MOMENTS)
     inside = np.minimum(starts + 1, end) - np.maximum(starts, begin)
     shares: np.ndarray = inside.clip(0, 1)
@@ -108,7 +110,7 @@ def trace(timelines: list[Timeline]) -> dict[str, Any]:
     """Return the trace: a process for every rank, a thread for every track."""
     events: list[dict[str, Any]] = []
     for line in timelines:
-        # Tracks are numbered in the order in which they first appear.
+        # Tracks are numbered by first appearance.
         names = dict.fromkeys(span.track for span in line.spans)
         tracks = {name: number for number, name in enumerate(names)}
         events += _metadata(line, tracks)
@@ -119,7 +121,7 @@ def trace(timelines: list[Timeline]) -> dict[str, Any]:
 
 def _metadata(line: Timeline, tracks: dict[str, int]) -> list[dict[str, Any]]:
     """Return the names of a rank's process and of its threads."""
-    # "M" is metadata; the sort index has viewers show ranks in order.
+    # "M" is metadata; the sort index makes viewers show ranks in order.
     title = f"rank {line.rank}, {line.role}, {line.device} on {line.host}"
     event = {"ph": "M", "pid": line.rank}
     events: list[dict[str, Any]] = [
@@ -139,7 +141,7 @@ def _slices(line: Timeline, tracks: dict[str, int]) -> list[dict[str, Any]]:
         event = {
             "ph": "X",
             "name": span.name,
-            # "kernels, stream 7" and others like it are of one category.
+            # "kernels, stream 7" and the like belong to one category.
             "cat": span.track.partition(",")[0],
             "pid": line.rank,
             "tid": tracks[span.track],
@@ -151,7 +153,7 @@ def _slices(line: Timeline, tracks: dict[str, int]) -> list[dict[str, Any]]:
 
 
 def _counters(line: Timeline) -> list[dict[str, Any]]:
-    """Return a counter event ("C") for every look at memory."""
+    """Return a counter event ("C") for each memory sample."""
     events = []
     for seconds, used in line.memory:
         event = {

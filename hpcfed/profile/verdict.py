@@ -1,4 +1,4 @@
-"""What holds a workload back, in words, and what to change next."""
+"""What limits a workload, in words, and what to change next."""
 
 from dataclasses import dataclass
 from math import isnan
@@ -9,8 +9,8 @@ from hpcfed.analysis.noise import MOST_VARIATION
 FED = 0.5
 """Below this share of busy time a device mostly waits for launches."""
 NEAR = 0.6
-"""From this share of a ceiling on, the ceiling is what limits. Below, there is room that
-something else keeps it from.
+"""From this share of a ceiling on, the ceiling is the limit. Below it, something else
+is.
 """
 LAUNCHES = "launch-bound"
 COMPUTE = "compute-bound"
@@ -22,37 +22,35 @@ UNKNOWN = "not known"
 
 @dataclass(frozen=True)
 class Workload:
-    """The clients' training, or one of the server's networks, beside the device's
-    ceilings.
+    """The clients' training, or one of the server's networks, compared with the
+    device's ceilings.
     """
 
     name: str
     seconds: float
-    """Seconds of the whole run."""
+    """Seconds over the whole run."""
     warm: float
-    """Seconds at the pace of the last rounds or steps: without choosing and capturing
+    """Seconds at the pace of the last rounds or steps, without choosing and capturing
     kernels.
     """
     busy: float
-    """The share of time at work; NaN where no profiler has looked."""
+    """The share of busy time; NaN without a profiler session."""
     compute: float
-    """Achieved arithmetic by the measured ceiling (MFU), when warm."""
+    """Achieved arithmetic divided by the measured ceiling (MFU), when warm."""
     bandwidth: float
-    """Bytes that must at least be moved, per second, by the measured ceiling, when
-    warm.
-    """
+    """Minimum bytes to move, per second, divided by the measured ceiling, when warm."""
     numbers: str = "float32"
-    """The type of number whose products are the ceiling of its arithmetic."""
+    """The number type whose matrix products set the ceiling of its arithmetic."""
     variation: float = 0.0
-    """By how much the ceilings' trials vary."""
+    """Relative variation of the ceilings' trials."""
 
     @property
     def bound(self) -> str:
         """Name what limits the workload."""
-        # First of all: a device that waits is near no ceiling.
+        # Checked first: a waiting device is not near any ceiling.
         if not isnan(self.busy) and self.busy < FED:
             return LAUNCHES
-        # A ceiling that is not known cannot be the one that limits.
+        # An unknown ceiling cannot be the limit.
         shares = {}
         if not isnan(self.compute):
             shares[COMPUTE] = self.compute
@@ -63,12 +61,12 @@ class Workload:
         nearest = max(shares, key=lambda name: shares[name])
         if shares[nearest] < NEAR:
             return NEITHER
-        # A ceiling that was measured too low looks near.
+        # A ceiling that was measured too low seems near.
         return nearest if self.variation <= MOST_VARIATION else UNSTEADY
 
 
 def words(workload: Workload, *, cuda: bool) -> str:
-    """Return one sentence for a person."""
+    """Return one sentence for the reader."""
     name, bound = workload.name, workload.bound
     if bound == UNKNOWN:
         return f"{name}: neither its arithmetic nor a profile of it is known"
@@ -119,7 +117,7 @@ def advice(
 ) -> list[str]:
     """Return options that may help, most promising first.
 
-    `options` are all options of the run, `server` says whether the workload is the
+    `options` are all options of the run; `server` says whether the workload is the
     server's.
     """
     if server:
@@ -136,7 +134,7 @@ def advice(
 
 def _server_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[str]:
     tips = []
-    # A graph is one launch: it helps more than anything else.
+    # A graph is a single launch, so it helps most.
     if bound == LAUNCHES and cuda and not _captured(options):
         tips.append(
             "let its steps be captured as graphs: --zero-stage below 3, no "
@@ -158,7 +156,7 @@ def _server_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[s
             "larger batches (--server-batch, --denoiser-batch) with fewer steps: weights "
             "and moments travel once a step"
         )
-    # Whatever limits: what lies in host memory travels twice in every step.
+    # Independent of the limit: data in host memory is transferred twice per step.
     if options.get("server_offload", "none") != "none":
         tips.append("--server-offload none, if the model fits")
     return tips
@@ -166,7 +164,7 @@ def _server_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[s
 
 def _client_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[str]:
     tips = []
-    # Client after client, each step launches kernels that fill no GPU.
+    # The loop trains one client at a time, and its kernels are too small to fill a GPU.
     if options.get("engine") == "loop":
         tips.append("--engine batched advances all clients of a rank together")
     if bound in (LAUNCHES, NEITHER):
@@ -174,7 +172,7 @@ def _client_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[s
             "more clients on a rank, stacked --seeds, or a larger --batch-size "
             "fill the device better"
         )
-    # Every client is trained on one rank: more ranks have fewer clients each.
+    # Each client is trained on one rank, so with more ranks each has fewer clients.
     if bound in (COMPUTE, BANDWIDTH):
         tips.append("more ranks: the clients are shared out")
     full_precision = options.get("precision") in ("fp32", "fp64")
@@ -184,7 +182,7 @@ def _client_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[s
 
 
 def _captured(options: dict[str, Any]) -> bool:
-    """Return whether the server's steps are CUDA graphs (see server/capture.py)."""
+    """Tell whether the server's steps are CUDA graphs (see server/capture.py)."""
     if options.get("server_micro_batch") or options.get("server_checkpointing"):
         return False
     return int(options.get("zero_stage", 0)) < 3

@@ -1,10 +1,10 @@
-"""The observer of a profile: a timeline of phases, spans and memory on every rank, and
-some rounds and steps by kernel.
+"""The observer of a profile: a timeline of phases, spans and memory on each rank, and a
+few rounds and steps by kernel.
 
-Times are seconds since all ranks met at the start of the run, so the ranks' timelines
-agree as closely as they left that meeting. On a GPU phases are read from events in the
-stream, as the timer has them. Spans of the server wait for the device at their ends,
-which a run without a profile does not.
+Times are seconds since all ranks met at a barrier at the start of the run, so the
+ranks' timelines agree as closely as the ranks left that barrier. On a GPU, phases come
+from events in the stream, as in the timer. Spans of the server wait for the device at
+their ends; a run without a profile does not.
 """
 
 import resource
@@ -25,18 +25,18 @@ from hpcfed.runtime.world import World
 
 
 class ProfileWatch(Observer):
-    """Takes down a rank's timeline, and has torch's profiler look at few rounds and
+    """Records a rank's timeline, and runs torch's profiler for a few rounds and
     steps.
     """
 
     def __init__(self, *, warmup: int, active: int, rounds: int, nvtx: bool) -> None:
-        """Torch's profiler sees `active` of the rounds, and as many steps of each
-        network, after `warmup` of them.
+        """Torch's profiler records `active` of the rounds, and the same number of steps
+        of each network, after `warmup` of them.
 
-        With `nvtx` phases are ranges for Nsight, and torch's profiler stays away: a GPU
-        serves one of the two.
+        With `nvtx`, phases are ranges for Nsight, and torch's profiler is off: a GPU
+        serves only one of the two.
         """
-        # Rounds and steps are counted alike: the same limits serve both.
+        # Rounds and steps are counted alike, so the same limits apply to both.
         self._warmup = warmup
         self._active = active
         self._rounds = rounds
@@ -45,13 +45,13 @@ class ProfileWatch(Observer):
         self._steps_done: dict[str, int] = {}
         """Steps of the server's networks."""
         self._looked: dict[str, tuple[float, int]] = {}
-        """When the profiler had looked at rounds or a network, and how many rounds or
+        """When the profiler finished with rounds or a network, and how many rounds or
         steps were done then.
         """
         self._open: Recording | None = None
         self._closed: list[Recording] = []
         self.timelines: list[Timeline] = []
-        """Timelines of all ranks; on the root, once the run has ended."""
+        """Timelines of all ranks; only on the root, after the run."""
         self.timeline: Timeline
         """This rank's timeline."""
 
@@ -62,7 +62,8 @@ class ProfileWatch(Observer):
             world.rank, world.role, location.host, location.device_name
         )
         self._nvtx = self._nvtx and self.device.type == "cuda"
-        # All ranks start their clocks here: host clocks of several nodes differ.
+        # All ranks start their clocks here, because host clocks of several nodes
+        # differ.
         world.barrier_all_roles()
         self._synchronize()
         self._base = time.perf_counter()
@@ -71,7 +72,7 @@ class ProfileWatch(Observer):
             self._base_event.record()
 
     def end(self, world: World, folder: Path | None) -> None:
-        # A run that was stopped may leave a session open.
+        # A stopped run may leave a session open.
         self._close()
         if ROUNDS in self._looked:
             self.timeline.warm = self._looked[ROUNDS][1]
@@ -98,7 +99,7 @@ class ProfileWatch(Observer):
         self.sample_memory()
 
     def _note_pace(self, network: str) -> None:
-        """Take down the pace of the steps after those that the profiler has seen."""
+        """Record the pace of the steps after those that the profiler has recorded."""
         if network not in self._looked:
             return
         since, done = self._looked.pop(network)
@@ -112,7 +113,7 @@ class ProfileWatch(Observer):
         self.sample_memory()
 
     def lap(self) -> bool:
-        """Count a round that has ended; return whether the profiler took time since."""
+        """Count a finished round; return whether the profiler has taken time since."""
         self._rounds_done += 1
         return self._tick(ROUNDS, self._rounds_done, self._rounds)
 
@@ -125,7 +126,8 @@ class ProfileWatch(Observer):
                 self._looked[name] = time.perf_counter(), done
                 return True
             return False
-        # Of few rounds or steps, fewer warm up, so that one is left to look at.
+        # If there are few rounds or steps, warm up with fewer, so that one is left to
+        # record.
         start = max(1, min(self._warmup, whole - self._active - 1))
         if done == start and done < whole:
             self._start(name)
@@ -133,7 +135,7 @@ class ProfileWatch(Observer):
         return False
 
     def sample_memory(self) -> None:
-        """Take down the memory that is in use now."""
+        """Record the memory in use now."""
         seconds = time.perf_counter() - self._base
         self.timeline.memory.append((seconds, _memory(self.device)))
 
@@ -154,7 +156,8 @@ class ProfileWatch(Observer):
             torch.cuda.nvtx.range_pop()
 
     def _start(self, name: str) -> None:
-        # Torch has one profiler per process: rounds and steps cannot be seen at once.
+        # Torch has one profiler per process, so rounds and steps cannot be recorded at
+        # once.
         self._close()
         if not self._nvtx:
             self._synchronize()
@@ -162,7 +165,9 @@ class ProfileWatch(Observer):
                 self._open = Recording(name, self.device, self._base)
 
     def _close(self) -> None:
-        """End the session; it is read after the run, whose times that would spoil."""
+        """End the session. It is read after the run, because reading would distort the
+        run's times.
+        """
         if self._open is None:
             return
         self._synchronize()
@@ -186,7 +191,7 @@ class ProfileWatch(Observer):
 
 
 class _TracedTimer(Timer):
-    """A timer whose marks go to the timeline before it forgets them."""
+    """A timer that copies its marks to the timeline before it clears them."""
 
     def __init__(self, device: torch.device, watch: ProfileWatch) -> None:
         self._watch = watch
@@ -194,7 +199,7 @@ class _TracedTimer(Timer):
         super().__init__(device)
 
     def lap(self) -> tuple[np.ndarray, float]:
-        # The timer starts a new list of marks with every round.
+        # The timer starts a new list of marks with each round.
         marks = list(self._marks)
         answer = super().lap()
         # The first mark of the next round ends the last phase of this one.
@@ -204,13 +209,14 @@ class _TracedTimer(Timer):
             length = self._watch.at(end) - seconds
             span = Span("phases", name, seconds, length)
             self._watch.timeline.spans.append(span)
-        # What starting or stopping the profiler took is no part of the next round.
+        # Time for starting or stopping the profiler does not belong to the next round.
         if self._watch.lap():
             self.start()
         return answer
 
     def _mark(self, name: str, at: Any = None) -> None:
-        # Ranges for Nsight follow each other: a phase begins where another ends.
+        # Ranges for Nsight follow each other: a phase begins where the previous one
+        # ends.
         if self._pushed:
             self._watch.pop()
         self._watch.push(name)
@@ -220,9 +226,9 @@ class _TracedTimer(Timer):
 
 
 def _memory(device: torch.device) -> int:
-    """Return bytes in use now: torch's on a GPU, the process's on a CPU."""
+    """Return the bytes in use now: torch's on a GPU, the process's on a CPU."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    # The second number: resident pages.
+    # The second number is the resident pages.
     numbers = Path("/proc/self/statm").read_text().split()
     return int(numbers[1]) * resource.getpagesize()

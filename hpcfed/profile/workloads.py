@@ -1,5 +1,5 @@
-"""The run's workloads beside what the device can do: arithmetic and bytes counted on
-shapes, divided by the measured ceilings.
+"""The run's workloads compared with the device's limits: arithmetic and bytes counted
+on shapes, divided by the measured ceilings.
 """
 
 from dataclasses import dataclass
@@ -19,35 +19,35 @@ from hpcfed.server.options import NETWORKS, ServerOptions, batching, server_opti
 from hpcfed.server.schedule import num_steps
 
 PASSES = 10
-"""How often a training step of AdamW reads or writes a number for each parameter, at
-least: forward and backward pass, the gradient written and read, and weight and both
-moments read and written.
+"""Minimum number of times that a training step of AdamW reads or writes a number for
+each parameter: forward and backward pass, the gradient written and read, and weight and
+both moments read and written.
 """
 ACTIVATION_PASSES = 10
-"""How often a training step reads or writes every activation, at least. Forward, a
-convolution writes it, a norm reads it for its sums and once more to write it anew, the
-next convolution reads that. Backward, a norm reads gradient and activation and writes,
-and both gradients of a convolution read.
+"""Minimum number of times that a training step reads or writes every activation.
+Forward, a convolution writes it, a norm reads it for its sums and once more to write it
+anew, and the next convolution reads that. Backward, a norm reads gradient and
+activation and writes, and both gradients of a convolution read.
 """
 TRAINED = ("trained_samples", "trained_steps", "train_flops")
-"""What the rounds' log has counted."""
+"""Series that the rounds' log has counted."""
 
 
 @dataclass(frozen=True)
 class ProfiledRun:
-    """A finished run, and what was seen and measured of it."""
+    """A finished run, and what was recorded and measured about it."""
 
     settings: Settings
     """With the options that the run recorded."""
     record: RunRecord
     timelines: list[Timeline]
     ceilings: dict[str, Ceilings]
-    """By type of number."""
+    """By number type."""
     cuda: bool
 
 
 def workloads(measured: ProfiledRun) -> list[Workload]:
-    """Return the clients' training, and both networks of the server if it has one."""
+    """Return the clients' training, and both networks of the server if there is one."""
     found = [_clients_training(measured)]
     options = server_options(measured.settings)
     if options is not None and measured.record.learnings:
@@ -58,10 +58,10 @@ def workloads(measured: ProfiledRun) -> list[Workload]:
 
 def _clients_training(measured: ProfiledRun) -> Workload:
     record = measured.record
-    # Seconds by round, the mean over ranks.
+    # Seconds by round, as the mean over ranks.
     phase = PHASES.index("train")
     train = record.phases[:, :, phase].mean(1)
-    # A short run may have no round after those that the profiler has seen.
+    # A short run may have no round after the profiled ones.
     warm_from = max(line.warm for line in measured.timelines)
     warm = train[warm_from:] if warm_from < len(train) else train
     # What clients have trained in these rounds, over all ranks.
@@ -96,14 +96,14 @@ def _network_training(
     for learning in learnings:
         seconds += learning.seconds[network]
         flops += learning.flops[network]
-    # What the profiler itself took is no part of a run without it.
+    # A run without the profiler does not have its overhead.
     seconds -= _overhead(timelines, network)
     pace = _slowest_pace(timelines, network)
     warm = seconds if isnan(pace) else pace * steps
-    # Weights and moments are float32, also where passes compute in bfloat16.
+    # Weights and moments are float32, even if passes compute in bfloat16.
     parameters = learnings[-1].parameters[network]
     moved = 4.0 * PASSES * parameters * steps
-    # Every rank has its share of each batch, but all parameters.
+    # Each rank has its share of each batch, but all parameters.
     batch = batching(options, ranks, network).batch
     samples = batch // ranks * steps
     layout = client_layout(measured.settings.config)
@@ -124,7 +124,7 @@ def _network_training(
 
 
 def _slowest_pace(timelines: list[Timeline], network: str) -> float:
-    """Return the seconds of a warm step on the slowest rank; NaN where none was seen."""
+    """Return the seconds of a warm step on the slowest rank; NaN if there was none."""
     slowest = nan
     for line in timelines:
         pace = line.paces.get(network, nan)
@@ -143,11 +143,11 @@ def _beside_ceilings(
     ceilings: dict[str, Ceilings],
     numbers: str,
 ) -> Workload:
-    """Return a workload of so many FLOPs and bytes; `numbers` is the type that it
-    computes in.
+    """Return a workload of `flops` FLOPs and `moved` bytes; `numbers` is the type that
+    it computes in.
     """
     arithmetic, copies = ceilings[numbers], ceilings["float32"]
-    # A phase may take no time at all, where no client had anything to train.
+    # A phase may take no time at all, if no client had anything to train.
     return Workload(
         name,
         seconds,
@@ -175,18 +175,19 @@ def _overhead(timelines: list[Timeline], name: str) -> float:
 
 
 def busy(timelines: list[Timeline], name: str, *, cuda: bool) -> float:
-    """Return the share of time at work of the busiest rank; NaN if no profiler has
-    looked.
+    """Return the share of busy time on the busiest rank; NaN without a profiler
+    session.
 
-    On a GPU it is what a step's kernels took, by the pace of steps without the
-    profiler, since that slows launches.
+    On a GPU, divide the kernel time of a step by the pace of steps without the
+    profiler, since the profiler slows launches.
     """
     most = nan
     for line in timelines:
         for session in line.sessions:
             if session.name != name:
                 continue
-            # On a CPU the profiler slows the operators themselves: the share holds.
+            # On a CPU the profiler slows the operators themselves, so the share stays
+            # right.
             share = session.busy
             pace = line.paces.get(name, 0.0)
             if cuda and pace:

@@ -1,3 +1,3 @@
 """Sweeps over options, what their runs have in common, and the page that shows it.
-Planning imports no torch.
+Planning does not import torch.
 """

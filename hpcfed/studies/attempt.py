@@ -1,6 +1,4 @@
-"""Running one trial, or a stack of them, as a process of its own, and writing down how
-it went.
-"""
+"""Runs one trial, or a stack of trials, in its own process, and records how it went."""
 
 import os
 import shlex
@@ -41,9 +39,9 @@ GRACE = 10
 def attempt(
     trial: Trial, words: Sequence[str], limit: float, *, goes_on: bool = False
 ) -> Outcome:
-    """Run a trial to its end, or for `limit` seconds, and write down how it went.
+    """Run a trial to its end, or for `limit` seconds, and record how it went.
 
-    One that `goes_on` keeps what it has written.
+    A trial that `goes_on` keeps what it has written.
     """
     _prepare(trial, goes_on=goes_on)
     code, seconds = _run(words, trial.log, limit)
@@ -62,10 +60,11 @@ def attempt_stack(
     *,
     commands: Sequence[str],
 ) -> list[Outcome | None]:
-    """Run the trials of a stack as one process, and write down how each of them went.
+    """Run the trials of a stack as one process, and record how each of them went.
 
-    `path` is the stack's file, and `commands` are what each trial would be run by alone.
-    None for a trial that has no part in the failure of the whole process.
+    `path` is the stack's file, and `commands` are the commands that would run each
+    trial alone. Return None for a trial that did not cause the failure of the whole
+    process.
     """
     for trial in stack.trials:
         _prepare(trial, goes_on=bool(rounds_done(trial)))
@@ -73,7 +72,7 @@ def attempt_stack(
             others = count(len(stack.trials) - 1, "other trial")
             trial.log.write_text(f"ran together with {others}: see {path.stem}.log\n")
     log = path.with_suffix(".log")
-    # As many trials may take as much longer.
+    # More trials may take proportionally longer.
     code, seconds = _run(words, log, limit * len(stack.trials))
     outcomes: list[Outcome | None] = []
     for trial, command in zip(stack.trials, commands, strict=True):
@@ -89,10 +88,10 @@ def attempt_stack(
 
 
 def finished(trial: Trial) -> list[RunRecord] | None:
-    """Read the runs of a trial, one for every seed; None unless all are there and
+    """Read the runs of a trial, one for each seed; None unless all exist and are
     complete.
     """
-    # No run yet, or one that cannot be read: either way the trial must run.
+    # No run yet, or an unreadable one: either way the trial must run.
     try:
         records = [read_run(folder) for folder in trial.run_folders]
     except UserError:
@@ -107,25 +106,25 @@ def _prepare(trial: Trial, *, goes_on: bool) -> None:
         if not goes_on:
             _make_room(trial)
         trial.folder.parent.mkdir(parents=True, exist_ok=True)
-        # It would speak for the new attempt if we are killed.
+        # If we were killed, an old outcome would be taken for the new attempt's.
         trial.outcome.unlink(missing_ok=True)
 
 
 def _run(words: Sequence[str], path: Path, limit: float) -> tuple[int | None, float]:
-    """Run a process whose words go to a log; return its exit code (None: it took longer
-    than `limit` seconds), and the seconds that it took.
+    """Run a process with its output in a log; return its exit code (None: it exceeded
+    `limit` seconds), and the seconds it took.
     """
     check_target("the log", path)
     with writing(path):
         log = open(path, "w")  # noqa: SIM115 closed below
-        # The process inherits it, so a study that comes back sees whether it lives.
+        # The process inherits the lock, so a restarted study sees whether it is alive.
         hold(log.fileno())
     # From here on the process itself writes to the log.
     begin = time.monotonic()
     with log, _ending_with_us():
         try:
-            # In a session of its own, because mpirun and srun end their ranks when the
-            # terminal goes.
+            # In its own session, because mpirun and srun end their ranks when the
+            # terminal closes.
             process = subprocess.Popen(
                 words,
                 stdout=log,
@@ -141,8 +140,8 @@ def _run(words: Sequence[str], path: Path, limit: float) -> tuple[int | None, fl
 
 
 def _make_room(trial: Trial) -> None:
-    """Remove what a run that did not end well has left, unless the same study is also
-    run elsewhere.
+    """Remove what an unsuccessful run has left, unless the same study is also running
+    elsewhere.
     """
     if trial.folder.exists():
         check_plain(trial.folder)
@@ -153,19 +152,21 @@ def _make_room(trial: Trial) -> None:
             for folder in (trial.folder, *seed_folders(trial.folder)):
                 claims.enter_context(claimed(folder))
             empty(trial.folder)
-        # After the claims are given back, which are files in these folders.
+        # Only after the claims are released, because they are files in these folders.
         remove_empty_seeds(trial.folder)
         (trial.folder / JOB).unlink(missing_ok=True)
 
 
 @contextmanager
 def _ending_with_us() -> Iterator[None]:
-    """Within, SIGTERM ends what we wait for, as Ctrl-C does, and then us."""
+    """Within the block, let SIGTERM end the process we wait for, as Ctrl-C does, and
+    then us.
+    """
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    # Python lets only the main thread set handlers.
+    # Python allows only the main thread to set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -177,8 +178,8 @@ def _ending_with_us() -> Iterator[None]:
 
 
 def _wait(process: subprocess.Popen[bytes], limit: float) -> int | None:
-    """Return the exit code; None when the process had to be ended. The launcher ends its
-    ranks when it is asked to.
+    """Return the exit code; None if the process had to be ended. The launcher ends its
+    ranks when asked to.
     """
     try:
         return process.wait(None if isinf(limit) else limit)
@@ -189,23 +190,23 @@ def _wait(process: subprocess.Popen[bytes], limit: float) -> int | None:
         except subprocess.TimeoutExpired:
             _kill(process)
         return None
-    except BaseException:  # the user has had enough
+    except BaseException:  # Ctrl-C or SIGTERM: end the process
         process.terminate()
         try:
             process.wait()
-        except BaseException:  # more than enough
+        except BaseException:  # a second signal: do not wait for it
             _kill(process)
         raise
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a launcher and its ranks at once: they are a session of their own."""
+    """Kill a launcher and its ranks at once; they have their own session."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _error(trial: Trial, code: int | None, limit: float) -> str:
-    """Return why a trial failed; nothing where it did not."""
+    """Return why a trial failed; empty if it did not."""
     if code is None:
         return f"took longer than the limit of {limit:g} s"
     if code == 0 and finished(trial) is not None:
@@ -216,7 +217,7 @@ def _error(trial: Trial, code: int | None, limit: float) -> str:
 def _error_in_stack(
     trial: Trial, code: int | None, log: Path, limit: float
 ) -> str | None:
-    """Return why a trial of a stack failed, nothing where it did not, and None where the
+    """Return why a trial of a stack failed; empty if it did not, and None if the
     process failed and left it unfinished.
     """
     if finished(trial) is not None:
@@ -224,7 +225,7 @@ def _error_in_stack(
     if code is None:
         return f"took longer than the limit of {limit:g} s a trial"
     if code == 0:
-        # The others have come to their end, so it has failed by itself.
+        # The others have reached their end, so it has failed by itself.
         return _recorded_error(trial)
     if code == STOPPED:
         return _reason(log, code)
@@ -243,8 +244,8 @@ def _recorded_error(trial: Trial) -> str:
 
 
 def _reason(log: Path, code: int) -> str:
-    """Return what the run itself has said last; else the first line of a notice between
-    rules, as mpirun writes it; else the last line.
+    """Return the run's own last message; else the first line of a notice between rules,
+    as mpirun writes it; else the last line.
     """
     lines = []
     for line in log.read_text(errors="replace").splitlines():

@@ -1,7 +1,7 @@
-"""What a study would do: every point, its command, and what it may cost.
+"""What a study would do: every point, its command, and its estimated cost.
 
-Seconds are the counted work at the speed of the study's finished runs; until one is
-finished, at a guessed speed.
+Seconds are the counted work at the speed of the study's finished runs, or at a guessed
+speed until one is finished.
 """
 
 import math
@@ -25,23 +25,23 @@ from hpcfed.studies.stacks import describe, stacked
 from hpcfed.words import flops_text
 
 START = 8.0
-"""Seconds that a run takes to start, as long as nothing has been measured."""
+"""Assumed seconds for the start of a run, if nothing was measured."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast ranks are, as far as finished runs tell."""
+    """The speed of ranks, as far as finished runs tell."""
 
     flops: float
-    """Per second and rank."""
+    """FLOPs per second and rank."""
     start: float
     """Seconds before the first round and after the last."""
     measured: int
-    """Finished runs that it was measured on; 0: it is a guess."""
+    """Number of finished runs behind it; 0: it is a guess."""
 
     def seconds(self, point: Point, work: RunWork) -> float:
         """Predict the seconds of a run."""
-        # Without ranks of its own, the server's model is trained on the clients' ranks.
+        # Without its own ranks, the server's model is trained on the clients' ranks.
         server_ranks = point.settings.config.server_ranks or point.ranks
         flops = work.clients / point.ranks + work.server / server_ranks
         return self.start + flops / self.flops
@@ -70,7 +70,7 @@ def speed(
 
 
 def print_dry_run(order: StudyOrder) -> None:
-    """Print every point, its command, and what it may cost."""
+    """Print every point, its command, and its estimated cost."""
     cuda = torch.cuda.is_available()
     done = execute.check_finished(order.trials)
     works = {}
@@ -78,7 +78,7 @@ def print_dry_run(order: StudyOrder) -> None:
         works[point.name] = run_work(choose_server(point.settings, gpu=cuda))
     reached = speed(_measured(order, works, done), cuda=cuda)
     total = 0.0
-    # The first repeats stand for all.
+    # The first repeats represent all.
     for trial in order.trials[: len(order.chosen)]:
         point = trial.point
         work = works[point.name]
@@ -104,7 +104,7 @@ def print_dry_run(order: StudyOrder) -> None:
         f"({reached.flops / 1e9:,.1f} GFLOP/s a rank: {basis})"
     )
     if order.most > 1:
-        # Which of the trials that are left would advance together.
+        # Say which of the remaining trials would advance together.
         trials = [trial for trial in order.trials if trial.folder not in done]
         for line in describe(stacked(trials, order.most)):
             print(line)
@@ -113,13 +113,15 @@ def print_dry_run(order: StudyOrder) -> None:
 def _measured(
     order: StudyOrder, works: dict[str, RunWork], done: Finished
 ) -> list[tuple[Point, RunWork, float, float]]:
-    """Return what finished trials took: the seconds of all rounds, and of the process."""
+    """Return what finished trials took: the seconds of all rounds, and of the
+    process.
+    """
     measured = []
     for trial in order.trials:
         runs = done.get(trial.folder)
         if runs:
             point = trial.point
-            # A run of a stack has recorded the time of all of them.
+            # A run of a stack has recorded the time of the whole stack.
             at_once = runs[0].stacked_seeds / point.settings.config.num_seeds
             rounds = float(runs[0].rounds["seconds"].sum()) / at_once
             process = read_outcome(trial.outcome).seconds
@@ -134,7 +136,7 @@ def _ranks(point: Point) -> str:
 
 
 def _most(point: Point) -> str:
-    """Say that clients that lack time train less."""
+    """Say that clients without enough time train less."""
     return "at most " if point.settings.config.partial else ""
 
 

@@ -1,4 +1,4 @@
-"""Running a study's trials one after the other, or in stacks, here or inside a Slurm
+"""Runs a study's trials one after the other, or in stacks, here or inside a Slurm
 job.
 """
 
@@ -34,26 +34,26 @@ from hpcfed.studies.stacks import (
 )
 
 Finished = dict[Path, list[RunRecord]]
-"""The runs of finished trials, one for every seed, by the trial's folder."""
+"""The runs of finished trials, one for each seed, by the trial's folder."""
 WAIT = 0.5
-"""Seconds between two looks at a run that is waited for."""
+"""Seconds between two checks of a run that we wait for."""
 
 
 def command(trial: Trial, start: Start) -> list[str]:
-    """Return the words of the process that runs a trial."""
+    """Return the command line of the process that runs a trial."""
     return [*_python(trial, start), *trial.words]
 
 
 def _python(trial: Trial, start: Start) -> list[str]:
-    """Return the words that start hpcfed on a trial's ranks."""
+    """Return the command line that starts hpcfed on a trial's ranks."""
     ranks = start(trial.point.processes)
-    # This Python, not the first on the path, which a launcher may not share.
+    # This Python, not the first on the path, which may differ under a launcher.
     return [*ranks, sys.executable, "-m", "hpcfed"]
 
 
 def check_finished(trials: Sequence[Trial]) -> Finished:
-    """Return the runs of trials that need not run again, by folder. Refuse runs that
-    were made with other options.
+    """Return the runs of trials that need not run again, by folder. Refuse runs made
+    with other options.
     """
     done = {}
     for trial in trials:
@@ -70,7 +70,7 @@ def _check_options(trial: Trial, records: Sequence[RunRecord]) -> None:
     settings = trial.point.settings
     ranks = trial.point.ranks
     several = settings.config.seeds is not None
-    # Each of several seeds is recorded as a run of that seed alone.
+    # With several seeds, each is recorded as a run of that seed alone.
     for seed, record in zip(trial.seeds, records, strict=True):
         for path in changed_files(record):
             raise UserError(
@@ -87,8 +87,8 @@ def _check_options(trial: Trial, records: Sequence[RunRecord]) -> None:
 
 
 def _check_seeds(trial: Trial) -> None:
-    """Refuse to replace complete runs of other seeds, which a trial that is run again
-    would do.
+    """Refuse to run a trial again if that would replace complete runs of other
+    seeds.
     """
     wanted = trial.run_folders
     all_there = all(folder.exists() for folder in wanted)
@@ -99,8 +99,8 @@ def _check_seeds(trial: Trial) -> None:
 
 
 def wait_for_runs(trials: Sequence[Trial], out: Path) -> None:
-    """Wait for trials that are still at work: their study was killed, and they were not.
-    Whatever they complete need not run again.
+    """Wait for trials that are still running: their study was killed, but they were
+    not. Trials that complete need not run again.
     """
     logs = {trial.log: str(trial) for trial in trials}
     folders = {str(trial.folder) for trial in trials}
@@ -116,8 +116,8 @@ def wait_for_runs(trials: Sequence[Trial], out: Path) -> None:
 
 
 def settle(trials: Sequence[Trial], start: Start) -> None:
-    """Write the outcome of trials that are finished without one: their run outlived a
-    study that was killed.
+    """Write the missing outcomes of finished trials, whose runs outlived a killed
+    study.
     """
     for trial in trials:
         if read_outcome(trial.outcome).status == "complete":
@@ -132,16 +132,17 @@ def settle(trials: Sequence[Trial], start: Start) -> None:
 
 
 def run_trials(order: StudyOrder) -> int:
-    """Run the chosen trials that are not finished, and gather every trial; return the
-    number of those that failed.
+    """Run the chosen unfinished trials, and gather every trial; return the number of
+    failed trials.
     """
     wait_for_runs(order.trials, order.out)
-    # Before the first trial, so that a run of other options ends nothing half-way.
+    # Before the first trial, so that a run with other options does not end the study
+    # half-way.
     done = check_finished(order.trials)
     settle(order.every_trial, order.start)
     gathering = Gathering(order.out / STUDY, order.study, order.text, order.every_trial)
     failed = run_left(order, done=done, after=gathering.after_trial)
-    gathering.gather()  # whatever the last pause has left out
+    gathering.gather()  # what the last pause has skipped
     return failed
 
 
@@ -153,7 +154,7 @@ def run_left(
 ) -> int:
     """Run the trials whose folders are not done; return the number that failed.
 
-    `after` is called after every process.
+    Call `after` after every process.
     """
     chosen, most = order.trials, order.most
     told = {}
@@ -188,9 +189,10 @@ def run_left(
                 f"{label}: failed; {count(len(again), 'trial')} again, fewer at a time, "
                 "which may change the last digits of their figures"
             )
-            # Whatever it was, too little memory or one of them, halves part it.
+            # Whether memory was too small or one trial failed, halving isolates it.
             halves = Stack(tuple(again)).halves()
-            # Those that can go on after a round and those that cannot are apart.
+            # Trials that can continue after a round are stacked apart from those that
+            # cannot.
             parts = [stacked(half.trials, most) for half in halves]
             stacks.extendleft(reversed(list(chain.from_iterable(parts))))
         after()
@@ -201,11 +203,11 @@ def _attempted(stack: Stack, order: StudyOrder) -> Sequence[Outcome | None]:
     """Run a stack's trials as one process."""
     first, start, limit = stack.trials[0], order.start, order.study.limit
     if len(stack.trials) == 1:
-        # A study with stacks goes on where it was stopped, also with a single trial.
+        # A study with stacks continues where it was stopped, even with a single trial.
         resumes = order.most > 1 and rounds_done(first) > 0
         words = command(first, start)
         if resumes:
-            # A study begins anew what it cannot go on with, as it does without stacks.
+            # As without stacks, begin anew what cannot be continued.
             options = options_of(first) | {"overwrite": True}
             words = [*_python(first, start), "run", *flags(options)]
         return [attempt(first, words, limit, goes_on=resumes)]

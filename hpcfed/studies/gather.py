@@ -1,4 +1,4 @@
-"""Keeping `study.h5` up to date while trials run."""
+"""Keeps `study.h5` up to date while trials run."""
 
 import time
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from hpcfed.results.trials import read_outcome
 from hpcfed.studies.plan import Study, Trial
 
 PAUSE = 20
-"""How many times longer than gathering the pause before the next gathering is, at
-least.
+"""The minimum pause before the next gathering, as a multiple of the last one's
+duration.
 """
 
 
 def gather(path: Path, study: Study, text: str, every: Sequence[Trial]) -> None:
-    """Bring the runs of all trials, and how each trial went, together in one file.
-    `text` is the study's own file.
+    """Combine the runs of all trials, and how each trial went, in one file. `text` is
+    the study's own file.
     """
     sources = []
     for trial in every:
@@ -27,7 +27,7 @@ def gather(path: Path, study: Study, text: str, every: Sequence[Trial]) -> None:
 
 
 class Gathering:
-    """Keeps study.h5 up to date without spending a noticeable share of the time on it."""
+    """Keeps study.h5 up to date, with a negligible share of the time."""
 
     def __init__(
         self, path: Path, study: Study, text: str, every: Sequence[Trial]

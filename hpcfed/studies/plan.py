@@ -1,10 +1,10 @@
 """What a study file asks for: every point of the sweep, checked before the first one
-starts. Imports no torch.
+starts. Does not import torch.
 
 A point is a choice of options; a trial is one run of it. Points multiply: every variant
-with every combination of the swept values. Two names are the study's own: `ranks` is
+with every combination of the swept values. Two names are the study's own. `ranks` is
 how many MPI ranks host clients (the server's ranks, if the method has any, come on
-top), and `clients_per_rank` stands for `clients` where the number of ranks decides it.
+top). `clients_per_rank` replaces `clients` if the number of ranks determines it.
 """
 
 import itertools
@@ -37,9 +37,9 @@ from hpcfed.results.folder import POINTS, seed_folder
 from hpcfed.runtime.launcher import Launch, Start
 
 MOST_RANKS = 1_000_000
-"""Beyond that a number of ranks is a slip."""
+"""A larger number of ranks is a typo."""
 MOST_NAME = 255
-"""Bytes of a folder's name on Linux."""
+"""Longest folder name on Linux, in bytes."""
 
 
 class Study(BaseModel):
@@ -53,8 +53,7 @@ class Study(BaseModel):
     sweep: dict[str, list[Any]] = {}
     """Options with the values that they take in turn."""
     variants: dict[str, dict[str, Any]] = {}
-    """Options that change together, such as a method and what belongs to it, by a name.
-    """
+    """Options that change together, such as a method and its own options, by a name."""
     repeats: int = Field(1, ge=1, le=1000)
     """Runs of every point: processes differ more than the rounds of one."""
     warmup: int = Field(1, ge=0)
@@ -71,14 +70,14 @@ class Point:
     name: str
     """Also the name of its folder."""
     given: dict[str, Any]
-    """Options as they are handed to `hpcfed run`."""
+    """Options as passed to `hpcfed run`."""
     settings: Settings
     ranks: int
     """Ranks that host clients."""
 
     @property
     def processes(self) -> int:
-        """Ranks that are started, with the server's."""
+        """Ranks to start, including the server's."""
         return self.ranks + self.settings.config.server_ranks
 
 
@@ -100,15 +99,15 @@ class Trial:
 
     @property
     def run_folders(self) -> list[Path]:
-        """Where its runs belong: seeds of one run have their own folders."""
+        """The folders of its runs: with several seeds, each has its own."""
         if self.point.settings.config.seeds is None:
             return [self.folder]
         return [seed_folder(self.folder, seed) for seed in self.seeds]
 
     @property
     def words(self) -> list[str]:
-        """The command line, after `hpcfed`. A trial that failed is run again over what
-        it has left.
+        """The command line, after `hpcfed`. A failed trial is run again over what it
+        has left.
         """
         given = flags(self.point.given)
         return ["run", *given, "--out", str(self.folder), "--overwrite"]
@@ -124,18 +123,18 @@ class Trial:
 
 @dataclass(frozen=True)
 class StudyOrder:
-    """A study that is to run: which of its points, where to, and how."""
+    """A study to be run: which points, into which folder, and how."""
 
     study: Study
     path: Path
     text: str
-    """Of the study's file."""
+    """The text of the study's file."""
     every: Sequence[Point]
     chosen: Sequence[Point]
     out: Path
     start: Start
     most: int = 1
-    """Trials that may run as one process."""
+    """Most trials that may run as one process."""
 
     @cached_property
     def every_trial(self) -> list[Trial]:
@@ -161,12 +160,12 @@ def find_study(path: Path) -> Path:
 
 
 def read_study(path: Path) -> Study:
-    """Read a study file and check what needs no options to be known."""
+    """Read a study file and run the checks that do not need the options."""
     return study_of(load_toml(path), path)
 
 
 def study_of(tables: Mapping[str, Any], path: Path) -> Study:
-    """Make a study of the tables of a file, or of a program's that stand for one."""
+    """Make a study from the tables of a file, or from a program's equivalent."""
     try:
         study = Study.model_validate(tables)
     except ValidationError as failure:
@@ -184,7 +183,7 @@ def study_of(tables: Mapping[str, Any], path: Path) -> Study:
         different = {repr(value) for value in values}  # lists have no hash
         if len(different) < len(values):
             raise UserError(f"{path}: sweep.{name} has a value twice")
-    if "\0" in study.title:  # which HDF5 cannot hold
+    if "\0" in study.title:  # HDF5 strings cannot hold it
         raise UserError(
             f"{path}: title: must be without a null character, got {study.title!r}"
         )
@@ -196,7 +195,7 @@ def _reason(failure: ValidationError) -> str:
     where = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown key{suggest_option(where, Study.model_fields)}"
-    # pydantic's words, in the tone of our own messages.
+    # Reword pydantic's message in the tone of our own.
     wanted = error["msg"].replace("Input should be", "must be")
     return f"{where}: {wanted}, got {error['input']!r}"
 
@@ -223,7 +222,7 @@ def points(study: Study, path: Path) -> list[Point]:
 
 
 def _check_names(made: Sequence[Point], path: Path) -> None:
-    """Refuse names that cannot be folders beside each other."""
+    """Refuse names that cannot be folders side by side."""
     seen = set()
     for point in made:
         name = point.name
@@ -246,7 +245,7 @@ def _check_names(made: Sequence[Point], path: Path) -> None:
 def choose(
     every: Sequence[Point], *, only: str, numbers: Sequence[int] | None
 ) -> list[Point]:
-    """Return the points whose name fits the pattern and, where numbers are given, whose
+    """Return the points whose name matches the pattern and, if numbers are given, whose
     number is one of them.
     """
     for number in numbers or ():
@@ -265,8 +264,8 @@ def choose(
 
 
 def trials(study: Study, chosen: Sequence[Point], out: Path) -> list[Trial]:
-    """Return the runs of all points. Repeats go round: all points once, then all again,
-    so that a machine's slow hour does not fall on one point.
+    """Return the runs of all points. Repeats are interleaved: all points once, then all
+    again, so that a slow hour of the machine does not fall on one point.
     """
     made = []
     for repeat in range(study.repeats):
@@ -279,7 +278,9 @@ def trials(study: Study, chosen: Sequence[Point], out: Path) -> list[Trial]:
 def _point(
     number: int, name: str, tables: Mapping[str, Mapping[str, Any]], path: Path
 ) -> Point:
-    """Make a point of the options of all its tables; a later table overrules."""
+    """Make a point from the options of all its tables; later tables override earlier
+    ones.
+    """
     values, sources = _merge(tables, path)
     ranks = _ranks(values, sources)
     default = RunConfig.model_fields["method"].default
@@ -289,21 +290,22 @@ def _point(
     except UserError as error:
         raise UserError(f"{sources.get('method', path)}: {error}") from None
     _check_known(values, sources, kind)
-    # Not yet checked: `resolve` says what is wrong with it, but needs the number.
+    # Not checked yet: `resolve` reports what is wrong with it, but needs the number.
     servers = values.get("server_ranks")
     processes = ranks + (servers if isinstance(servers, int) else 0)
     shared = []
     for option in values:
         if sources[option] == f"{path}: common.{option}":
             shared.append(option)
-    # Shared options may belong to other points' methods: here they are allowed to idle.
+    # Shared options may be meant for other points' methods, so here they may have no
+    # effect.
     settings = resolve(values, sources, kind, shared=shared, ranks=processes)
-    # A shared option may be needed by some points, and say nothing in this one: then it
-    # is left out of the command.
+    # A shared option may be needed by some points and have no effect in this one. Then
+    # it is left out of the command.
     for option in set(idle(settings)).intersection(shared):
         del values[option]
     settings = resolve(values, sources, kind, ranks=processes)
-    # Jobs may start in another folder: paths of the user's files are absolute.
+    # Jobs may start in another folder, so paths of the user's files are absolute.
     for option, stated in facts().items():
         if stated.names_code and option in values:
             values[option] = getattr(settings.config, option)
@@ -352,7 +354,7 @@ def _ranks(values: dict[str, Any], sources: dict[str, str]) -> int:
 def _check_known(
     values: Mapping[str, Any], sources: Mapping[str, str], kind: type[BaseModel]
 ) -> None:
-    """Refuse options that neither all runs nor the point's method has."""
+    """Refuse options that exist neither for all runs nor for the point's method."""
     known = [*RunConfig.model_fields, *kind.model_fields]
     for option in values:
         if option not in known:
@@ -363,7 +365,7 @@ def _check_known(
 
 
 def _number(value: Any, source: str) -> int:
-    # True and False are whole numbers to Python.
+    # In Python, True and False are integers.
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= MOST_RANKS:
         raise UserError(f"{source}: must be a whole number from 1 on, got {value!r}")
@@ -371,9 +373,9 @@ def _number(value: Any, source: str) -> int:
 
 
 def _name(variant: str, swept: Mapping[str, Any]) -> str:
-    """Return `fedavg,clients=10`: a folder's name on any file system."""
+    """Return `fedavg,clients=10`, a folder name that is valid on any file system."""
     words = [variant] if variant else []
     for name, value in swept.items():
         words.append(f"{name}={flag_text(value)}")
-    # A study that is started again finds its points' folders by this name.
+    # A restarted study finds its points' folders by this name.
     return re.sub(r"[^\w.,=+-]", "-", ",".join(words))

@@ -1,8 +1,8 @@
-"""Which trials of a study advance in step, as the rows of one process, and which do not.
-Imports no torch.
+"""Which trials of a study advance in step, as the rows of one process, and which do
+not. Does not import torch.
 
-A stack's file, `stacks/NAME.json`, holds the options of its trials. Beside it is the log
-of the process that runs them.
+A stack's file, `stacks/NAME.json`, holds the options of its trials. Beside it is the
+log of the process that runs them.
 """
 
 import json
@@ -23,12 +23,14 @@ from hpcfed.results.trials import writing
 from hpcfed.studies.plan import Trial
 
 UNFINISHED = ("stopped", "interrupted", "running")
-"""States of runs that go on; one that still runs elsewhere has claimed its folder."""
+"""States of runs that can continue; one that still runs elsewhere has claimed its
+folder.
+"""
 SERVER = "the server's model"
 MOST_COMPARED = 100
-"""Kinds of trials among which one that is alone looks for its nearest."""
+"""Most kinds of trials to search for the one nearest to a single trial."""
 MOST_BYTES = 16 * 2**20
-"""Largest file of a stack that is read."""
+"""Largest file of a stack to read."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Stack:
         return f"repeat-{first.repeat}-point-{first.point.number}-and-{more}-more.json"
 
     def halves(self) -> list["Stack"]:
-        """Return two stacks of half as many trials; itself where it is but one."""
+        """Return two stacks with half of the trials each; itself if it has only one."""
         if len(self.trials) == 1:
             return [self]
         middle = len(self.trials) // 2
@@ -62,12 +64,12 @@ class Stack:
 
 
 def singles(trials: Iterable[Trial]) -> list[Stack]:
-    """Return every trial by itself."""
+    """Return a stack for each single trial."""
     return [Stack((trial,)) for trial in trials]
 
 
 def stacked(trials: Sequence[Trial], most: int) -> list[Stack]:
-    """Put trials that differ in stackable options alone together, at most `most`, in
+    """Stack trials that differ only in stackable options, at most `most` together, in
     the order of the first of each.
     """
     shared = [_shared(trial) for trial in trials]
@@ -75,7 +77,7 @@ def stacked(trials: Sequence[Trial], most: int) -> list[Stack]:
     for number, options in enumerate(shared):
         key = json.dumps(options, sort_keys=True, default=str)
         alike.setdefault(key, []).append(number)
-    # One of each kind tells what the others differ in.
+    # One trial of each kind shows what the others differ in.
     kinds = [shared[numbers[0]] for numbers in alike.values()]
     made: list[Stack] = []
     for numbers in alike.values():
@@ -84,7 +86,7 @@ def stacked(trials: Sequence[Trial], most: int) -> list[Stack]:
             why = _why_alone(shared[numbers[0]], kinds[:MOST_COMPARED])
             made.append(Stack(members, why))
             continue
-        # Every seed of a trial counts as one; at least one trial is taken.
+        # Each seed of a trial counts as one; take at least one trial.
         seeds = max(len(trial.seeds) for trial in members)
         fit = max(1, most // seeds)
         # Evenly, rather than full stacks and a small rest.
@@ -98,31 +100,32 @@ def stacked(trials: Sequence[Trial], most: int) -> list[Stack]:
 
 
 def _shared(trial: Trial) -> dict[str, Any]:
-    """Return what must be the same in all trials of a stack."""
+    """Return what all trials of a stack must have in common."""
     settings = trial.point.settings
     options: dict[str, Any] = {}
     stackable = named(stackable=True)
     for name, value in settings.flat().items():
         if name not in stackable:
             options[name] = value
-    # Of one stack, all trials begin anew or go on after the same round.
+    # All trials of a stack begin anew, or continue after the same round.
     options |= {"ranks": trial.point.ranks, "rounds done": rounds_done(trial)}
     options["repeat"] = trial.repeat
     if settings.options.has_server:
-        # The server's model knows runs by their seeds, and serves one after the other.
+        # The server's model identifies runs by their seeds, and serves one after the
+        # other.
         options[SERVER] = str(trial)
     return options
 
 
 def _why_alone(options: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
-    """Say what keeps a trial from those that are nearest to it."""
+    """Say what separates a trial from the nearest others."""
     if SERVER in options:
         return f"{SERVER} of {options['method']} serves one run at a time"
     nearest: list[str] = []
     for other in others:
         names = options.keys() | other.keys()
         different = sorted(n for n in names if options.get(n) != other.get(n))
-        # Neither itself nor another repeat of it.
+        # Skip the trial itself and its other repeats.
         if different in ([], ["repeat"]):
             continue
         if not nearest or len(different) < len(nearest):
@@ -133,8 +136,8 @@ def _why_alone(options: dict[str, Any], others: Sequence[dict[str, Any]]) -> str
 
 
 def rounds_done(trial: Trial) -> int:
-    """Return the rounds after which a trial that was stopped or killed can go on; 0
-    where it begins anew, as one does that has failed or had other options.
+    """Return the rounds after which a stopped or killed trial can continue; 0 if it
+    begins anew, because it failed or had other options.
     """
     newest = []
     every = trial.point.settings.each_seed()
@@ -147,12 +150,12 @@ def rounds_done(trial: Trial) -> int:
         if record.status not in UNFINISHED or changed_files(record):
             return 0
         newest.append(checkpoints.newest_rounds(folder))
-    # Seeds of a trial go on after the last round that all of them have.
+    # Seeds of a trial continue after the last round that all of them have.
     return min(newest)
 
 
 def options_of(trial: Trial) -> dict[str, Any]:
-    """Return the options of a trial of a stack: it goes on where it was stopped."""
+    """Return the options of a trial in a stack: it continues where it was stopped."""
     if rounds_done(trial):
         return {"resume": str(trial.folder)}
     return {**trial.point.given, "out": str(trial.folder), "overwrite": True}
@@ -167,7 +170,7 @@ def write_stack(path: Path, stack: Stack) -> None:
 
 
 def read_stack(path: Path) -> list[dict[str, Any]]:
-    """Read the options of a stack's trials, which are not checked yet."""
+    """Read the options of a stack's trials, still unchecked."""
     try:
         check_file(path, MOST_BYTES)
         found = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What `hpcfed study` does with a study: run it here, as a job of an array, or by Slurm,
+"""What `hpcfed study` does: run a study here, as a job of an array, or through Slurm,
 or gather what has run.
 """
 
@@ -49,7 +49,7 @@ def order_of(
 
 def run_study(order: StudyOrder) -> int:
     """Run the chosen trials here, gather all, and say how it went; return the number of
-    trials that failed.
+    failed trials.
     """
     _make(order.out)
     with _claimed(order.out):
@@ -61,12 +61,12 @@ def run_study(order: StudyOrder) -> int:
 
 def run_points(order: StudyOrder) -> int:
     """Run the chosen trials as one job of an array: other jobs write beside it, and the
-    last one gathers. Return the number of trials that failed.
+    last one gathers. Return the number of failed trials.
     """
     _make(order.out)
     execute.wait_for_runs(order.trials, order.out)
     execute.settle(order.trials, order.start)
-    # A requeued job goes on where it was stopped.
+    # A requeued job continues where it was stopped.
     done = execute.check_finished(order.trials)
     failed = execute.run_left(order, done=done)
     say(_closing(failed, order))
@@ -88,7 +88,7 @@ def gather_study(order: StudyOrder) -> int:
 
 
 def submit_study(order: StudyOrder, extra: Sequence[str], *, dry_run: bool) -> None:
-    """Hand the chosen points to Slurm; `extra` are words for sbatch."""
+    """Submit the chosen points to Slurm; `extra` are arguments for sbatch."""
     if not dry_run:
         _make(order.out)
         _write_listing(order)
@@ -104,17 +104,17 @@ def _write_listing(order: StudyOrder) -> None:
 
 def _make(out: Path) -> None:
     try:
-        # The folder of trials tells from the first moment that a study is here.
+        # The folder of trials marks this as a study's folder from the start.
         (out / POINTS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to --out {out}: {error.strerror}") from None
-    # Now, not after hours of runs.
+    # Check now, not after hours of runs.
     check_target("--out: its", out / STUDY)
 
 
 @contextmanager
 def _claimed(out: Path) -> Iterator[None]:
-    """Have the folder of a study for oneself within. Jobs of an array share theirs."""
+    """Claim the folder of a study within the block. Jobs of an array share theirs."""
     with ExitStack() as claims:
         try:
             claims.enter_context(claimed(out, STUDY_CLAIM))

@@ -1,4 +1,4 @@
-"""Handing a study to Slurm: an array of jobs for every number of ranks."""
+"""Submits a study to Slurm: an array of jobs for each number of ranks."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ from hpcfed.errors import UserError, printable
 from hpcfed.studies.plan import Point
 
 SCRIPT = "slurm/study.sbatch"
-"""What an array's jobs run; it comes with hpcfed."""
+"""The script of an array's jobs; it comes with hpcfed."""
 
 
 def submit(
@@ -24,8 +24,8 @@ def submit(
     *,
     dry_run: bool,
 ) -> None:
-    """Submit an array for every number of ranks, since all jobs of an array are alike,
-    and a last job that gathers. `extra` are words for sbatch.
+    """Submit an array for each number of ranks, since all jobs of an array are alike,
+    and a last job that gathers. `extra` are arguments for sbatch.
     """
     path = str(shipped.top() / SCRIPT)
     script = [path, str(file), "--out", str(out)]
@@ -42,7 +42,7 @@ def submit(
         job = _sbatch([*words, *script], dry_run=dry_run)
         if job is not None:
             jobs.append(job)
-    # `afterany`: what is finished is gathered, even where jobs have failed.
+    # `afterany`: finished runs are gathered even if some jobs have failed.
     arrays = ":".join(jobs) or "ARRAYS"
     last = [
         f"--dependency=afterany:{arrays}",
@@ -58,12 +58,12 @@ def _processes(point: Point) -> int:
 
 
 def _sbatch(words: Sequence[str], *, dry_run: bool) -> str | None:
-    """Print and run sbatch; return the job's number, None when it is only printed."""
+    """Print and run sbatch; return the job's number, or None if it is only printed."""
     line = ["sbatch", "--parsable", *words]
     print(printable(shlex.join(line)), flush=True)
     if dry_run:
         return None
-    # The script runs this Python, whatever the jobs' path has.
+    # The script runs this Python, whatever the jobs' path contains.
     environment = os.environ | {"PYTHON": sys.executable}
     try:
         answer = subprocess.run(
