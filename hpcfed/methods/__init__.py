@@ -1,19 +1,19 @@
-"""One file per method: functions from state to state over rows, which `Method` names.
+"""One file per method, with the functions that `Method` lists: state in, state out.
 
 A file `name_of_method.py` here is the method `name-of-method`; the first paragraph of
 its docstring is its line in `hpcfed list`. Files whose name starts with an underscore
-hold pieces that methods share. A method may as well be any file of the user's,
-`--method FILE.py`, or a module that an installed package announces as an entry point of
+hold code that methods share. A method may also be the user's own file, `--method
+FILE.py`, or a module that an installed package announces as an entry point of
 `hpcfed.methods`.
 
-A file may leave functions to another method: `EXTENDS = fedavg` takes from FedAvg
+A file may reuse functions of another method: `EXTENDS = fedavg` takes from FedAvg
 whatever the file does not define itself. Without a class `Options` a method adds no
-options of its own. This module has what a method's file imports: other methods, types,
-markers of fields of a state, `Options` and `option`.
+options. A method's file imports all it needs from this module: other methods, types,
+markers for fields of a state, `Options` and `option`.
 
-A file imports what it needs at its top. What is heavy among it, such as torch, is
-imported when it is first used, see `_late`: the command line reads the options of methods
-and has to answer at once.
+Write imports at the top of the file. Heavy modules such as torch are really imported
+when they are first used, see `_late`: the command line reads the options of methods and
+must answer quickly.
 """
 
 import ast
@@ -96,7 +96,7 @@ Finals = Iterator[tuple[str, Tensor]]
 
 
 def no_finals(fed: Federation, state: Any, clients: Positions) -> Finals:
-    """Judge nothing at the end beyond a round's evaluation."""
+    """Evaluate nothing at the end beyond a round's evaluation."""
     return iter(())
 
 
@@ -109,60 +109,58 @@ def not_led(
 
 @dataclass(frozen=True)
 class Method:
-    """What a method's file offers, under the names that it has there."""
+    """What a method's file defines; fields are named as in the file."""
 
     init: Callable[[Federation], Any]
     """Returns the state before the first round, a dataclass of tensors."""
     round: Callable[[Federation, Any, Cohort], Any]
     """Returns the state after a round with this cohort."""
     personal: Callable[[Federation, Any, Positions], Tensor]
-    """Returns the rows with which clients of this rank are judged on their own test
-    data.
-    """
+    """Returns the rows to evaluate on the test data of these clients of this rank."""
     global_row: Callable[[Any], Tensor | None]
-    """Returns the row that is judged on the global test data; None for methods that
-    have no such row.
+    """Returns the row to evaluate on the global test data; None for methods without a
+    global model.
     """
     welcome: Callable[[Federation, Any, Cohort], Tensor]
-    """Returns the rows with which clients that join later start; the cohort is all of
-    them, in a federation of their own.
+    """Returns the first rows of clients that join later. The cohort is all of them, in
+    a federation of their own.
     """
     finals: Callable[[Federation, Any, Positions], Finals] = no_finals
-    """Yields names and rows that are judged after the last round."""
+    """Yields names and rows to evaluate after the last round."""
     FINALS: tuple[str, ...] = ()
     """All names that `finals` may yield."""
     figures: Callable[[Federation, Any, Positions], Finals] = no_finals
-    """Yields names and a number, not negative, for each of these clients, which are
-    recorded after the last round; NaN where a client has none.
+    """Yields a name and one number per client, to record after the last round. Numbers
+    are not negative; NaN for a client without one.
     """
     FIGURES: tuple[str, ...] = ()
     """All names that `figures` may yield."""
     lead: Callable[[Federation, Any, int, Tensor, Tensor], Tensor] = not_led
-    """Returns new clients' rows after a local update, as the server leads them on;
-    takes the last state, the update's number, and the rows before and after it.
+    """Returns new clients' rows after a local update, as the server guides them. Takes
+    the last state, the update's number, and the rows before and after it.
     """
     adopt: Callable[[Federation, Any, Cohort], Any] | None = None
-    """Returns the state with which clients that join later begin rounds of their own,
-    after those of the known clients; the cohort is all of them, in a federation of their
-    own. None for methods whose new clients only train by themselves.
+    """Returns the state with which clients that join later begin their own rounds,
+    after those of the known clients. The cohort is all of them, in a federation of
+    their own. None for methods whose new clients only train by themselves.
     """
     VALIDATES: bool = False
-    """Whether the server judges uploads on a validation set of its own."""
+    """Whether the server evaluates uploads on its own validation set."""
     PRIVATE_MEAN: bool = False
-    """Whether all that the server learns of a round's uploads is one `fed.mean` of rows,
-    after it has sent one row to all: then noise on the mean hides each of them. It
-    belongs to the file that defines `round`.
+    """Whether the server sends one row to all clients, and learns nothing of their
+    uploads but one `fed.mean` of rows. Then noise on the mean hides each upload. Set it
+    in the file that defines `round`.
     """
     VOTES: bool | None = None
-    """Whether a majority of signs can replace that mean, because all rows start from
-    one; None: as PRIVATE_MEAN says.
+    """Whether a majority of signs can replace that mean, because all clients start from
+    one row; None: as PRIVATE_MEAN.
     """
     Options: type[Options] = Options
     """The options that the method adds to those of every run."""
 
 
 REQUIRED = [f.name for f in fields(Method) if f.default is MISSING]
-"""What every method has."""
+"""What every method must define."""
 
 
 def names() -> list[str]:
@@ -175,8 +173,8 @@ def names() -> list[str]:
 
 
 def announced() -> dict[str, EntryPoint]:
-    """Return the methods that installed packages announce, by name; ours come first
-    where both have a name.
+    """Return the methods that installed packages announce, by name. If a name is taken,
+    our method wins.
     """
     found = {}
     ours = names()
@@ -189,11 +187,11 @@ def announced() -> dict[str, EntryPoint]:
 def summaries() -> dict[str, str]:
     """Return one line for every method, read from its source without importing it.
 
-    Plugins are imported; one that fails has a line that says so.
+    Plugins are imported; the line of one that fails says so.
     """
     folder = Path(__file__).parent
     lines = {}
-    # Parsing is enough: importing all methods would make `hpcfed list` wait.
+    # Parsing is enough: importing all methods would make `hpcfed list` slow.
     for name in names():
         source = folder / f"{name.replace('-', '_')}.py"
         lines[name] = _summary(source.read_text())
@@ -221,8 +219,8 @@ def _first_paragraph(docstring: str) -> str:
 
 
 def load(name: str) -> Method:
-    """Import a method: one of ours, a file FILE.py, a plugin, or a module that was
-    handed in. A UserError says in one line what it lacks.
+    """Import a method: one of ours, a file FILE.py, a plugin, or a module that a
+    program passed in. Raise a one-line UserError if it lacks something.
     """
     module = _module(name)
     offered = _offered(name, module)
@@ -240,7 +238,7 @@ def load(name: str) -> Method:
 
 
 def _check_init(name: str, module: ModuleType, method: Method) -> None:
-    """Refuse a state of one's own that another method's `init` would not make."""
+    """Refuse a file that defines its own State but takes `init` from another method."""
     state = vars(module).get("State")
     own = isinstance(state, type) and state.__module__ == module.__name__
     if own and method.init.__module__ != module.__name__:
@@ -274,7 +272,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _offered(name: str, module: ModuleType) -> dict[str, Any]:
-    """Collect what a method's file defines, and what the methods that it extends do."""
+    """Collect what a method's file and the methods that it extends define."""
     parent = getattr(module, "EXTENDS", None)
     offered: dict[str, Any] = {}
     if isinstance(parent, ModuleType):
@@ -285,14 +283,14 @@ def _offered(name: str, module: ModuleType) -> dict[str, Any]:
             "hpcfed.methods import fedavg; EXTENDS = fedavg"
         )
     if "round" in vars(module):
-        # What the round of another method promises need not hold for this one.
+        # Promises of the parent's round need not hold for this one.
         for promise in ("PRIVATE_MEAN", "VOTES"):
             offered.pop(promise, None)
-    # Read at the time of loading, so that a test may replace a function of a module.
+    # Read attributes when loading, so that a test may replace a module's function.
     for field in fields(Method):
         if hasattr(module, field.name):
             offered[field.name] = getattr(module, field.name)
-    # Files that were written for older versions promise it in their Options.
+    # Files for older versions set it in their Options.
     own = vars(module).get("Options")
     if isinstance(own, type) and vars(own).get("private_mean"):
         offered["PRIVATE_MEAN"] = True
@@ -300,7 +298,7 @@ def _offered(name: str, module: ModuleType) -> dict[str, Any]:
 
 
 def _check_kinds(name: str, method: Method) -> None:
-    """Refuse what a file defines under our names and that is of another kind."""
+    """Refuse definitions of the wrong kind, such as Options that are not a class."""
     options = method.Options
     if not isinstance(options, type) or not issubclass(options, Options):
         raise UserError(
@@ -332,11 +330,11 @@ _TAKES = {
 
 
 def _check_takes(name: str, hook: str, function: Any, takes: str) -> None:
-    """Refuse a function that cannot be called with our arguments, before a round is."""
+    """Refuse a function that does not take our arguments, before any round starts."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # not callable, or written in C: calling it will tell
+        return  # not callable, or written in C: the call itself will tell
     try:
         signature.bind(*takes.split(", "))
     except TypeError:
@@ -346,7 +344,7 @@ def _check_takes(name: str, hook: str, function: Any, takes: str) -> None:
 
 
 def _check_options(name: str, options: type[Options]) -> None:
-    """Refuse options that the command line could not tell from others, or explain."""
+    """Refuse options that clash with those of every run, or lack a help text."""
     for own, field in options.model_fields.items():
         if own in RunConfig.model_fields:
             raise UserError(
@@ -363,7 +361,7 @@ def _check_options(name: str, options: type[Options]) -> None:
 def options(*more: str) -> dict[str, dict[str, FieldInfo]]:
     """Return the options of all our methods, and of `more`.
 
-    One that cannot be loaded, as while somebody writes it, has none.
+    A method that cannot be loaded, perhaps because it is unfinished, is left out.
     """
     found = {}
     for name in (*names(), *more):
@@ -383,9 +381,9 @@ def owners(wanted: str) -> list[str]:
 
 @cache
 def _declared(name: str) -> dict[str, FieldInfo]:
-    """Return the options that a method of ours adds; none for any other.
+    """Return the options that a shipped method adds; none for any other.
 
-    Records are read with this: a file that a record names is not imported for it.
+    Reading a record uses this, and must not import a file that the record names.
     """
     return dict(load(name).Options.model_fields) if name in names() else {}
 

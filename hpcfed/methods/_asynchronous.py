@@ -1,21 +1,19 @@
-"""What methods have in common whose clients train at their own pace, in virtual time.
+"""Shared by methods whose clients train at their own pace, in virtual time.
 
-There are no rounds in which all wait for the slowest. As many clients as --concurrency
-says train at any time. When an upload arrives, the server takes it in, and invites
-another client, which starts from the version of the server's row that there is then
-(`_timetable` has the rules). By the time an upload arrives, it may be some versions
-behind: that is its staleness.
+There are no rounds in which all wait for the slowest. At any time --concurrency clients
+train. When an upload arrives, the server uses it and invites another client, which
+starts from the current version of the server's row (`_timetable` has the rules). When
+an upload arrives, its start may be some versions old: that is its staleness.
 
-A round of the record is as many uploads as a cohort has clients, in the order of their
-arrival; a client may be among them several times. Who starts when, from which version,
-does not depend on what is learnt. So uploads are computed in waves: the longest runs of
-arrivals whose starts exist train together, as rows of one call. The wave's number in the
-round is the phase of their random numbers.
+A round of the record has as many uploads as a cohort has clients, in the order of
+arrival; a client may upload several times. Who starts when, and from which version,
+does not depend on training. So uploads are computed in waves: the longest sequences of
+arrivals whose starting rows exist train together, as rows of one call. The wave's
+number in the round is the phase of their random numbers.
 
-Clients that are lost (--dropout-rate) have been sent a row, and never train here. The
-server keeps only those versions that somebody who trains has started from. The host
-never waits for the device before the end of a round, and works out the next one until
-then.
+Lost clients (--dropout-rate) are sent a row but never train here. The server keeps only
+the versions from which a client in training has started. The host does not wait for the
+device before the end of a round; meanwhile it works out the next round.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,12 +33,12 @@ from hpcfed.methods._timetable import InTraining, Pace, Timetable
 from hpcfed.options import Choice, Need, RunConfig, option
 
 Versions = Mapping[int, Tensor]
-"""Rows of the server by the number of their version."""
+"""Rows of the server by version number."""
 
 STALENESS = Need(
     "--staleness polynomial or hinge", lambda run: run.staleness != "constant"
 )
-"""What options of the weight of stale uploads need."""
+"""The need of options that shape the weight of stale uploads."""
 
 
 class Options(options.Options):
@@ -113,7 +111,7 @@ class Options(options.Options):
             )
 
     def staleness_weights(self, staleness: np.ndarray) -> np.ndarray:
-        """Return s(d) of uploads whose staleness is d."""
+        """Return the weights s(d) of uploads of staleness d."""
         if self.staleness == "constant":
             return 1.0 + 0 * staleness
         if self.staleness == "polynomial":
@@ -125,50 +123,50 @@ class Options(options.Options):
 @dataclass(frozen=True)
 class State(fedavg.State):
     versions: Tensor = field(metadata=VARIES)
-    """The older rows that clients which train have started from, oldest first."""
+    """Older rows from which clients in training have started, oldest first."""
     due: Tensor = field(metadata=VARIES)
-    """Uploads of the next round in the order of their arrival, with those that are lost
-    meanwhile: float64, a row for each as `InTraining` has it.
+    """Uploads of the next round in the order of arrival, including lost ones: float64,
+    with the fields of `InTraining` as columns.
     """
     training: Tensor = field(metadata=VARIES)
-    """Those that train after them, likewise."""
+    """Clients that are still in training then, in the same format."""
     received: Tensor
     """Uploads so far."""
     seconds: Tensor = field(metadata=FIXED)
-    """What each client that has data takes to download, to train and to upload: [3,
-    clients], virtual seconds.
+    """Virtual seconds that each client with data takes to download, to train and to
+    upload: [3, clients].
     """
 
 
 @dataclass(frozen=True)
 class Wave:
-    """Uploads that follow one another, and are computed together."""
+    """Consecutive uploads that are computed together."""
 
     number: int
     """Its number in the round."""
     cohort: Cohort
     """The clients, each once, in the order of ids."""
     versions: np.ndarray
-    """The version that each has started from."""
+    """The version from which each has started."""
     weights: np.ndarray
     """s(d) of each."""
     order: np.ndarray
     """Which of the clients arrives first, second and so on."""
     first: int
-    """Uploads that the server had received before."""
+    """The number of uploads that the server had received before the wave."""
     needed: frozenset[int]
-    """Versions that somebody starts from who arrives later."""
+    """Versions from which a client starts that arrives later."""
 
 
 # The timetable
 
 
 def begin(fed: Federation[Options], *, buffer: int) -> State:
-    """Return the state before the first upload; the server makes a version of every
-    `buffer` of them.
+    """Return the state before the first upload; the server makes a new version after
+    every `buffer` uploads.
     """
     w = fed.initial_row()
-    # On the host, as all that decides who trains: nobody waits for the device.
+    # On the host, like everything that decides who trains: no wait for the device.
     nobody = torch.empty(0, 4, dtype=torch.float64)
     state = State(
         w,
@@ -187,9 +185,7 @@ def begin(fed: Federation[Options], *, buffer: int) -> State:
 def following(
     fed: Federation[Options], state: State, round: int, *, buffer: int
 ) -> tuple[Tensor, Tensor]:
-    """Return who arrives in a round that comes after what the state knows, and who
-    trains then.
-    """
+    """Return `due` and `training` of this round, which follows the state's `due`."""
     with fed.timed("sample"):
         now = float(state.due[-1, 0]) if len(state.due) else 0.0
         received = int(state.received) + _num_uploads(state)
@@ -203,7 +199,7 @@ def following(
 def waves(
     fed: Federation[Options], state: State, cohort: Cohort, *, buffer: int
 ) -> list[Wave]:
-    """Return the waves of a round, and tell its log who arrives when."""
+    """Return the waves of a round, and record in its log who arrives when."""
     with fed.timed("sample"):
         check_timetable(fed, state, buffer=buffer)
         received = int(state.received)
@@ -221,7 +217,7 @@ def waves(
         weights = fed.options.staleness_weights(staleness)
         needed = frozenset(_versions_of(state.training))
         found = []
-        # The last one first: what is needed later is known then.
+        # Backwards, because a wave must know which versions later waves need.
         for number, run in reversed(list(enumerate(runs))):
             by_id = run.start + np.argsort(clients[run.start : run.stop])
             wave = Wave(
@@ -240,7 +236,7 @@ def waves(
 
 
 def check_timetable(fed: Federation, state: State, *, buffer: int) -> None:
-    """Refuse what a checkpoint of something else has left."""
+    """Refuse a timetable from the checkpoint of another run."""
     training = state.training.numpy()
     rows = np.concatenate([state.due.numpy(), training])
     positions = rows[:, 1]
@@ -253,8 +249,8 @@ def check_timetable(fed: Federation, state: State, *, buffer: int) -> None:
 
 
 def older_versions(state: State, *, buffer: int) -> list[int]:
-    """Return the versions before the newest that somebody has started from whose upload
-    will come; the state has their rows.
+    """Return the older versions from which pending uploads have started, without the
+    newest. The state holds their rows, in this order.
     """
     newest = int(state.received) // buffer
     started = _versions_of(state.due) | _versions_of(state.training)
@@ -262,14 +258,14 @@ def older_versions(state: State, *, buffer: int) -> list[int]:
 
 
 def rows_of(state: State, *, buffer: int) -> dict[int, Tensor]:
-    """Return the rows of all versions that a round begins with."""
+    """Return the rows of all versions that the state holds, by version number."""
     newest = int(state.received) // buffer
     older = older_versions(state, buffer=buffer)
     return {**dict(zip(older, state.versions, strict=True)), newest: state.w}
 
 
 def _seconds(fed: Federation, row: Tensor) -> np.ndarray:
-    """Return what every client with data takes to download, to train and to upload."""
+    """Return the seconds of every client with data to download, train and upload."""
     devices = fed.channel.devices
     assert devices is not None, "a run has devices where its method needs them"
     holders = np.flatnonzero(fed.sizes)
@@ -282,7 +278,7 @@ def _seconds(fed: Federation, row: Tensor) -> np.ndarray:
 
 
 def _num_steps(fed: Federation, clients: np.ndarray) -> np.ndarray:
-    # The same in all rounds: only rates change.
+    # The same in all rounds: only learning rates change.
     return num_steps(fed.sizes[clients], fed.recipe(0).length)
 
 
@@ -304,7 +300,7 @@ def _bytes_of(row: Tensor) -> int:
 
 
 def _numbers(generator: "np.random.Generator") -> Iterator[float]:
-    """Yield random numbers one by one; drawing them singly takes ten times as long."""
+    """Yield random numbers one by one, drawn in blocks: that is ten times as fast."""
     while True:
         yield from generator.random(256).tolist()
 
@@ -325,12 +321,12 @@ def _table(training: list[InTraining]) -> Tensor:
 
 
 def _num_uploads(state: State) -> int:
-    """Return how many uploads of the next round come."""
+    """Return the number of uploads of the next round that are not lost."""
     return len(state.due) - int(state.due[:, 3].sum())
 
 
 def _versions_of(training: Tensor) -> set[int]:
-    """Return the versions from which those have started whose uploads come."""
+    """Return the versions from which clients started whose uploads are not lost."""
     coming = training[training[:, 3] == 0]
     return {int(version) for version in coming[:, 2].tolist()}
 
@@ -338,7 +334,7 @@ def _versions_of(training: Tensor) -> set[int]:
 def _note(
     log: RoundLog, state: State, clients: np.ndarray, staleness: np.ndarray
 ) -> None:
-    """Tell the round's log who has arrived, and when."""
+    """Record in the round's log who has arrived, and when."""
     log.arrived = clients
     log.cohort_size = len(clients)
     log.staleness = float(staleness.mean())
@@ -350,7 +346,7 @@ def _note(
 def _times(
     fed: Federation, state: State, clients: np.ndarray, coming: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return what is recorded of every upload of a round."""
+    """Return the columns that are recorded of a round's uploads."""
     positions = coming[:, 1].astype(np.int64)
     download, train, upload = state.seconds.numpy()[:, positions]
     return {
@@ -367,7 +363,7 @@ def _times(
 def after(
     state: State, versions: Versions, due: Tensor, training: Tensor, *, buffer: int
 ) -> dict[str, Tensor]:
-    """Return the fields of `State` after a round, but w."""
+    """Return the fields of `State` after a round, except w."""
     fields = {
         "due": due,
         "training": training,

@@ -1,9 +1,9 @@
-"""What methods have in common that cluster the clients once, before training, and learn
-a row for every cluster.
+"""Shared by methods that cluster the clients once, before training, and learn a row for
+every cluster.
 
-The clients of a cluster have similar data, judged by the first left singular vectors of
-it, their basis. A client that joins later tells its basis too, belongs to the cluster
-whose mean is nearest, and is given what the cluster shares.
+The clients of a cluster have similar data: their bases, which are the first left
+singular vectors of their data, are similar. A client that joins later sends its basis,
+too. It enters the cluster with the nearest mean basis, and gets what this one shares.
 """
 
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ _SEVERAL = Need("--clusters 2 or more", lambda run: run.clusters > 1)
 
 
 class Options(options.Options):
-    averages = False  # a row for every cluster, and of some columns of uploads
+    averages = False  # it takes a mean per cluster, and only of some columns
 
     clusters: int = option(
         4,
@@ -69,7 +69,7 @@ class Options(options.Options):
             self._check_data(config)
 
     def _check_data(self, config: RunConfig) -> None:
-        """Refuse data that has no basis, or no classes where each has one."""
+        """Refuse data without a basis, and angles between classes without classes."""
         data = config.data()
         if data.vocabulary:
             raise UserError(
@@ -84,9 +84,7 @@ class Options(options.Options):
 
 
 class NamedLayers(Options):
-    """Options of a method that shares a few layers of ResNet-18, or others that the
-    user names.
-    """
+    """Options of a method that shares a few layers of ResNet-18, or named ones."""
 
     names_layers = True
     whole_rows = False
@@ -122,8 +120,8 @@ class NamedLayers(Options):
 
 
 def layers_of(config: RunConfig) -> list[str]:
-    """Return the layers of a network that has none of ResNet-18's stages; none for
-    others.
+    """Return the layers of a network without stages; none for networks of stages, such
+    as ResNet-18, and for the user's own.
     """
     network = config.network()
     return list(MODELS[network].named) if network in MODELS else []
@@ -144,11 +142,10 @@ class State(_partial.State):
     """`shared` has a row for every cluster."""
 
     group_of: Tensor = field(metadata=FIXED)
-    """The column group of every shared column, such as its layer: a client sends whole
-    groups.
+    """The group of every shared column, such as its layer. A client sends whole groups.
     """
     gene: Tensor
-    """[clusters, groups], True for what a client that joins the cluster is given."""
+    """[clusters, groups], True for groups that a joining client gets."""
     cluster: Tensor = field(metadata=CLUSTERS)
     """The cluster of every client of the federation."""
     centres: Tensor
@@ -166,10 +163,10 @@ def begin(
     shared: Tensor | None = None,
     group_of: Tensor | None = None,
 ) -> State:
-    """Return the state before the first round: all clients have the common initial row,
-    and a cluster.
+    """Return the state before the first round: all clients have the common initial row
+    and are clustered.
 
-    All columns are shared, and form one group, unless given.
+    By default all columns are shared and form one group.
     """
     clusters = fed.options.clusters
     if shared is None:
@@ -193,7 +190,7 @@ def begin(
 
 
 def _clustered(fed: Federation[Options]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return every client's cluster, and every cluster's mean basis and number of
+    """Return every client's cluster, the clusters' mean bases, and their numbers of
     members with data.
     """
     options = fed.options
@@ -201,13 +198,13 @@ def _clustered(fed: Federation[Options]) -> tuple[Tensor, Tensor, Tensor]:
     if options.clustering == "angles":
         judged = fed.bases(options.basis, by_class=True)
     seed = int(fed.generator("clusters").integers(2**32))
-    # Numbers of clusters do not depend on the order of clients, nor on ranks.
+    # `assign` numbers clusters independently of the order of clients and of ranks.
     found = assign(judged, options.clusters, how=options.clustering, seed=seed)
-    # Ranks on different hardware may round differently: the first one decides.
+    # Ranks on different hardware may round differently: the first rank decides.
     cluster = torch.from_numpy(fed.agreed(found))
-    # Also where angles were judged, newcomers are compared with mean bases.
+    # Newcomers are compared with mean bases, even if clustering was by angles.
     points = torch.from_numpy(bases.reshape(len(bases), -1))
-    # Clients without data have the basis 0: they are in a cluster, and move no mean.
+    # Clients without data have basis 0: they are in a cluster but do not move its mean.
     members = torch.bincount(cluster[points.any(1)], minlength=options.clusters)
     sums = points.new_zeros(options.clusters, points.shape[1])
     sums = sums.index_add(0, cluster, points)
@@ -221,15 +218,15 @@ def cluster_rows(fed: Federation, state: State, clients: Positions) -> Tensor:
 
 
 def join(state: State, shared: Tensor, private: Tensor) -> Tensor:
-    """Put shared and private columns together, where there are private ones."""
+    """Join shared and private columns, if there are private ones."""
     if not len(state.private_at):
         return shared
     return _partial.join(state, shared, private)
 
 
 def download(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    """Return the cohort's rows at the start of a round: the cluster's columns, and each
-    client's private ones.
+    """Return the cohort's rows at the start of a round: the cluster's columns and each
+    client's private columns.
     """
     theirs = cluster_rows(fed, state, cohort.here)
     shared = fed.download(theirs, cohort)
@@ -245,10 +242,10 @@ def aggregate(
     sent: Tensor | None = None,
 ) -> tuple[S, Tensor]:
     """Return the state after a round: the mean of every cluster's shared columns, and
-    private ones as each client trained them.
+    the private columns as each client trained them.
 
-    `sent`, [members, groups], says what each client sends; all of it unless given.
-    Beside the state: [clusters, groups], the weight of those who sent a group.
+    `sent`, [members, groups], says what each client sends; everything by default. Also
+    return the total weight of each group's senders: [clusters, groups].
     """
     if len(state.private_at):
         before = state.private[cohort.here]
@@ -264,7 +261,7 @@ def aggregate(
 
 
 def inherited(state: State, weights: Tensor, gene: Tensor) -> Tensor:
-    """Return the gene of clusters that had somebody in the round; others keep theirs."""
+    """Return the new gene of clusters with uploads this round; others keep theirs."""
     heard = (weights > 0).any(1, keepdim=True)
     return gene.where(heard, state.gene)
 
@@ -280,28 +277,26 @@ def global_row(state: State) -> Tensor | None:
 
 
 def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
-    """Give new clients the gene of the nearest cluster; the rest is drawn by each for
-    itself.
-    """
+    """Give new clients the nearest cluster's gene; each draws the rest at random."""
     _, rows = arrive(fed, state, cohort)
     return rows
 
 
 def adopt(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    """Return the state in which new clients go on with the clusters' rows."""
+    """Return the state with which new clients continue from the clusters' rows."""
     arrived, _ = arrive(fed, state, cohort)
     return arrived
 
 
 def arrive(fed: Federation[Options], state: S, cohort: Cohort) -> tuple[S, Tensor]:
     """Return the state with the new clients in place of the known ones, each in its
-    nearest cluster, and the rows with which they begin.
+    nearest cluster, and their first rows.
 
-    Fields that a method adds for every client are left to the method.
+    A method that adds fields with an entry per client must replace these itself.
     """
     state = _nearest(fed, state)
     rows = _first_rows(fed, state, cohort)
-    # Clusters give different numbers of columns: add up those of all new clients.
+    # Clusters give different numbers of columns: count those of all new clients.
     columns_given = state.gene[:, state.group_of].sum(1)
     has_data = on_device(fed.sizes > 0, fed.device)
     total = columns_given[state.cluster[has_data]].sum()
@@ -310,12 +305,12 @@ def arrive(fed: Federation[Options], state: S, cohort: Cohort) -> tuple[S, Tenso
 
 
 def _nearest(fed: Federation[Options], state: S) -> S:
-    """Return the state with the cluster of every new client, in the order in which they
-    join; clusters' means move with them (Eq. 12 of GENE-FL's paper, and below it).
+    """Assign every new client to a cluster, in the order in which they join. Each moves
+    its cluster's mean (Eq. 12 of GENE-FL's paper, and below it).
     """
     bases = fed.bases(fed.options.basis)
     points = bases.reshape(len(bases), -1)
-    # Ranks on different hardware may round differently: the first one decides.
+    # Ranks on different hardware may round differently: the first rank decides.
     cluster, centres, members = fed.agreed(
         nearest_in_turn(points, state.centres.numpy(), state.members.numpy())
     )
@@ -328,16 +323,16 @@ def _nearest(fed: Federation[Options], state: S) -> S:
 
 
 def _first_rows(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    """Return [θ0; Θ_G] of every new client here: the gene of its cluster, and weights
-    of its own where that has none.
+    """Return [θ0; Θ_G] of every new client here: its cluster's gene Θ_G, and random
+    weights θ0 of its own elsewhere.
     """
     ids = fed.clients[cohort.here]
     cluster = state.cluster[on_device(ids, fed.device)]
     if not len(state.private_at) and bool(state.gene.all()):
-        return state.shared[cluster]  # all is given: nothing has to be drawn
+        return state.shared[cluster]  # clusters give everything: nothing to draw
     given = state.gene[:, state.group_of]
     rows = state.shared.new_empty(len(ids), fed.layout.num_columns)
-    # One after the other: a second matrix of rows may be more than memory has.
+    # One by one: a second matrix of rows might not fit into memory.
     for row, client, k in zip(rows, ids.tolist(), cluster.tolist(), strict=True):
         row.copy_(fed.fresh_row(client))
         own = row[state.shared_at]

@@ -1,4 +1,4 @@
-"""The options of pFedGPA, beside those of every method with a server's model."""
+"""The options of pFedGPA, in addition to those of every method with a server model."""
 
 from collections.abc import Iterable
 from typing import Literal

@@ -1,7 +1,7 @@
-"""What a method's file imports: the types it names, and markers for fields of a state.
+"""What a method's file imports: types, and markers for the fields of a state.
 
 A state is a frozen dataclass of tensors. A field without a marker is the same on every
-rank, and a round leaves it as it was and returns a new one. Markers are combined by |:
+rank. A round does not change it in place, but returns a new one. Combine markers by |:
 `rows: Tensor = field(metadata=OWNED | IN_PLACE)`.
 """
 
@@ -28,24 +28,24 @@ __all__ = [
 ]
 
 OWNED = {"owned": True}
-"""Marks a field with one entry per client of this rank, which goes where its client
-goes.
+"""Marks a field with one entry per client of this rank. An entry moves with its client
+to another rank.
 """
 IN_PLACE = {"in_place": True}
-"""Marks a field that a round overwrites: the state before the round is gone.
+"""Marks a field that a round overwrites: the state before the round is lost.
 
-For what is too large to have twice. All clients' rows may fill half of the memory, and
-pFedHN's hypernetwork is as large as a hundred rows.
+Use it for tensors that are too large to keep twice. All clients' rows may fill half of
+the memory, and pFedHN's hypernetwork is as large as a hundred rows.
 """
 GENERATED = OWNED | {"generated": True}
-"""Marks an owned field with the columns that the server generates; it has no columns as
-long as the server has generated none.
+"""Marks an owned field with the columns that the server generates. It has no columns
+until the server has generated some.
 """
 FIXED = {"fixed": True}
-"""Marks a field that follows from the network alone: a checkpoint leaves it out."""
+"""Marks a field that `init` always makes anew the same: a checkpoint leaves it out."""
 VARIES = {"varies": True}
 """Marks a shared field whose number of rows changes from round to round."""
 CLUSTERS = {"row_of": "shared"}
-"""Marks a field whose numbers are rows of the field `shared`: a checkpoint in which
-they are not is refused.
+"""Marks a field of row numbers of the field `shared`. A checkpoint with a number out of
+range is refused.
 """

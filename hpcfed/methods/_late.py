@@ -1,10 +1,10 @@
-"""Import what methods need to run when they run, not when their options are read.
+"""Import heavy modules when methods run, not when their options are read.
 
-The command line reads options of methods and has to answer at once, while torch alone
-takes seconds to import. So the modules of this package are executed with an `import` that
-leaves heavy modules for later: what a file imports from them is a `Late` object until its
-first use, which imports the module and puts the real thing in its place. Authors write
-plain imports at the top of their file, and type checkers see nothing of all this.
+The command line reads options of methods and must answer quickly, while torch alone
+takes seconds to import. So the modules of this package run with an `import` that defers
+heavy modules: what a file imports from them is a `Late` object at first. Its first use
+imports the module and replaces the object by the real one. Authors write plain imports
+at the top of their file, and type checkers notice nothing.
 """
 
 import builtins
@@ -18,14 +18,14 @@ from typing import Any
 
 HEAVY = frozenset({"numpy", "scipy", "sklearn", "torch"})
 ROOMS = frozenset({"clients", "federation", "kernels", "models", "runtime", "server"})
-"""Rooms of hpcfed whose modules may import heavy ones."""
+"""Packages of hpcfed whose modules may import heavy ones."""
 
 _executing: set[str] = set()
 """Modules of this package that are being imported."""
 
 
 class Late:
-    """A module, or something of a module, that is imported when it is first used."""
+    """A module, or an object in one, that is imported when it is first used."""
 
     def __init__(self, home: str, module: str, *names: str) -> None:
         self._home = home
@@ -36,7 +36,7 @@ class Late:
         return f"<{'.'.join((self._module, *self._names))}, imported when it is used>"
 
     def _real(self) -> Any:
-        """Import it, and put it wherever this object stands in our methods."""
+        """Import it, and replace this object by it in all modules of this package."""
         found: Any = importlib.import_module(self._module)
         for name in self._names:
             if not hasattr(found, name):
@@ -50,10 +50,10 @@ class Late:
         return found
 
     def __getattr__(self, name: str) -> Any:
-        # Generic types such as tuple[str, Tensor] look for attributes of their own.
+        # Generic types such as tuple[str, Tensor] probe for dunder attributes.
         if name.startswith("__"):
             raise AttributeError(name)
-        # `from module import name` and annotations, which nobody evaluates.
+        # `from module import name`, and annotations, whose value is never used.
         if self._home in _executing:
             return Late(self._home, self._module, *self._names, name)
         return getattr(self._real(), name)
@@ -80,21 +80,21 @@ class Late:
 
 
 def _can_wait(module: str, names: Sequence[str]) -> bool:
-    """Tell whether these names of a module are to be imported later."""
+    """Tell whether to import these names of a module later."""
     top, _, rest = module.partition(".")
     if not (top in HEAVY or (top == "hpcfed" and rest.partition(".")[0] in ROOMS)):
         return False
     loaded = sys.modules.get(module)
-    # What a loaded package lacks are modules of it, which are not loaded yet.
+    # A name that a loaded package lacks is a submodule that is not loaded yet.
     return loaded is None or not all(hasattr(loaded, name) for name in names)
 
 
 class _Loader(SourceFileLoader):
-    """Executes a module of this package with an `import` that leaves heavy ones."""
+    """Execute a module of this package with an `import` that defers heavy modules."""
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        # Functions look `__import__` up in the builtins that their module begins with.
+        # The import statement calls `__import__` of the module's `__builtins__`.
         vars(module)["__builtins__"] = vars(builtins) | {"__import__": _importer(name)}
         _executing.add(name)
         try:
@@ -112,7 +112,7 @@ def _importer(home: str) -> Callable[..., Any]:
         level: int = 0,
     ) -> Any:
         if home in _executing and level == 0 and _can_wait(name, fromlist or ()):
-            # `import torch.nn.functional as F` takes what it wants from torch.
+            # `import torch.nn.functional as F` gets torch, then its attributes.
             return Late(home, name if fromlist else name.partition(".")[0])
         return __import__(name, globals, locals, fromlist or (), level)
 
@@ -134,5 +134,5 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-# All modules of this package are imported in this way from here on.
+# From here on, all modules of this package are imported this way.
 sys.meta_path.insert(0, _Finder())

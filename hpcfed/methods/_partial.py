@@ -1,5 +1,5 @@
-"""What methods have in common that share some columns of the rows and leave the others
-private to each client.
+"""Shared by methods whose clients share some columns of their rows and keep the others
+private.
 """
 
 from dataclasses import dataclass, field, replace
@@ -58,7 +58,7 @@ class State:
 
 
 def body_and_head(fed: Federation[Options]) -> tuple[Tensor, Tensor]:
-    """Return two masks over the columns, on the host, where the engine reads them."""
+    """Return masks of body and head columns, on the host, for the engine to read."""
     layers = fed.layout.last(fed.options.head_layers)
     head = fed.layout.mask(layers)
     return ~head, head
@@ -69,7 +69,7 @@ def begin(fed: Federation, *, shared: Tensor) -> State:
     row.
     """
     row = fed.initial_row()
-    # Positions, not masks: to index by a mask makes a GPU wait for the host.
+    # Positions, not masks: indexing by a mask synchronises GPU and host.
     shared_at = shared.nonzero().squeeze(1).to(row.device)
     private_at = (~shared).nonzero().squeeze(1).to(row.device)
     private = row[private_at].repeat(len(fed.clients), 1)
@@ -77,7 +77,7 @@ def begin(fed: Federation, *, shared: Tensor) -> State:
 
 
 def join(state: State, shared: Tensor, private: Tensor) -> Tensor:
-    """Put shared and private columns together; one row of shared ones serves for all."""
+    """Join shared and private columns; `shared` may be one row for all clients."""
     width = len(state.shared_at) + len(state.private_at)
     rows = private.new_empty(len(private), width)
     rows[:, state.shared_at] = shared
@@ -86,19 +86,19 @@ def join(state: State, shared: Tensor, private: Tensor) -> Tensor:
 
 
 def download(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    """Return the cohort's rows at the start of a round: the server's columns, and each
-    client's private ones.
+    """Return the cohort's rows at the start of a round: the server's columns and each
+    client's private columns.
     """
     shared = fed.download(state.shared, cohort)
     return join(state, shared, state.private[cohort.here])
 
 
 def aggregate(fed: Federation, state: State, rows: Tensor, cohort: Cohort) -> State:
-    """Return the state after a round: the mean of the shared columns, and private ones
-    as each client trained them.
+    """Return the state after a round: the mean of the shared columns, and the private
+    columns as each client trained them.
     """
-    # A client whose shared columns diverge is left out by the mean; one whose private
-    # columns do keeps those that it had.
+    # If a client's shared columns diverge, the mean leaves it out. If its private
+    # columns diverge, it keeps the old ones.
     before = state.private[cohort.here]
     private = rows[:, state.private_at]
     state.private[cohort.here] = fed.revert_diverged(private, before, cohort)
@@ -111,12 +111,12 @@ def personal(fed: Federation, state: State, clients: Positions) -> Tensor:
 
 
 def global_row(state: State) -> None:
-    return None  # the server knows a part of the network
+    return None  # the server knows only a part of the network
 
 
 def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    """Give new clients the server's columns; others are those of the initial row."""
-    # The initial row is known to all: only the shared columns are sent.
+    """Give new clients the server's columns, and the initial row's for the rest."""
+    # All clients know the initial row: only the shared columns are sent.
     private = fed.initial_row()[state.private_at].expand(len(cohort.here), -1)
     rows = join(state, state.shared, private)
     return fed.greet(rows, cohort, fed.num_holders * len(state.shared_at))

@@ -1,4 +1,4 @@
-"""What methods have in common that compute with how far a client's steps of SGD lead."""
+"""Shared by methods that compute how far a client's SGD steps move its row."""
 
 import numpy as np
 
@@ -10,14 +10,13 @@ from hpcfed.runtime.device import on_device
 def accumulated(
     fed: Federation, cohort: Cohort, recipe: Recipe, mu: float = 0.0
 ) -> Tensor:
-    """Return ‖aᵢ‖₁, what the steps of each member of the cohort weigh together; one
-    without momentum weighs 1.
+    """Return ‖aᵢ‖₁, the total weight of each cohort member's steps; a step without
+    momentum weighs 1.
 
-    A client that begins at w ends its τ steps at w − η Σ aₖ gₖ (Wang et al. 2020,
-    Section 4). By momentum ρ, which begins at zero, the gradient of step k comes back in
-    all later ones: aₖ = (1 − ρ^(τ−k)) / (1 − ρ) for k = 0 … τ − 1. A term μ/2 ‖θ − w‖²
-    of the loss takes some of it back in each of them: aₖ = (1 − η μ)^(τ−1−k) without
-    momentum.
+    A client that starts at w is at w − η Σ aₖ gₖ after τ steps (Wang et al. 2020,
+    Section 4). With momentum ρ, which starts from zero, the gradient of step k acts in
+    all later steps: aₖ = (1 − ρ^(τ−k)) / (1 − ρ) for k = 0 … τ − 1. A term μ/2 ‖θ − w‖²
+    of the loss reduces it in each later step: without momentum, aₖ = (1 − η μ)^(τ−1−k).
     """
     steps = fed.everyones_steps(cohort, recipe)
     by_age = weights_by_age(recipe, int(steps.max(initial=0)), mu)
@@ -26,17 +25,17 @@ def accumulated(
 
 
 def weights_by_age(recipe: Recipe, steps: int, mu: float) -> list[float]:
-    """Return what a gradient weighs in the row by its age: right after its step first,
-    then after every further one.
+    """Return the weight of a gradient in the row by age: right after its step, then
+    after each later step.
     """
     rho, eta = recipe.momentum, recipe.lr
     velocity, weight, gradient = 0.0, 0.0, 1.0
     found = []
     for _ in range(steps):
-        # The pull of the term is part of the gradient. −η weight is how far the row is.
+        # The term's pull is part of the gradient; the row has moved by −η weight.
         slope = gradient - eta * mu * weight
         velocity = rho * velocity + slope
         weight += slope + rho * velocity if recipe.nesterov else velocity
-        gradient = 0.0  # it comes once, and its momentum stays
+        gradient = 0.0  # it acts once; afterwards only its momentum does
         found.append(weight)
     return found

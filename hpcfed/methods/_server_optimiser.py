@@ -1,9 +1,8 @@
-"""What methods have in common whose server takes the clients' mean update for a
-gradient, and moves the global row by an optimiser of its own.
+"""Shared by methods whose server treats the clients' mean update as a gradient, and
+moves the global row by its own optimiser.
 
 Reddi et al. 2021, Algorithm 2: Δ = Σ weightᵢ (rowᵢ − w) is the pseudo-gradient. Running
-statistics of batch norm are no parameters: they are averaged as in FedAvg, never
-adapted.
+statistics of batch norm are not parameters: they are averaged as in FedAvg.
 """
 
 from collections.abc import Callable
@@ -64,8 +63,10 @@ def adaptive_round(
     *,
     second_moment: SecondMoment,
 ) -> State:
-    """Algorithm 2 but for the line that tells FedAdagrad, FedAdam and FedYogi apart."""
-    # A server that hears from nobody has nothing to step by.
+    """Run a round of Algorithm 2; FedAdagrad, FedAdam and FedYogi differ only in
+    `second_moment`.
+    """
+    # Without uploads there is no step to take.
     if not fed.hears(cohort):
         return state
     mean = mean_row(fed, state.w, cohort)
@@ -79,9 +80,9 @@ def adaptive_round(
 
 
 def mean_row(fed: Federation, w: Tensor, cohort: Cohort) -> Tensor:
-    """Return Σ weightᵢ rowᵢ of rows that clients have trained from w.
+    """Train the cohort from w, and return the mean Σ weightᵢ rowᵢ.
 
-    It less w is Δ, because the weights sum to one.
+    The mean minus w is Δ, because the weights sum to one.
     """
     rows = fed.download(w, cohort)
     rows = fed.train(rows, cohort)
@@ -90,6 +91,6 @@ def mean_row(fed: Federation, w: Tensor, cohort: Cohort) -> Tensor:
 
 
 def moved(w: Tensor, step: Tensor, mean: Tensor) -> Tensor:
-    """Return w after a step of its parameters, with the mean's running statistics."""
+    """Return w with parameters moved by `step`, and running statistics of `mean`."""
     num_parameters = len(step)
     return torch.cat([w[:num_parameters] + step, mean[num_parameters:]])

@@ -1,5 +1,5 @@
-"""What methods have in common whose server steps by a learning rate of its own, which may
-change from round to round.
+"""Shared by methods whose server has its own learning rate, which may change from round
+to round.
 """
 
 from typing import Literal

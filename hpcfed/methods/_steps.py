@@ -1,5 +1,5 @@
-"""What methods have in common whose clients do something between two steps of SGD, the
-same number of steps for every client.
+"""Shared by methods whose clients do something between SGD steps. Every client takes
+the same number of steps.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from hpcfed.options import option
 
 class Options(options.Options):
     needs_sgd = True
-    divides_training = False  # momentum goes from step to step
+    divides_training = False  # the method carries momentum from step to step
     local_steps: int = option(
         10,
         "τ: local steps of a client in a round",
@@ -24,9 +24,9 @@ class Options(options.Options):
 
 
 def one_step(fed: Federation, lr: float | None = None) -> Recipe:
-    """Return the run's recipe for a single step; `lr` may replace its learning rate."""
+    """Return the run's recipe for a single step, with learning rate `lr` if given."""
     recipe = fed.recipe(fed.round)
-    # Momentum goes from step to step, so the method has to carry it on (`followed`).
+    # Each call would start momentum from zero, so the method carries it (`followed`).
     return replace(
         recipe, epochs=0, steps=1, momentum=0.0, lr=recipe.lr if lr is None else lr
     )
@@ -35,8 +35,8 @@ def one_step(fed: Federation, lr: float | None = None) -> Recipe:
 def followed(
     fed: Federation, velocity: Tensor, change: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the velocity after a step of plain SGD would have made this change, and
-    the change by momentum.
+    """Return the new velocity, and the change with momentum in place of `change`, which
+    is that of a plain SGD step.
     """
     momentum = fed.config.momentum
     velocity = momentum * velocity + change
@@ -46,7 +46,7 @@ def followed(
 
 
 def stepped(fed: Federation, rows: Tensor, change: Tensor, trained: Tensor) -> Tensor:
-    """Return rows + change, with the running statistics of rows just trained."""
+    """Return rows + change, with the running statistics of `trained`."""
     moved = rows + change
     statistics = slice(fed.layout.num_parameters, None)
     moved[:, statistics] = trained[:, statistics]

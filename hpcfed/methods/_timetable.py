@@ -1,16 +1,16 @@
-"""When clients that train at their own pace start and arrive, and from which version of
-the server's row each of them starts.
+"""The timetable of clients that train at their own pace: when each starts and arrives,
+and from which version of the server's row it starts.
 
-Virtual seconds follow from devices, steps and bytes, never from what is learnt. So all
-arrivals of a round are known before anybody trains, the same on every rank, and clients
-whose starts exist can train together.
+Virtual seconds depend on devices, steps and bytes, never on training. So every rank
+knows all arrivals of a round before any client trains, and clients whose starting rows
+exist can train together.
 
-- `places` clients train at any time. When one arrives, or would have arrived, another
-  is invited: uniformly from the clients that have data, are there, and do not train.
-- The server makes a version of its row of every `buffer` uploads.
-- Two that arrive at the same moment arrive in the order of their ids.
+- `places` clients train at any time. When one arrives, or would have arrived if it was
+  not lost, another is invited: uniformly from idle, available clients with data.
+- The server makes a new version of its row after every `buffer` uploads.
+- Clients that arrive at the same moment are ordered by id.
 
-Clients go by their positions among those that have data.
+A client's position is its index among the clients with data.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,43 +25,45 @@ from hpcfed.errors import UserError
 from hpcfed.federation.channel.trace import Availability
 
 TRIES = 16
-"""Draws among all that do not train, before those are listed who are there."""
+"""How often to sample from all idle clients until one is available. After that, list
+the available ones and sample from these.
+"""
 
 Draw = Callable[[], float]
 """Returns a random number in [0, 1)."""
 
 
 class InTraining(NamedTuple):
-    """A client that trains; in the order of arrival."""
+    """A client in training. The order of the fields sorts clients by arrival."""
 
     seconds: float
     """Virtual time at which its upload arrives, or would have arrived."""
     position: int
-    """Which client it is, among those that have data."""
+    """Its index among the clients with data."""
     version: int
-    """The version of the server's row that it has started from."""
+    """The version of the server's row from which it has started."""
     lost: bool
-    """Whether its upload never comes."""
+    """Whether its upload never arrives."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What decides on starts and arrivals."""
+    """What determines starts and arrivals."""
 
     seconds: np.ndarray
-    """What each client takes from its invitation to the arrival of its upload."""
+    """Time of each client from its invitation to the arrival of its upload."""
     places: int
-    """Clients that train at the same time, where there are so many."""
+    """The most clients that train at the same time."""
     buffer: int = 1
-    """Uploads of which the server makes a version."""
+    """Number of uploads per version of the server's row."""
     dropout_rate: float = 0.0
-    """Probability that an upload never comes."""
+    """Probability that an upload never arrives."""
     presence: Availability | None = None
-    """When each client is there; None: always."""
+    """When each client is available; None: always."""
 
 
 class Timetable:
-    """The clients that train, at one moment of virtual time after the other."""
+    """The clients in training as virtual time advances."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Timetable:
         now: float = 0.0,
         received: int = 0,
     ) -> None:
-        """Go on at virtual time `now`, after so many uploads have been `received`."""
+        """Continue at virtual time `now`, after `received` uploads."""
         self.now = now
         self.received = received
         self._pace = pace
@@ -82,12 +84,12 @@ class Timetable:
 
     @property
     def training(self) -> list[InTraining]:
-        """Those that train now, in the order in which they will arrive."""
+        """The clients in training now, in the order of arrival."""
         return sorted(self._training)
 
     def receive(self, uploads: int, draw: Draw) -> list[InTraining]:
-        """Go on until so many uploads have arrived, and return them in that order; with
-        them those that were lost meanwhile.
+        """Advance until `uploads` uploads have arrived, and return them in that order,
+        including those that were lost meanwhile.
         """
         arrivals: list[InTraining] = []
         wanted = self.received + uploads
@@ -102,12 +104,12 @@ class Timetable:
         return arrivals
 
     def _invite(self, draw: Draw) -> None:
-        """Fill all places; one for which nobody is there stays free until the next
+        """Fill all places. If no client is available, a place stays free until the next
         arrival.
         """
         pace, training = self._pace, self._training
         if not training and pace.presence is not None:
-            # Nobody will arrive: time goes on until somebody is there.
+            # No arrival is pending: skip to the time when a client is available.
             self.now = pace.presence.next(self.now)
             if not isfinite(self.now):
                 raise UserError("no client is ever available again; see the trace")
@@ -125,7 +127,7 @@ class Timetable:
             heappush(training, InTraining(arrival, position, version, lost))
 
     def _one_there(self, presence: Availability, draw: Draw) -> int | None:
-        """Draw one of those that are there and do not train; None where nobody is."""
+        """Sample an idle client that is available; return None if there is none."""
         idle = self._idle
         there = presence.at(self.now)
         for _ in range(TRIES):
@@ -139,26 +141,26 @@ class Timetable:
 
 
 class Idle:
-    """A list of those of so many clients that are not busy, in no particular order.
+    """A list of the idle clients among `total`, in no particular order.
 
-    The list is never written out, so that ten thousand clients cost no more than a
-    hundred: at number n is client n, unless `_moved` has another one there.
+    The list is implicit, so that ten thousand clients cost no more than a hundred:
+    entry n is client n, unless `_moved` says otherwise.
     """
 
     def __init__(self, total: int, busy: Iterable[int]) -> None:
         taken = set(busy)
         self.count = total - len(taken)
-        # Those that are busy leave gaps, which the last ones of all fill.
+        # Busy clients leave gaps below `count`; idle ones from above fill them.
         gaps = sorted(position for position in taken if position < self.count)
         last = [p for p in range(self.count, total) if p not in taken]
         self._moved = dict(zip(gaps, last, strict=True))
 
     def at(self, number: int) -> int:
-        """Return who is at this number of the list."""
+        """Return the client at this index of the list."""
         return self._moved.get(number, number)
 
     def listed(self) -> np.ndarray:
-        """Write the list out."""
+        """Return the list as an array."""
         found = np.arange(self.count)
         for number, position in self._moved.items():
             if number < self.count:
@@ -166,12 +168,12 @@ class Idle:
         return found
 
     def add(self, position: int) -> None:
-        """Append somebody."""
+        """Append a client."""
         self._moved[self.count] = position
         self.count += 1
 
     def take(self, number: int) -> int:
-        """Remove who is at this number; the last of the list takes its place."""
+        """Remove and return the client at this index; the last one takes its place."""
         moved = self._moved
         self.count = last = self.count - 1
         taken = moved.get(number, number)
@@ -182,9 +184,9 @@ class Idle:
 def waves(
     positions: list[int], versions: list[int], *, received: int, buffer: int
 ) -> list[range]:
-    """Cut uploads, the first of them after so many were `received`, into the longest
-    runs that can train together: all start from versions that exist before the run, and
-    nobody arrives twice in one.
+    """Cut the uploads that follow the first `received` ones into the longest sequences
+    that can train together: all start from versions that exist before the sequence, and
+    no client arrives twice in it.
     """
     runs = []
     begin, existing = 0, received // buffer

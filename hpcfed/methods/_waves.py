@@ -1,4 +1,4 @@
-"""What the server has of a wave: clients that start together, train and upload."""
+"""Train a wave of clients together, and hand their uploads to the server."""
 
 from dataclasses import dataclass
 
@@ -11,26 +11,26 @@ from hpcfed.methods._interface import Cohort, Federation, Tensor
 
 @dataclass(frozen=True)
 class Received:
-    """What the server has of a wave, in which rows that are not finite are replaced by
-    what their clients were given.
+    """What the server receives of a wave. A row that is not finite is replaced by the
+    row from which its client started.
     """
 
     starts: Tensor
-    """What this rank's clients of the wave were given."""
+    """The rows from which this rank's clients of the wave started."""
     rows: Tensor
-    """What they have sent."""
+    """The rows that they sent."""
     finite: Tensor
-    """Whose row is their own; on the device, where nobody has to wait for it."""
+    """Whose row was finite; stays on the device, so that the host need not wait."""
 
 
 def receive(
     fed: Federation, wave: Wave, versions: Versions, mu: float = 0.0
 ) -> Received:
-    """Let the wave's clients on this rank download, train and upload; with `mu` their
-    starts draw them as in FedProx.
+    """Let the wave's clients on this rank download, train and upload. `mu` is the
+    strength of a proximal term, as in FedProx.
     """
     cohort, log = wave.cohort, wave.cohort.log
-    # To the parts of the channel every wave is one upload of its clients, not a second one.
+    # For the channel's stages, each wave is its clients' first upload, not a second.
     cohort.in_flight.downloads = cohort.in_flight.uploads = 0
     cohort.in_flight.wave = wave.number
     norms = log.update_norms
@@ -51,8 +51,8 @@ def kept(versions: Versions, wave: Wave) -> dict[int, Tensor]:
 def exclude(
     fed: Federation, cohort: Cohort, flags: list[tuple[Wave, Tensor]], heard: Tensor
 ) -> None:
-    """Wait for the device, and count clients of this rank whose uploads were not finite
-    as excluded; `heard` is how many uploads of all ranks were finite.
+    """Wait for the device, and exclude clients of this rank whose uploads were not
+    finite. `heard` is the number of finite uploads on all ranks.
     """
     assert cohort.log.arrived is not None
     num_finite = int(heard)
@@ -66,11 +66,11 @@ def exclude(
 
 
 def _starts(wave: Wave, versions: Versions) -> Tensor:
-    """Return the row that each of the wave's clients on this rank has started from."""
+    """Return the starting rows of the wave's clients on this rank."""
     chosen = wave.versions[wave.cohort.chosen].tolist()
     if len(set(chosen)) > 1:
         return torch.stack([versions[number] for number in chosen])
-    # A view: the row of all is in memory once. No client here gives no row.
+    # A view: the common row is in memory once. Without clients here it has no rows.
     one = chosen[0] if chosen else int(wave.versions[0])
     return versions[one].expand(len(chosen), -1)
 

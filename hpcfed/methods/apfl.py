@@ -1,11 +1,11 @@
 """APFL (Deng et al. 2020): every client mixes a personal row with the global one, v̄ᵢ = αᵢ
 vᵢ + (1 − αᵢ) w, and trains vᵢ within the mixture.
 
-Algorithm 1: in each of τ steps, on one minibatch ξ, a sampled client has wᵢ ← wᵢ − η
-∇f(wᵢ; ξ) and vᵢ ← vᵢ − η αᵢ ∇f(v̄ᵢ; ξ), and wᵢ goes to the server. Adaptive αᵢ ← αᵢ − η
-⟨vᵢ − wᵢ, ∇f(v̄ᵢ; ξ)⟩, within [0, 1], once a round, in its first step: all three go by
-what there was before the step, and the next mixture has the new αᵢ. A client is judged
-with the newest w in its mixture.
+Algorithm 1: in each of τ steps, on one minibatch ξ, a sampled client computes wᵢ ← wᵢ −
+η ∇f(wᵢ; ξ) and vᵢ ← vᵢ − η αᵢ ∇f(v̄ᵢ; ξ); in the end it sends wᵢ to the server. Adaptive
+αᵢ ← αᵢ − η ⟨vᵢ − wᵢ, ∇f(v̄ᵢ; ξ)⟩, clipped to [0, 1], once a round, in its first step.
+All three use the values from before the step; the next mixture uses the new αᵢ. A
+client is evaluated with the newest w in its mixture.
 """
 
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class Options(_steps.Options):
     )
 
     def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
-        # A gradient at w, and one at the mixture.
+        # One gradient at w and one at the mixture.
         pairs = Training(config.batch_size, steps=1, times=2 * self.local_steps)
         return LocalWork((pairs,))
 
@@ -46,7 +46,7 @@ class State(fedavg.State):
     v: Tensor = field(metadata=OWNED | IN_PLACE)
     """Every client's personal row."""
     alpha: Tensor = field(metadata=OWNED)
-    """[clients, 1], the share of it in the client's mixture."""
+    """[clients, 1], the share of the personal row in the client's mixture."""
 
 
 def init(fed: Federation[Options]) -> State:
@@ -64,12 +64,12 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     w_velocity = v_velocity = w.new_zeros(w.shape)
     for step in range(fed.options.local_steps):
         mixture = _mixture(w, v, alpha)
-        # The same phase is the same minibatch ξ.
+        # Both use the same phase, so they draw the same minibatch ξ.
         w_trained = fed.train(w, cohort, recipe=recipe, phase=step, final=False)
         trained = fed.train(mixture, cohort, recipe=recipe, phase=step, final=False)
         change = trained - mixture  # −η ∇f(v̄; ξ)
         w_velocity, w_change = followed(fed, w_velocity, w_trained - w)
-        # v's gradient is that of the mixture which was judged, so α is the old one.
+        # v's gradient was taken at the old mixture, so use the old α.
         v_velocity, v_change = followed(fed, v_velocity, alpha * change)
         if fed.options.apfl_adaptive and step == 0:
             alpha = _adapted(fed, alpha, (v - w) * change)
@@ -93,8 +93,8 @@ def _mixture(w: Tensor, v: Tensor, alpha: Tensor) -> Tensor:
 
 
 def _adapted(fed: Federation[Options], alpha: Tensor, slopes: Tensor) -> Tensor:
-    """Return α after a step; `slopes` summed over the parameters are −η times its
-    gradient.
+    """Return α after a step. The sum of `slopes` over the parameters is −η times the
+    gradient of α.
     """
     parameters = slice(0, fed.layout.num_parameters)
     step = slopes[:, parameters].sum(1, keepdim=True)

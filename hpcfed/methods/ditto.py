@@ -1,8 +1,8 @@
 """Ditto (Li et al. 2021): FedAvg, and beside it every client has a personal row v that
 minimises its loss + λ/2 ‖v − w‖².
 
-Algorithm 1: a sampled client trains w for the server, and its v against the w that it
-was sent, each for --epochs. The loss that is recorded is that of w.
+Algorithm 1: a sampled client trains w for the server, and its v with a pull to the w
+that it was sent, each for --epochs. The recorded loss is that of w.
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Options(options.Options):
     )
 
     def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
-        # w, and v.
+        # One training for w, one for v.
         return LocalWork((Training.usual(config), Training.usual(config)))
 
 

@@ -1,7 +1,7 @@
 """FedAdagrad (Reddi et al. 2021): the server steps by Adagrad along the mean update Δ: v
 ← v + Δ², w ← w + η m / (√v + τ).
 
-As in the paper there is no momentum unless asked for, and no correction of bias.
+As in the paper there is no momentum by default, and no bias correction.
 """
 
 from hpcfed.methods import _server_optimiser

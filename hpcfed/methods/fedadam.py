@@ -1,7 +1,7 @@
 """FedAdam (Reddi et al. 2021): the server steps by Adam along the mean update Δ: v ← β₂ v
 + (1 − β₂) Δ², w ← w + η m / (√v + τ).
 
-As in the paper there is no correction of bias: v starts at τ².
+As in the paper there is no bias correction: v starts at τ².
 """
 
 from functools import partial

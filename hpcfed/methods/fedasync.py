@@ -2,16 +2,16 @@
 s(d)) w + α s(d) x, where d is how many versions it is behind.
 
 Algorithm 1. Every upload makes a version. s is constant 1, a hinge, which is 1 up to d =
-b and then 1 / (a (d − b) + 1), or polynomial, (1 + d)^−a; with b = 4, and a = 10 and 0.5
-as in the paper. A fresh upload has d = 0 and counts in full, as s is to be 1 where
-nothing is stale. By the numbers of Algorithm 1 a fresh upload has d = t − τ = 1, and all
-others one more: --staleness-fresh 1.
+b and then 1 / (a (d − b) + 1), or polynomial, (1 + d)^−a. As in the paper b = 4, and a
+is 10 for the hinge and 0.5 for the polynomial. Here a fresh upload has d = 0 and counts
+in full, because s should be 1 for it. As Algorithm 1 counts, a fresh upload has d = t −
+τ = 1, and all others have one more: --staleness-fresh 1.
 
-ρ of its local objective, loss + ρ/2 ‖θ − w‖² with the w that the client was given, is
---prox-mu, as FedProx's. Uploads count alike, however many samples a client has. Running
-statistics of batch norm are mixed as all columns are.
+The local objective is loss + ρ/2 ‖θ − w‖², with the w that the client was sent; ρ is
+--prox-mu, as in FedProx. Uploads count the same, however many samples a client has.
+Running statistics of batch norm are mixed like all other columns.
 
-An upload that is not finite makes a version that is the one before.
+An upload that is not finite makes a version that equals the one before.
 """
 
 import numpy as np
@@ -65,7 +65,7 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    # Nobody will ever arrive.
+    # Without data no client ever uploads.
     if not fed.num_holders:
         return state
     waves = _asynchronous.waves(fed, state, cohort, buffer=1)
@@ -79,7 +79,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
         versions = _waves.kept({**versions, **made}, wave)
         flags.append((wave, received.finite))
         heard = heard + num_finite
-    # While the device works on all of that.
+    # Plan the next round while the device is still computing.
     later = _asynchronous.following(fed, state, cohort.round + 1, buffer=1)
     _waves.exclude(fed, cohort, flags, heard)
     return State(w, **_asynchronous.after(state, versions, *later, buffer=1))
@@ -88,10 +88,10 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 def mixed(
     fed: Federation[Options], w: Tensor, received: Received, wave: Wave
 ) -> tuple[Versions, Tensor]:
-    """Return a version for every upload of a wave, and how many of them were finite."""
+    """Return a version for every upload of a wave, and the number of finite uploads."""
     here = on_device(wave.cohort.chosen, w.device)
-    # Every rank fills in its own clients' rows: adding zeros rounds nothing, so that all
-    # ranks mix the same rows in the same order as one rank does.
+    # Every rank fills in its own clients' rows. Adding zeros does not round, so all
+    # ranks mix the same rows in the same order as a single rank would.
     uploads = w.new_zeros(len(wave.order), len(w))
     uploads[here] = received.rows
     uploads = fed.sum(uploads)
@@ -103,7 +103,7 @@ def mixed(
         shares = shares.to(w.dtype) * finite
         versions = {}
         for number, member in enumerate(wave.order.tolist()):
-            # Each version takes the place of the upload that it is made of.
+            # Each version overwrites the upload that it is made of.
             place = uploads[member]
             w = torch.lerp(w, place, shares[member], out=place)
             versions[wave.first + number + 1] = w

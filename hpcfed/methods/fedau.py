@@ -2,9 +2,9 @@
 the time between participations.
 
 ωᵢ is the mean of the intervals between client i's participations so far, 1 before the
-first; an interval ends at the cutoff at the latest. The interval that this
-participation ends counts from the next one on. Clients without data are none of the N.
-With --weights samples 1 / N is nᵢ / Σn over all clients.
+first; an interval ends at the cutoff at the latest. The interval that ends with this
+participation counts from the next one on. N does not include clients without data. With
+--weights samples, nᵢ / Σn over all clients replaces 1 / N.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ EXTENDS = fedavg
 
 
 class Options(options.Options):
-    weighs = "uniform"  # ωᵢ take the place of weights by samples
+    weighs = "uniform"  # ωᵢ replace weights by samples
 
     au_cutoff: int = option(
         50,
@@ -40,7 +40,7 @@ class State(fedavg.State):
 
 def init(fed: Federation[Options]) -> State:
     w = fed.initial_row()
-    # Of all clients of the federation, the same on every rank: a few numbers each.
+    # For all clients, and the same on every rank: it is only a few numbers each.
     zeros = w.new_zeros(len(fed.sizes))
     return State(w, omega=zeros + 1, intervals=zeros, waited=zeros.clone())
 
@@ -49,7 +49,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = fed.download(state.w, cohort)
     rows = fed.train(rows, cohort)
     rows = fed.upload(rows, cohort)
-    # Whoever comes late has not taken part.
+    # Clients that upload too late have not taken part.
     rows, cohort = fed.arrived(rows, cohort)
     w = step(fed, state, rows, cohort, sampled=cohort)
     return count_round(fed, replace(state, w=w), cohort)
@@ -64,15 +64,15 @@ def step(
     sampled: Cohort,
 ) -> Tensor:
     """Return w + η (K / N) × the mean of ωᵢ Δᵢ over the cohort, with K clients
-    `sampled`; by samples, K and N are sums of them.
+    `sampled`; with --weights samples, K and N are sums of samples.
 
-    The cohort may be fewer than K, where the server has selected some of them.
+    The cohort may be smaller than K if the server has selected some of them.
     """
     ids = cohort.clients[cohort.chosen]
     omega = state.omega[ids]
     updates = omega[:, None] * (rows - state.w)
     mean = fed.mean(updates, cohort)
-    # A mean over K clients × K / N is the sum over them / N.
+    # The mean over K clients times K / N is their sum divided by N.
     rate = fed.options.au_lr * fed.weight_of(sampled)
     return state.w + rate * mean
 
@@ -80,7 +80,7 @@ def step(
 def count_round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     """Return the state after every client has waited for one more round.
 
-    Intervals of sampled clients end, and those that are as long as the cutoff.
+    An interval ends if its client was sampled, or if it is as long as the cutoff.
     """
     waited = state.waited + 1
     ended = waited >= fed.options.au_cutoff

@@ -31,7 +31,7 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     return State(fed.mean(rows, cohort))
 
 
-# A view: the row of all clients is in memory once.
+# A view: all clients share one row in memory.
 def personal(fed: Federation, state: State, clients: Positions) -> Tensor:
     return state.w.expand(len(clients), -1)
 

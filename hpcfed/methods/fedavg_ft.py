@@ -1,8 +1,8 @@
 """FedAvg-FT: FedAvg, and each client fine-tunes the global model on its own data before
 it is judged.
 
-Read here as fine-tuning of the whole model, as long as a round's local training; the
-head alone is an option.
+Our reading: clients fine-tune the whole model, for as long as a round's local training.
+To fine-tune only the head is an option.
 """
 
 from dataclasses import replace
@@ -41,6 +41,6 @@ def personal(
     columns = None
     if fed.options.finetune == "head":
         columns = fed.layout.mask([fed.layout.head])
-    # Nothing of it stays: the state has w alone.
+    # Fine-tuned rows are not kept: the state has only w.
     rows = fedavg.personal(fed, state, clients)
     return fed.finetune(rows, clients, epochs=epochs, columns=columns)

@@ -1,9 +1,9 @@
 """FedAvgM (Hsu et al. 2019): the server has momentum: v ← β v + Δ, w ← w + η v with Δ =
 Σ weightᵢ (rowᵢ − w).
 
-Running statistics of batch norm are averaged: momentum is for parameters alone. The
-usual η and β are smaller than the paper's 1 and 0.9, because here clients have momentum
-of their own.
+Running statistics of batch norm are averaged: only parameters have momentum. The
+default η and β are smaller than the paper's 1 and 0.9, because here clients have
+momentum, too.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    # A server that hears from nobody has nothing to step by.
+    # Without uploads there is no step to take.
     if not fed.hears(cohort):
         return state
     mean = mean_row(fed, state.w, cohort)

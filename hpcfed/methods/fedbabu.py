@@ -1,8 +1,8 @@
 """FedBABU (Oh et al. 2022): only the body is trained and shared, the head stays random;
 clients fine-tune at the end.
 
-All clients have the same head, that of the initial row. Before a client is judged it
-fine-tunes the whole model.
+All clients have the same head, that of the initial row. A client fine-tunes the whole
+model before it is evaluated.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ from hpcfed.options import LocalWork, RunConfig, Training, option
 EXTENDS = fedper
 PRIVATE_MEAN = True
 FINALS = ()
-finals = no_finals  # a round's evaluation is after fine-tuning
+finals = no_finals  # each round's evaluation already fine-tunes
 
 
 class Options(_partial.Options):
@@ -61,6 +61,6 @@ def personal(fed: Federation[Options], state: State, clients: Positions) -> Tens
 
 
 def global_row(state: State) -> Tensor:
-    """Return the body with the head that all clients have in common."""
-    # No head is ever trained, so any client's will do.
+    """Return the body with the common head of all clients."""
+    # Heads are never trained, so any client's will do.
     return _partial.join(state, state.shared, state.private[:1])[0]

@@ -1,8 +1,8 @@
 """FedBN (Li et al. 2021), in clusters: all but batch norm is shared, each client has
 its own.
 
-As in the authors' code a layer is batch norm if its name has `bn` in it: ResNet's
-shortcuts share theirs. Without batch norm all is shared.
+As in the authors' code, a layer is batch norm if its name contains `bn`. So the batch
+norm in ResNet's shortcuts is shared. Without batch norm all layers are shared.
 """
 
 from collections.abc import Iterable

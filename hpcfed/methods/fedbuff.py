@@ -1,11 +1,11 @@
 """FedBuff (Nguyen et al. 2022): the server collects B updates as they arrive, and moves
 by η_g times their mean, each weighted by s(d), where d is how many versions it is behind.
 
-Algorithm 1: w ← w + η_g Σ weightᵢ s(dᵢ) Δᵢ over the buffer, with Δᵢ = rowᵢ less the
-version that the client was given, and s(d) = 1 / √(1 + d) unless --staleness says
-otherwise. Weights are nᵢ / Σn of the buffer, as in FedAvg; the paper's 1 / B is --weights
-uniform.
-Running statistics of batch norm are no parameters: the buffer's mean replaces them.
+Algorithm 1: w ← w + η_g Σ weightᵢ s(dᵢ) Δᵢ over the buffer, where Δᵢ is rowᵢ minus the
+version that the client was sent, and s(d) = 1 / √(1 + d) unless --staleness says
+otherwise. Weights are nᵢ / Σn over the buffer, as in FedAvg; --weights uniform gives
+the paper's 1 / B. Running statistics of batch norm are not parameters: the buffer's
+mean replaces them.
 
 An update that is not finite counts as one of the B and has no weight.
 """
@@ -39,15 +39,15 @@ class Options(_asynchronous.Options, _server_rate.Options):
 @dataclass(frozen=True)
 class State(_asynchronous.State):
     buffer: Tensor
-    """Σ nᵢ s(dᵢ) Δᵢ of the updates that wait for a step; of running statistics Σ nᵢ xᵢ;
-    with --weights uniform every nᵢ is 1.
+    """Σ nᵢ s(dᵢ) Δᵢ of the updates since the last step; Σ nᵢ xᵢ for running statistics.
+    With --weights uniform every nᵢ is 1.
     """
     samples: Tensor
     """Σ nᵢ of these updates, float64."""
 
 
 class Server(NamedTuple):
-    """What an upload changes."""
+    """The part of the state that uploads change."""
 
     w: Tensor
     buffer: Tensor
@@ -62,7 +62,7 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    # Nobody will ever arrive.
+    # Without data no client ever uploads.
     if not fed.num_holders:
         return state
     size = fed.options.buffer
@@ -78,7 +78,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
         versions = _waves.kept({**versions, **made}, wave)
         flags.append((wave, received.finite))
         heard = heard + num_finite
-    # While the device works on all of that.
+    # Plan the next round while the device is still computing.
     later = _asynchronous.following(fed, state, cohort.round + 1, buffer=size)
     _waves.exclude(fed, cohort, flags, heard)
     rest = _asynchronous.after(state, versions, *later, buffer=size)
@@ -88,11 +88,11 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 def summed(
     fed: Federation[Options], received: Received, wave: Wave
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the wave adds to each buffer that it touches, one after the other: a
-    row of sums, and the samples; and how many of its uploads were finite.
+    """Return what the wave adds to each buffer that it fills, in order: a row of sums
+    and the samples. Also return the number of finite uploads.
     """
     size, cohort, rows = fed.options.buffer, wave.cohort, received.rows
-    # In which buffer each member is, counted from the one that the wave begins in.
+    # The buffer of each member, counted from the one in which the wave begins.
     arrives = wave.first + np.argsort(wave.order)
     buffer_of = arrives // size - wave.first // size
     here = cohort.chosen
@@ -104,7 +104,7 @@ def summed(
     updates = rows - received.starts
     parameters = fed.layout.num_parameters
     sums = []
-    # Row by row: a product of matrices would be rounded to TensorFloat-32 on a GPU.
+    # Row by row: a GPU would round a matrix product to TensorFloat-32.
     for weights in samples.to(rows.dtype):
         step = (weights * staleness) @ updates[:, :parameters]
         statistics = weights @ rows[:, parameters:]
@@ -123,7 +123,7 @@ def stepped(
     *,
     rate: float,
 ) -> tuple[Server, dict[int, Tensor]]:
-    """Return the server after a wave, and the versions that it has made by this rate."""
+    """Return the server after a wave, and the new versions, made at this rate."""
     size = fed.options.buffer
     end = wave.first + len(wave.order)
     made = {}
@@ -142,7 +142,7 @@ def stepped(
 def moved(fed: Federation[Options], server: Server, rate: float) -> Tensor:
     """Return the row after a step by a full buffer; w if nothing in it was finite."""
     parameters = fed.layout.num_parameters
-    # Sums are 0 where there are no samples: then so is the step.
+    # Without samples the sums are 0, and so is the step.
     mean = server.buffer / server.samples.clamp(min=1)
     w = server.w[:parameters] + rate * mean[:parameters]
     before = server.w[parameters:]

@@ -1,11 +1,11 @@
 """FedDyn (Acar et al. 2021): each client's loss has a linear term and α/2 ‖θ − w‖², so
 that its optimum becomes that of all clients: w ← Σ weightᵢ rowᵢ − h / α.
 
-Algorithm 1: gᵢ stands for ∇Lᵢ at the row where client i last ended. It minimises Lᵢ(θ)
-− ⟨gᵢ, θ⟩ + α/2 ‖θ − w‖² and then has gᵢ ← gᵢ − α (rowᵢ − w). The server's h is the mean
-of all gᵢ: h ← h − α Σ (nᵢ / Σn) (rowᵢ − w) over the cohort. Here clients count by their
-samples, as in FedAvg, so that both minimise the same objective; --weights uniform gives
-the paper's sums. Running statistics of batch norm are averaged.
+Algorithm 1: gᵢ stands for ∇Lᵢ at the row where client i last ended. The client
+minimises Lᵢ(θ) − ⟨gᵢ, θ⟩ + α/2 ‖θ − w‖², then sets gᵢ ← gᵢ − α (rowᵢ − w). The server's
+h is the mean of all gᵢ: h ← h − α Σ (nᵢ / Σn) (rowᵢ − w) over the cohort. Here clients
+are weighted by samples, as in FedAvg, so that both minimise the same objective;
+--weights uniform gives the paper's sums. Running statistics of batch norm are averaged.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class Options(options.Options):
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         # Measured on digits, Dirichlet 0.1: with momentum 0.9 FedDyn learns for twenty
-        # rounds, and then loses again what it has learnt.
+        # rounds, and then forgets it again.
         if config.optimiser == "sgd":
             yield Choice(
                 "momentum",
@@ -57,7 +57,7 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    # h would go on moving w, though nobody has trained.
+    # Without a cohort, h would still move w.
     if not cohort.log.cohort_size:
         return state
     alpha, statistics = fed.options.dyn_alpha, fed.layout.num_parameters
@@ -68,11 +68,11 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
     gradients = own - alpha * (rows - w)
     gradients[:, statistics:] = 0
-    # A client that has diverged stays at the row where it last ended.
+    # A client that has diverged keeps its old gᵢ.
     gradients = fed.revert_diverged(gradients, own, cohort)
 
     rows = fed.upload(rows, cohort)
-    # So does one that comes late: h is the mean of all gᵢ.
+    # So does a client that uploads too late: h must stay the mean of all gᵢ.
     gradients, _ = fed.arrived(gradients, cohort)
     rows, cohort = fed.arrived(rows, cohort)
     state.own[cohort.here] = gradients
@@ -84,12 +84,11 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
 
 def _share_heard(fed: Federation, cohort: Cohort) -> Tensor:
-    """Return the share that the cohort's clients have of what all weigh; those that
-    were excluded are not heard.
-    """
+    """Return the cohort's share of the weight of all clients, without excluded ones."""
     here = cohort.clients[cohort.chosen]
     heard = np.setdiff1d(here, list(cohort.log.excluded))
-    # In float64 sums of whole numbers are exact: any number of ranks finds the same.
+    # float64 sums of whole numbers are exact: the result is the same on any number of
+    # ranks.
     weight = torch.tensor(
         float(fed.weights[heard].sum()), dtype=torch.float64, device=fed.device
     )

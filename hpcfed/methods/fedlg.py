@@ -1,12 +1,12 @@
 """FedLG (Wang et al. 2023), in clusters: each client sends the few layers in which
 training has changed the most.
 
-Of every pool of layers a client sends those with the largest share of entries whose
-update is above a threshold, which is read here as a multiple of the row's mean update.
-Clients take all layers of the pools from their cluster; others are their own. The pools
-of ResNet-18 give what GENE-FL's paper counts: two convolutions of the first stage and
-two of the last. Every client with data that sends a layer counts alike. New clients get
-the layers that most of the last senders sent.
+From every pool of layers a client sends those with the largest share of entries whose
+update is above a threshold. Our reading: the threshold is a multiple of the row's mean
+update. Clients take all layers of the pools from their cluster; other layers are
+private. The pools of ResNet-18 match the counts in GENE-FL's paper: two convolutions of
+the first stage and two of the last. All clients with data that send a layer have the
+same weight. New clients get the layers that most of the last senders sent.
 """
 
 from collections.abc import Iterable
@@ -70,7 +70,7 @@ class Options(_clusters.Options):
 
 def init(fed: Federation[Options]) -> State:
     names = candidates(fed.options, fed.layout)
-    # A group of columns for every candidate; `mask` keeps the order of entries.
+    # One group of columns per candidate, in the order of entries, as `mask` has them.
     groups = []
     for entry in fed.layout.entries:
         if entry.layer in names:
@@ -85,7 +85,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = fed.train(start, cohort)
     sent = chosen(options, layout, shares(options, layout, rows - start))
     state, weights = aggregate(fed, state, rows, cohort, sent=sent)
-    # The weight of a layer's senders ranks layers as their updates rank a client's.
+    # Rank a cluster's layers by the weight of their senders, with the same rule.
     popular = chosen(options, layout, weights)
     return replace(state, gene=inherited(state, weights, popular))
 
@@ -97,10 +97,10 @@ def candidates(options: Options, layout: Layout) -> list[str]:
 
 
 def shares(options: Options, layout: Layout, updates: Tensor) -> Tensor:
-    """Return the share of every layer's entries whose update is large, [clients,
+    """Return the share of each layer's entries with a large update: [clients,
     candidates].
     """
-    # Running statistics, behind the parameters, have no gradient to judge by.
+    # Running statistics, which follow the parameters, have no gradient.
     sizes = updates[:, : layout.num_parameters].abs()
     large = sizes > options.gene_threshold * sizes.mean(1, keepdim=True)
     found = []
@@ -114,13 +114,13 @@ def shares(options: Options, layout: Layout, updates: Tensor) -> Tensor:
 
 
 def chosen(options: Options, layout: Layout, scores: Tensor) -> Tensor:
-    """Choose the candidates with the highest scores [any, candidates] of every pool; of
-    equal ones the first.
+    """Choose each pool's candidates with the highest scores, [any, candidates]; among
+    equal scores the first layer wins.
     """
     names = candidates(options, layout)
     found = torch.zeros_like(scores, dtype=torch.bool)
     for pool in options.pools:
-        # In the network's order, so that of equal scores the first layer wins.
+        # In the network's order, because the stable sort keeps the first of equals.
         at = sorted(names.index(name) for name in pool)
         order = scores[:, at].argsort(dim=1, descending=True, stable=True)
         best = order[:, : options.gene_each]

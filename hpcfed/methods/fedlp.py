@@ -1,10 +1,10 @@
 """FedLP (Zhu et al. 2023), in clusters: each client sends each layer with probability
 p; mean over what has come.
 
-A layer is a convolution or linear layer with the batch norm that follows it. Every
-client that sends one counts alike, unless it has no data. What GENE-FL's paper counts
-as sent lies outside of what a draw for every upload gives: one draw for the whole run,
-or for every cluster, are options.
+A layer is a convolution or linear layer with the batch norm that follows it. All
+clients with data that send a layer have the same weight. The traffic in GENE-FL's paper
+does not match one draw per upload; one draw for the whole run, or for every cluster,
+are options.
 """
 
 from typing import Literal
@@ -44,8 +44,8 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
 
 def _drawn(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
-    """Return a number in [0, 1) for every member here and layer, the same on any number
-    of ranks.
+    """Draw a number in [0, 1) for every member here and every layer, the same on any
+    number of ranks.
     """
     clusters, num_layers = state.gene.shape
     if fed.options.mask_per == "upload":

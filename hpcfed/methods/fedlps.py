@@ -1,11 +1,11 @@
 """FedLPS (Jia et al. 2024), in clusters: each client prunes channels of its
 convolutions, and sends the others.
 
-Read here: when a client has trained for the first time, it drops in every convolution
-the share of channels with the least L1 norms, with their bias and batch norm, and drops
-the same ones from then on. It starts a round from its cluster's row without them, and
-trains without them: they stay 0. (An option trains the whole network, in which they may
-grow again, and drops them afterwards.) A channel is the mean over its senders.
+Our reading: after its first training, a client drops the share of channels with the
+smallest L1 norms in every convolution, with their bias and batch norm. It drops the
+same channels from then on. It starts each round from its cluster's row without them,
+and trains without them: they stay 0. (An option trains the whole network, so that they
+may grow again, and drops them afterwards.) A channel is averaged over its senders.
 """
 
 from collections.abc import Iterable
@@ -65,7 +65,7 @@ class Options(_clusters.Options):
 @dataclass(frozen=True)
 class State(_clusters.State):
     channels: Tensor = field(metadata=OWNED)
-    """[clients, groups], True for the channels that a client has; all before its first
+    """[clients, groups], True for channels that a client keeps; all before its first
     round.
     """
 
@@ -85,13 +85,13 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     # The cluster's row without the channels that the client has dropped.
     gates = mask[:, state.group_of]
     rows = download(fed, state, cohort) * gates
-    # Weights that are 0 and have no gradient stay 0, and so do statistics of nothing.
+    # Weights that are 0 without a gradient stay 0, and so do their running statistics.
     rows = fed.train(rows, cohort, gates=gates if fed.options.train_pruned else None)
-    # One that diverges in its first round prunes in the next: NaN has no norm.
+    # A client that diverges in its first round prunes in its next: NaN has no norm.
     first = mask.all(1, keepdim=True) & rows.isfinite().all(1, keepdim=True)
     mask = _strongest(fed, rows).where(first, mask)
-    # A client that has trained for the first time drops them now, and one that trains
-    # the whole network drops what has grown again.
+    # After its first training a client drops channels here. Without --train-pruned, it
+    # drops here what has grown again.
     rows = rows * mask[:, state.group_of]
     state, _ = aggregate(fed, state, rows, cohort, sent=mask)
     # A few bits per client and channel: small enough to copy.
@@ -101,7 +101,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
 
 def adopt(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    """Let new clients begin with all channels, as known ones did."""
+    """Let new clients start with all channels, as known ones did."""
     arrived, _ = arrive(fed, state, cohort)
     return replace(arrived, channels=_all_channels(fed, arrived))
 
@@ -116,8 +116,8 @@ def _convolutions(layout: Layout) -> list[Entry]:
 
 
 def _channel_of(layout: Layout) -> Tensor:
-    """Return the channel of every column, counted from 1 through all convolutions; 0
-    for what is never dropped.
+    """Return the channel of every column, counted from 1 over all convolutions; 0 for
+    columns that are never dropped.
     """
     found = torch.zeros(layout.num_columns, dtype=torch.int64)
     first = 1
@@ -127,7 +127,7 @@ def _channel_of(layout: Layout) -> Tensor:
         # The block is the convolution with the batch norm that follows it.
         block = next(block for block in layout.blocks if convolution.layer in block)
         for entry in layout.entries:
-            # A single number beside them belongs to no channel.
+            # A single number, such as a counter, belongs to no channel.
             if entry.layer in block and entry.shape[:1] == (num_channels,):
                 width = (entry.stop - entry.start) // num_channels
                 found[entry.start : entry.stop] = channels.repeat_interleave(width)
@@ -136,8 +136,8 @@ def _channel_of(layout: Layout) -> Tensor:
 
 
 def _strongest(fed: Federation[Options], rows: Tensor) -> Tensor:
-    """Return [clients, groups]: in every convolution the channels with the largest L1
-    norms, and group 0.
+    """Return a mask [clients, groups] of group 0 and of the channels with the largest
+    L1 norms in every convolution.
     """
     masks = [rows.new_ones(len(rows), 1, dtype=torch.bool)]
     for entry in _convolutions(fed.layout):

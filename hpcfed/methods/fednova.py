@@ -1,8 +1,8 @@
 """FedNova (Wang et al. 2020): updates are divided by what each client's steps weigh: w ←
 w + τ_eff Σ (nᵢ / Σn) (rowᵢ − w) / ‖aᵢ‖₁.
 
-Without it clients with more samples, which take more steps, pull w towards their own
-optimum. τ_eff = Σ (nᵢ / Σn) ‖aᵢ‖₁, so that equally many steps everywhere give FedAvg.
+Without this, clients with more samples take more steps and pull w towards their own
+optimum. τ_eff = Σ (nᵢ / Σn) ‖aᵢ‖₁, so that equal numbers of steps give FedAvg.
 With --prox-mu clients minimise their loss + μ/2 ‖θ − w‖², as in FedProx, and aᵢ = [(1 −
 η μ)^(τ−1), …, 1]. Running statistics of batch norm are averaged as they are.
 """
@@ -20,7 +20,7 @@ EXTENDS = fedavg
 
 
 class Options(options.Options):
-    needs_sgd = True  # to know what steps weigh
+    needs_sgd = True  # else the weight of a step is unknown
 
     prox_mu: float = option(
         0.0, "μ: how strongly w draws clients' rows; 0: not at all", ge=0
@@ -30,7 +30,7 @@ class Options(options.Options):
 def round(
     fed: Federation[Options], state: fedavg.State, cohort: Cohort
 ) -> fedavg.State:
-    # Nobody has taken a step to divide by.
+    # Without a cohort there are no steps to divide by.
     if not cohort.log.cohort_size:
         return state
     w, mu = state.w, fed.options.prox_mu

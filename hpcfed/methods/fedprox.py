@@ -1,8 +1,8 @@
 """FedProx (Li et al. 2020): FedAvg whose clients minimise their loss + μ/2 ‖θ − w‖², so
 that none goes far from the global row.
 
-With μ = 0 it is FedAvg. The paper's clients that do less work in a round are those of
---partial: on slow devices (--devices) a client does what it has time for until the
+With μ = 0 it is FedAvg. In the paper some clients do less work in a round; --partial
+does that: on slow devices (--devices) a client does the steps that fit before the
 --deadline. Without it all clients train for --epochs.
 """
 

@@ -1,9 +1,9 @@
 """FedRep (Collins et al. 2021): as FedPer, but each client trains its head first, then
 the shared body.
 
-The columns that are not trained are frozen, and each of the two phases has its own
-momentum and order of samples. Read here as one epoch of each; the authors take 10 of
-the head and 1 of the body.
+In each of the two phases the other columns are frozen; each phase has its own momentum
+and order of samples. The default is one epoch of each; the authors take 10 of the head
+and 1 of the body.
 """
 
 from collections.abc import Iterator
@@ -49,8 +49,8 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     options = fed.options
     body, head = body_and_head(fed)
     rows = download(fed, state, cohort)
-    # Two trainings, not one over two masks: momentum of the first phase would still
-    # move columns whose gradient is zero in the second.
+    # Two trainings, not one with two masks: momentum of the first phase would still
+    # move the frozen columns in the second.
     rows = fed.train(rows, cohort, epochs=options.head_epochs, columns=head)
     rows = fed.train(rows, cohort, epochs=options.body_epochs, columns=body, phase=1)
     return aggregate(fed, state, rows, cohort)

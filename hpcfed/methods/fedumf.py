@@ -1,9 +1,9 @@
 """FedUmf: clients that are not sampled train too, and start from what they learnt when
 they are sampled next.
 
-Read here from GenFed's account of it: in every round an unsampled client trains from w
-and stores its update in place of the one before; a sampled client starts from w + β ×
-its stored update, and has none afterwards.
+We follow GenFed's description: in every round an unsampled client trains from w and
+stores its update in place of the one before. A sampled client starts from w + β × its
+stored update, which is then cleared.
 """
 
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ class Options(options.Options):
 @dataclass(frozen=True)
 class State(fedavg.State):
     stored: Tensor = field(metadata=OWNED | IN_PLACE)
-    """Every client's stored update; zero where it has none."""
+    """Every client's stored update; zero if it has none."""
 
 
 def init(fed: Federation[Options]) -> State:
@@ -45,15 +45,15 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
 
 def train(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
-    """Return the cohort's rows after local training; all other clients train as well,
-    and store their updates.
+    """Return the cohort's rows after local training. All other clients train, too, and
+    store their updates.
     """
-    # All clients train from w, so all of them are sent it.
+    # All clients train from w, so all of them download it.
     start = fed.download(state.w, cohort, everyone=True)
     start = start + fed.options.umf_beta * state.stored[cohort.here]
     rows = fed.train(start, cohort)
     rest = cohort.others(len(fed.clients))
-    # Not by `train`: losses and snapshots of a round are those of its cohort.
+    # Not `train`: a round's losses and snapshots are those of its cohort.
     start = state.w.expand(len(rest), -1)
     updates = fed.finetune(start, rest) - state.w
     # A client that has diverged stores no update.

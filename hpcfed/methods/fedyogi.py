@@ -1,7 +1,7 @@
 """FedYogi (Reddi et al. 2021): the server steps by Yogi along the mean update Δ: v ← v −
 (1 − β₂) Δ² sign(v − Δ²), w ← w + η m / (√v + τ).
 
-Where Adam forgets v, Yogi moves it by as much as Δ² at most.
+Unlike Adam, which forgets v, Yogi changes it by at most Δ².
 """
 
 from functools import partial

@@ -1,26 +1,27 @@
 """GENE-FL (Guo et al. 2025): clients send a learnGene, the layers that training on
 their data has changed the least.
 
-A client goes on from its own row θ̃ (at first from its cluster's row Θ), and its loss
-has two terms that draw it to Θ: λ1 ‖θ − Θ‖₂ (Eq. 4) and λ2 ‖M ⊙ (θ − Θ)‖₂ (Eq. 8). The
-text before Eq. 4 wants a strength for each layer: a norm for each is an option, but it
-holds clients where they are, because such a term pulls every layer as hard, however near
-it is. M is where the Fisher information at θ̃, brought to [0, 1], is at most ε. As
-printed the second is a function of θ̃ alone and would have no gradient; it is read as
-one of θ. The abstract wants parameters with high Fisher values: an option. Min-max
-leaves nearly all values far below ε: ranks and logarithms are options.
+A client continues from its own row θ̃ (at first from its cluster's row Θ). Its loss has
+two terms that pull it to Θ: λ1 ‖θ − Θ‖₂ (Eq. 4) and λ2 ‖M ⊙ (θ − Θ)‖₂ (Eq. 8). The text
+before Eq. 4 wants a strength for each layer. One norm per layer is an option, but it
+holds clients where they are: such a term pulls every layer equally hard, however near
+it is. M marks where the Fisher information at θ̃, scaled to [0, 1], is at most ε. As
+printed, the second term depends on θ̃ alone and would have no gradient; we take it as a
+function of θ. The abstract wants parameters with high Fisher values: that is an option.
+Min-max scaling leaves nearly all values far below ε: ranks and logarithms are options.
 
-Layers are scored by cos(θ, θ̃) / dim (Eq. 9, literally), and the γ highest are sent;
-the text calls low scores general, so the opposite order is an option. γ starts at all
+Layers are scored by cos(θ, θ̃) / dim (Eq. 9, literally), and the γ highest are sent.
+The text calls low scores general, so the opposite order is an option. γ starts at all
 layers and shrinks to three quarters of them, one at a time: the paper adapts it to
-performance in a way that it does not tell. A layer is a convolution or linear layer
-with the batch norm that follows it. Eq. 10: a cluster's layer is the mean over the
-clients that sent it, each counts alike. Only one without data does not: it would send
-the row of its first round for ever.
+performance but does not say how. A layer is a convolution or linear layer with the
+batch norm that follows it. Eq. 10: a cluster's layer is the mean over the clients that
+sent it, all with the same weight. Clients without data have no weight: they would send
+the row of their first round forever.
 
-A new client starts from [θ0; Θ_G]: layers that all of its cluster's last participants
-have sent ("common to all participants"; those that any has sent are an option), and
-weights of its own for the rest. Where nothing is common, nothing is given.
+A new client starts from [θ0; Θ_G]. Θ_G are the layers that all of its cluster's last
+participants have sent ("common to all participants"; layers that any of them has sent
+are an option). θ0 are its own weights for the rest. If no layer is common, it gets
+none.
 """
 
 from dataclasses import dataclass, field, replace
@@ -148,7 +149,7 @@ class Options(_clusters.Options):
 @dataclass(frozen=True)
 class State(_clusters.State):
     rows: Tensor = field(metadata=OWNED | IN_PLACE)
-    """θ̃: every client's own row, as it trained it last."""
+    """θ̃: every client's own row after its last training."""
     trained: Tensor = field(metadata=OWNED)
     """[clients, 1], True for clients that have trained."""
 
@@ -162,7 +163,7 @@ def init(fed: Federation[Options]) -> State:
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     options, here = fed.options, cohort.here
-    # Θ comes down, and the client goes on from its own θ̃.
+    # The client downloads Θ, and continues from its own θ̃.
     theta_cluster = fed.download(cluster_rows(fed, state, here), cohort)
     before = personal(fed, state, here)
     pull = _pull(fed, before, theta_cluster, cohort)
@@ -170,20 +171,20 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
     # θ̃ of the next round.
     state.rows[here] = fed.revert_diverged(rows, before, cohort)
-    # A bit per client, not worth overwriting.
+    # One bit per client: small enough to copy.
     trained = state.trained.clone()
     trained[here] = True
 
     # Eq. 9 scores the layers, and the γ highest are sent; Eq. 10 takes their means.
     sent = gene(options, scores(options, fed.layout, rows, before), cohort.round)
-    # One more group, which has no columns and which all send: so that its weight is
-    # that of all participants of a cluster.
+    # Add a group without columns that all clients send: its weight is then that of all
+    # participants of a cluster.
     sent_and_all = F.pad(sent, (0, 1), value=True)
     after, weights = aggregate(fed, state, rows, cohort, sent=sent_and_all)
     layers, participants = weights[:, :-1], weights[:, -1:]
     given = layers > 0
     if options.gene_given == "common":
-        # Less than half of what the lightest client weighs is a rounding.
+        # A difference below half of the lightest client's weight is a rounding error.
         lightest = cohort.weights[cohort.weights > 0].min(initial=1)
         given = participants - layers < 0.5 * lightest
     return replace(after, trained=trained, gene=inherited(state, layers, given))
@@ -192,11 +193,9 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 def _pull(
     fed: Federation[Options], before: Tensor, theta_cluster: Tensor, cohort: Cohort
 ) -> "Pull | None":
-    """Return the two terms of the loss that draw a client to its cluster's row, Eqs. 4
-    and 8.
-    """
+    """Return the loss terms that pull a client to its cluster's row, Eqs. 4 and 8."""
     options = fed.options
-    # Plain cross-entropy: no reference has to be loaded.
+    # Plain cross-entropy needs no reference row.
     if not options.lambda1 and not options.lambda2:
         return None
     by_layer = options.smooth == "layers"
@@ -212,7 +211,7 @@ def _pull(
 
 
 def elastic(options: Options, layout: Layout, fisher: Tensor) -> Tensor:
-    """Return M: where a client's Fisher information, brought to [0, 1], is at most ε, or
+    """Return M: where a client's Fisher information, scaled to [0, 1], is at most ε, or
     above it.
     """
     spans = [(0, layout.num_parameters)]
@@ -226,9 +225,9 @@ def elastic(options: Options, layout: Layout, fisher: Tensor) -> Tensor:
 
 
 def _is_low(options: Options, values: Tensor) -> Tensor:
-    """Return where values of each client are at most ε on the scale of all of them."""
+    """Return where a client's values, scaled to [0, 1], are at most ε."""
     if options.fisher_scale == "rank":
-        # The rank is the number of smaller ones: equal values have the same.
+        # The rank is the number of smaller values, so equal values have equal ranks.
         ordered = values.sort(dim=1).values
         rank = torch.searchsorted(ordered, values.contiguous())
         # rank / (n − 1) ≤ ε; 0.29 × 100 is 28.999999999999996 in floating point.
@@ -236,20 +235,20 @@ def _is_low(options: Options, values: Tensor) -> Tensor:
     if options.fisher_scale == "log":
         values = _logarithm(values)
     least, most = values.aminmax(dim=1, keepdim=True)
-    # (F − least) / (most − least) ≤ ε, without a division by zero where all are alike.
+    # (F − least) / (most − least) ≤ ε, without division by zero if all are equal.
     return values - least <= options.epsilon * (most - least)
 
 
 def _logarithm(values: Tensor) -> Tensor:
-    """Return log F, where 0 counts as the client's least value above it."""
+    """Return log F, with each 0 replaced by the client's smallest positive value."""
     above = values.where(values > 0, float("inf")).amin(1, keepdim=True)
-    # Where all are 0, any number will do: they are alike.
+    # If all are 0, any number will do: they are all equal.
     return values.clamp(min=above.where(above.isfinite(), 1)).log()
 
 
 def scores(options: Options, layout: Layout, after: Tensor, before: Tensor) -> Tensor:
-    """Return ξ of every client and layer, Eq. 9; they sum to 1, and the layers with the
-    highest are sent.
+    """Return the score ξ of every client and layer, Eq. 9. A client's scores have L1
+    norm 1, and it sends the layers with the highest.
     """
     found = []
     for start, stop in layout.block_spans:
@@ -263,16 +262,14 @@ def scores(options: Options, layout: Layout, after: Tensor, before: Tensor) -> T
 
 
 def gene(options: Options, scores: Tensor, round: int) -> Tensor:
-    """Return [clients, layers], True for the layers that are sent; of equal scores the
-    first.
-    """
+    """Return [clients, layers], True for layers to send; of equal scores the first."""
     count = options.num_sent(round, scores.shape[1])
     best = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
     return torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
 
 
 def adopt(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    """Let new clients go on from [θ0; Θ_G] as known ones do from θ̃."""
+    """Let new clients continue from [θ0; Θ_G], as known ones do from θ̃."""
     arrived, rows = arrive(fed, state, cohort)
     trained = torch.ones(len(rows), 1, dtype=torch.bool, device=fed.device)
     return replace(arrived, rows=rows, trained=trained)
@@ -285,4 +282,4 @@ def personal(fed: Federation[Options], state: State, clients: Positions) -> Tens
 
 
 def global_row(state: State) -> None:
-    return None  # clients answer by their own rows
+    return None  # clients predict with their own rows

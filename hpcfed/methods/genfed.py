@@ -2,9 +2,10 @@
 validation set.
 
 In round t = 0, 1, … the server selects ρ_t uploads: the schedule's value, rounded down,
-at least 1 and at most ρ_max and the cohort. The paper prints only the second branch of
-schedule (5); its first is read from (4) and the text. Nor does it print ρ_max, b and c.
-The supplement, the algorithm's initialisation phase, is an option of every method.
+at least 1, and at most ρ_max and the cohort size. The paper prints only the second
+branch of schedule (5); we take the first from (4) and the text. It does not print
+ρ_max, b and c either. The supplement, the algorithm's initialisation phase, is an
+option of every method.
 """
 
 import math
@@ -47,12 +48,12 @@ class Options(options.Options):
     )
 
     def rho(self, t: int, uploads: int) -> int:
-        """Return ρ_t, the number of uploads to select in round t of so many."""
+        """Return ρ_t, the number to select from `uploads` uploads in round t."""
         most = min(self.rho_max, uploads)
         return max(1, min(math.floor(self._schedule(t)), most))
 
     def _schedule(self, t: int) -> float:
-        """Return ρ_t as Eqs. 5 to 9, schedules (1) to (5), have it."""
+        """Return ρ_t by Eqs. 5 to 9, the schedules (1) to (5)."""
         most, c = self.rho_max, self.schedule_rounds
         match self.schedule:
             case "constant":
@@ -70,7 +71,7 @@ class Options(options.Options):
 def round(
     fed: Federation[Options], state: fedavg.State, cohort: Cohort
 ) -> fedavg.State:
-    """Algorithm 2, the training phase: S_t is the cohort, C_t what is selected of it."""
+    """Run Algorithm 2, the training phase: S_t is the cohort, C_t the selected part."""
     rows = fed.download(state.w, cohort)
     rows = fed.train(rows, cohort)
     rows = fed.upload(rows, cohort)
@@ -78,5 +79,5 @@ def round(
     rho = fed.options.rho(cohort.round, len(cohort.clients))
     # Algorithm 1: C_t, the ρ_t uploads of S_t that do best on the validation set.
     rows, selected = fed.select(rows, cohort, rho)
-    # w ← Σ over C_t; weights by samples sum to one again.
+    # w ← Σ over C_t; weights by samples are renormalised to sum to one.
     return fedavg.State(fed.mean(rows, selected))

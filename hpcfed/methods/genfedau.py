@@ -1,8 +1,8 @@
 """GenFedAU (Zheng et al. 2025): FedAU over the ρ_t uploads that do best on the server's
 validation set.
 
-Read here: w ← w + η (K / ρ_t) (1 / N) Σ ωᵢ Δᵢ over the selected, so that a step is as
-long as if all K had been.
+Our reading: w ← w + η (K / ρ_t) (1 / N) Σ ωᵢ Δᵢ over the selected clients, so that a
+step is as long as if all K had been selected.
 """
 
 from dataclasses import replace
@@ -25,5 +25,5 @@ def round(fed: Federation[Options], state: fedau.State, cohort: Cohort) -> fedau
     rho = fed.options.rho(cohort.round, len(cohort.clients))
     rows, selected = fed.select(rows, cohort, rho)
     w = fedau.step(fed, state, rows, selected, sampled=cohort)
-    # Whoever was sampled took part, selected or not.
+    # All sampled clients took part, selected or not.
     return fedau.count_round(fed, replace(state, w=w), cohort)

@@ -17,7 +17,7 @@ class Options(genfed.Options, fedumf.Options):
 def round(
     fed: Federation[Options], state: fedumf.State, cohort: Cohort
 ) -> fedumf.State:
-    # Also what unsampled clients train is as in FedUmf: the server never sees it.
+    # Unsampled clients train as in FedUmf, too: the server never sees their updates.
     rows = fedumf.train(fed, state, cohort)
     rows = fed.upload(rows, cohort)
     rows, cohort = fed.arrived(rows, cohort)

@@ -1,8 +1,8 @@
 """LG-FedAvg (Liang et al. 2020): the head is shared, each client has its own body; both
 are trained together.
 
-Read here as training from scratch; the authors' experiments on images start from a
-model that FedAvg has trained.
+Here training starts from scratch; the authors' experiments on images start from a model
+that FedAvg has trained.
 """
 
 from hpcfed.methods import Federation, _partial, fedper, no_finals
@@ -18,6 +18,6 @@ class Options(_partial.Options):
 
 
 def init(fed: Federation[Options]) -> _partial.State:
-    # FedPer with the two swapped; training and aggregation are the same.
+    # FedPer with body and head swapped; training and aggregation are the same.
     _, head = _partial.body_and_head(fed)
     return _partial.begin(fed, shared=head)

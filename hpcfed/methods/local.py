@@ -16,7 +16,7 @@ from hpcfed.methods import (
 
 
 class Options(options.Options):
-    # There is nothing to forge, and nothing for a robust rule to aggregate.
+    # Without uploads there is nothing to forge or to aggregate.
     uploads = averages = False
 
 
@@ -31,7 +31,7 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    # Indexing copies: what was there is still known when the new rows are judged.
+    # Indexing copies, so the old rows are still there to revert to.
     before = state.rows[cohort.here]
     rows = fed.train(before, cohort)
     state.rows[cohort.here] = fed.revert_diverged(rows, before, cohort)
@@ -47,5 +47,5 @@ def global_row(state: State) -> None:
 
 
 def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    # Nobody sends it: a client that never communicates makes the row itself.
+    # Not sent by `greet`: a client that never communicates makes the row itself.
     return fed.initial_row().expand(len(cohort.here), -1)

@@ -1,8 +1,8 @@
 """ParFed (PartialFed, Sun et al. 2021), in clusters: a few layers set by hand are
 shared, the others are each client's.
 
-As GENE-FL's paper counts it: one convolution of each of ResNet-18's four stages. Which
-one it does not say; read here as the last.
+As GENE-FL's paper counts it: one convolution of each of ResNet-18's four stages. The
+paper does not say which one; we take the last.
 """
 
 from hpcfed.methods import Federation, _clusters, clustered_fedavg

@@ -3,14 +3,15 @@ own data leads to a good model.
 
 Algorithm 1: a client repeats w̃ = w − α ∇f(w; D), w ← w − β (I − α ∇²f(w; D″)) ∇f(w̃; D′)
 for τ steps, each with new minibatches. By default the factor with the Hessian is left
-out, which the paper calls FO. With --hessian difference it is there, as in the paper's
-HF: ∇²f(w) v ≈ (∇f(w + δ v) − ∇f(w − δ v)) / 2δ, with v = ∇f(w̃; D′) and two more gradients
-on D″. --weight-decay is part of f in all of them; --clip limits ∇f(w; D) and v alone.
-Kinks of ReLU between w ± δ v count as curvature, the more the smaller δ is: measured on
-an MLP, by up to 20 times the Hessian's own product at 1e-4, and by its size at 1e-2.
+out, which the paper calls FO. --hessian difference includes it, as the paper's HF:
+∇²f(w) v ≈ (∇f(w + δ v) − ∇f(w − δ v)) / 2δ, with v = ∇f(w̃; D′) and two more gradients
+on D″. --weight-decay is part of f in all of them; --clip limits only ∇f(w; D) and v.
+Kinks of ReLU between w ± δ v count as curvature, and the more so the smaller δ is.
+Measured on an MLP, their error is up to 20 times the Hessian's own product at δ = 1e-4,
+and as large as it at 1e-2.
 
-β is --lr; momentum, if any, is on the second step. Before a client is judged it takes
-the step with α once more.
+β is --lr; momentum, if any, acts on the second step. Before a client is evaluated, it
+takes the step with α once more.
 """
 
 from dataclasses import replace
@@ -44,7 +45,7 @@ class Options(_steps.Options):
     )
 
     def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
-        # A gradient at w, and one at w̃; for a product with the Hessian two more.
+        # One gradient at w and one at w̃; two more for a product with the Hessian.
         gradients = 4 if self.hessian == "difference" else 2
         pairs = Training(config.batch_size, steps=1, times=gradients * self.local_steps)
         judged = Training(config.batch_size, steps=self.adapt_steps)
@@ -59,17 +60,17 @@ def round(
     rows = fed.download(state.w, cohort)
     velocity = rows.new_zeros(rows.shape)
     for step in range(options.local_steps):
-        # Even phases have D, odd ones D′.
+        # Even phases draw D, odd ones D′.
         adapted = fed.train(
             rows, cohort, recipe=adaptation, phase=2 * step, final=False
         )
         trained = fed.train(
             adapted, cohort, recipe=descent, phase=2 * step + 1, final=False
         )
-        # −β ∇f(w̃; D′), which w takes in place of w̃.
+        # −β ∇f(w̃; D′): taken at w̃, applied to w.
         change = trained - adapted
         if options.hessian == "difference":
-            # Behind the phases of D and D′.
+            # After all phases of D and D′, so that D″ is another minibatch.
             phase = 2 * options.local_steps + step
             curved = _hessian_product(fed, rows, change, cohort, phase=phase)
             change = change - options.adapt_lr * curved
@@ -88,9 +89,9 @@ def _hessian_product(
     *,
     phase: int,
 ) -> Tensor:
-    """Return ∇²f(w; D″) of the change, which is −β v; 0 for running statistics."""
+    """Return ∇²f(w; D″) times the change, which is −β v; 0 for running statistics."""
     parameters = fed.layout.num_parameters
-    # δ v, as −δ / β of the change; the sign does not matter.
+    # δ v is −δ / β times the change; its sign does not matter.
     delta = fed.options.hessian_delta / fed.recipe(cohort.round).lr
     aside = delta * change
     aside[:, parameters:] = 0
@@ -106,6 +107,6 @@ def personal(
 ) -> Tensor:
     recipe = one_step(fed, fed.options.adapt_lr)
     recipe = replace(recipe, steps=fed.options.adapt_steps)
-    # Nothing of it stays: the state has w alone.
+    # Adapted rows are not kept: the state has only w.
     rows = fedavg.personal(fed, state, clients)
     return fed.finetune(rows, clients, recipe=recipe)

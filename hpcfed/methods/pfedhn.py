@@ -1,15 +1,15 @@
 """pFedHN (Shamsian et al. 2021): the server's hypernetwork generates every client's
 model from an embedding of it.
 
-θᵢ = h(vᵢ; φ) goes to client i, which takes some steps of SGD to θᵢ′; with Δᵢ = θᵢ −
-θᵢ′, (∂θᵢ/∂φ)ᵀ Δᵢ serves as the gradient of φ, which holds the embeddings vᵢ too. The
-authors update φ after every single client. Read here: a round's cohort trains in
+The server sends θᵢ = h(vᵢ; φ) to client i, which takes some steps of SGD to θᵢ′. With
+Δᵢ = θᵢ − θᵢ′, the gradient of φ is (∂θᵢ/∂φ)ᵀ Δᵢ; φ includes the embeddings vᵢ. The
+authors update φ after every single client. Our reading: a round's cohort trains in
 parallel from one φ, and the sum of its gradients makes one step, so that as many
-clients' steps count as in their sequence; the mean is an option, and so are the
-authors' turns, in which client after client trains from the φ that the one before has
-left. No gradient leads to running statistics of batch norm: they are averaged as in
+clients' steps count as in the authors' sequence. The mean is an option. So are the
+authors' turns, in which one client after the other trains from the φ that the previous
+one has left. Running statistics of batch norm have no gradient: they are averaged as in
 FedAvg. Every rank holds φ and differentiates for its own clients. Unless --inner common
-asks for them, --epochs, --lr and the like are for new clients alone.
+is given, --epochs, --lr and the like act on new clients only.
 """
 
 from collections.abc import Mapping
@@ -136,8 +136,8 @@ class Options(options.Options):
                 "--weights samples: --hn-combine turns takes one client at a time, so "
                 "there is nothing to weigh it against; use --hn-combine sum or mean"
             )
-        # A round of turns has an upload for each client, and none has a number of its
-        # own by which a residual could be found again.
+        # A round of turns has a separate upload for each client, without a number by
+        # which to find its residual again.
         packs = {config.compress, config.compress_down} != {"none"}
         if packs and self.hn_combine == "turns":
             raise UserError(
@@ -149,7 +149,7 @@ class Options(options.Options):
 @dataclass(frozen=True)
 class State:
     phi: Tensor = field(metadata=IN_PLACE)
-    """φ: all clients' embeddings, and the hypernetwork."""
+    """φ: all clients' embeddings and the hypernetwork."""
     velocity: Tensor = field(metadata=IN_PLACE)
     """The momentum of φ."""
     statistics: Tensor
@@ -169,7 +169,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     trained, finite_updates = advance(fed, state, cohort)
     if not finite_updates:
         raise ArithmeticError(f"no update of round {cohort.round + 1} is finite")
-    # No gradient leads to running statistics: they are averaged.
+    # Running statistics have no gradient: they are averaged.
     first = _hypernetwork(fed).outputs
     statistics = fed.mean(trained[:, first:], cohort)
     return replace(state, statistics=statistics)
@@ -178,8 +178,8 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 def _together(
     fed: Federation[Options], state: State, cohort: Cohort, *, final: bool = True
 ) -> tuple[Tensor, int]:
-    """Train the cohort from one φ, and take a step of φ, in place; return the uploads
-    of this rank, and how many of all ranks are finite.
+    """Train the cohort from one φ, and take a step of φ in place. Return this rank's
+    uploads, and the number of finite ones on all ranks.
     """
     options, net = fed.options, _hypernetwork(fed)
     theta = personal(fed, state, cohort.here)
@@ -191,7 +191,7 @@ def _together(
     uploads, cohort = fed.arrived(trained, cohort)
 
     with fed.timed("server"):
-        # One that diverged has Δ = 0, and adds nothing to the gradient.
+        # A client that diverged has Δ = 0 and adds nothing to the gradient.
         finite = fed.revert_diverged(uploads, theta, cohort)
         delta = (theta - finite)[:, : net.outputs]
         delta = delta * _relative_weights(fed, cohort).to(delta.dtype)
@@ -202,7 +202,7 @@ def _together(
     excluded = fed.sum(gradient.new_tensor(len(cohort.log.excluded & members)))
     finite_updates = len(cohort.clients) - int(excluded)
 
-    # Every rank takes the same step, so that φ stays the same on all of them.
+    # Every rank takes the same step, so φ stays the same on all ranks.
     with fed.timed("server"):
         if options.hn_combine == "mean" and finite_updates:
             gradient /= finite_updates
@@ -212,11 +212,11 @@ def _together(
 
 
 def _relative_weights(fed: Federation[Options], cohort: Cohort) -> Tensor:
-    """Return what each member here weighs by the mean of the cohort: 1 where all weigh
-    alike.
+    """Return each member's weight divided by the cohort's mean weight: 1 if all weights
+    are equal.
     """
     weights = fed.weights[cohort.clients]
-    # Nobody with data weighs nothing, and has learnt nothing.
+    # If no member has data, all weights are 0, and nothing was learnt.
     relative = weights / weights.mean() if weights.any() else weights
     return on_device(relative[cohort.chosen, None], fed.device)
 
@@ -224,8 +224,8 @@ def _relative_weights(fed: Federation[Options], cohort: Cohort) -> Tensor:
 def _in_turns(
     fed: Federation[Options], state: State, cohort: Cohort
 ) -> tuple[Tensor, int]:
-    """Let client after client train and change φ, in the order of ids; all ranks take
-    part in every turn, for φ is on all of them.
+    """Let one client after the other train and change φ, in the order of ids. All ranks
+    take part in every turn, because all of them hold φ.
     """
     rows, norms, finite_updates = [], [], 0
     for number in range(len(cohort.clients)):
@@ -233,7 +233,7 @@ def _in_turns(
         trained, finite = _together(fed, state, alone, final=False)
         finite_updates += finite
         rows.append(trained)
-        # The log holds those of the last upload alone.
+        # The log only holds the norms of the last upload.
         norms.append(cohort.log.update_norms)
     everyones = torch.cat(rows)
     cohort.log.update_norms = torch.cat([own for own in norms if own is not None])
@@ -244,8 +244,8 @@ def _in_turns(
 def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:
     net = _hypernetwork(fed)
     rows = _rows(fed, state, net.embeddings(state.phi, _ids(fed, clients)))
-    # Evaluation calls this, too: after the last round no update would tell that φ has
-    # diverged.
+    # Check here because evaluation calls this, too: after the last round no other check
+    # would notice that φ has diverged.
     if not bool(rows.isfinite().all()):
         raise ArithmeticError(
             "the hypernetwork has diverged: its rows are not finite in round "
@@ -259,12 +259,12 @@ def global_row(state: State) -> None:
 
 
 def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
-    """Return rows of new embeddings, trained as in rounds while the rest of φ is
-    frozen.
+    """Return rows of new embeddings, which are trained as in rounds while the rest of φ
+    is frozen.
     """
     options, net = fed.options, _hypernetwork(fed)
     generator = fed.generator("new embeddings")
-    # All ranks draw all embeddings, and take those of their own clients.
+    # All ranks draw all embeddings, and keep those of their own clients.
     drawn = generator.standard_normal((len(fed.sizes), net.embedding))
     embeddings = state.phi.new_tensor(drawn[fed.clients[cohort.here]])
     velocity = embeddings.new_zeros(embeddings.shape)
@@ -318,8 +318,8 @@ def _inner(fed: Federation[Options]) -> Recipe:
 
 
 def _step(options: Options, phi: Tensor, gradient: Tensor, velocity: Tensor) -> None:
-    """Take one step of the server's SGD, in place, on rows that are clipped each by
-    itself.
+    """Take one step of the server's SGD in place; each row's gradient is clipped
+    separately.
     """
     rule = Rule(options.hn_momentum, options.hn_decay, options.hn_clip)
     lr = phi.new_full((), options.hn_lr)

@@ -2,13 +2,14 @@
 ‖θ − wᵢ‖², and wᵢ follows it: wᵢ ← wᵢ − η λ (wᵢ − θ̃).
 
 Algorithm 1: in each of R local rounds a sampled client takes a minibatch, approaches θ̃
-by K steps of SGD on it, from where it was, and moves wᵢ. Then w ← (1 − β) w + β Σ
-weightᵢ wᵢ. The learning rate of the K steps is --lr. Clients are judged with their last
-θ̃.
+by K steps of SGD on it, and moves wᵢ. The steps start from the θ̃ of the local round
+before, at first from w. Then w ← (1 − β) w + β Σ weightᵢ wᵢ. The learning rate of the K
+steps is --lr. Clients are evaluated with their last θ̃.
 
-Defaults are those with which the paper's table of tuned parameters has MNIST in the
-strongly convex case: λ = 15, η = 0.01, β = 2, K = 5, R = 20. There wᵢ goes λ η = 15 % of
-the way to θ̃ in a local round; where λ η = 1 it would be θ̃. The paper runs 800 rounds.
+Defaults are those of the paper's table of tuned parameters for MNIST in the strongly
+convex case: λ = 15, η = 0.01, β = 2, K = 5, R = 20. With these wᵢ moves λ η = 15 % of
+the way to θ̃ in a local round; with λ η = 1 it would become θ̃. The paper runs 800
+rounds.
 """
 
 from collections.abc import Iterable
@@ -36,7 +37,7 @@ PRIVATE_MEAN = True
 
 
 class Options(options.Options):
-    divides_training = False  # a client's row goes on moving towards its θ̃
+    divides_training = False  # a client's row moves towards its θ̃ between trainings
     pfedme_lambda: float = option(
         15.0, "λ: how strongly a client's row draws its personal one", gt=0
     )
@@ -63,7 +64,7 @@ class Options(options.Options):
         return LocalWork((one,))
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
-        # A few steps with much momentum end beyond the optimum that they are for.
+        # A few steps with large momentum overshoot the optimum.
         if config.optimiser == "sgd":
             yield Choice(
                 "momentum",

@@ -2,17 +2,18 @@
 of every step: θ ← θ − η (g − cᵢ + c).
 
 Algorithm 1 with option II: cᵢ⁺ = cᵢ − c + (w − rowᵢ) / (K η), which is the mean of the
-client's gradients along its K steps. With momentum, for which the paper has no formula,
-steps weigh ‖aᵢ‖₁ in place of K as in FedNova: so it is their weighted mean, and plain
-SGD gives the paper's. Then w ← w + η_g Σ weightᵢ (rowᵢ − w), and c stays Σ (nᵢ / Σn) cᵢ
-over all clients: by samples as in FedAvg, so that both minimise the same objective. The
-paper's 1 / |S| and 1 / N are --weights uniform.
+client's gradients along its K steps. The paper has no formula for momentum. With
+momentum, ‖aᵢ‖₁ replaces K as in FedNova: cᵢ⁺ is then the weighted mean of the
+gradients, and plain SGD gives the paper's formula. Then w ← w + η_g Σ weightᵢ (rowᵢ −
+w), and c stays Σ (nᵢ / Σn) cᵢ over all clients. Weights are by samples as in FedAvg, so
+that both minimise the same objective; --weights uniform gives the paper's 1 / |S| and 1
+/ N.
 
-With --variates gradient it is option I: cᵢ⁺ = ∇fᵢ(w), over all data of the client, which
-takes another pass over it.
+--variates gradient is option I: cᵢ⁺ = ∇fᵢ(w) over all data of the client, which takes
+one more pass over the data.
 
-As in the paper all clients take K steps; as many as --epochs asks for is an option, with
-which large clients easily go too far. Both ways a client sends a row and a control
+As in the paper, all clients take K steps. To train for --epochs is an option, but then
+large clients easily go too far. With both options a client sends a row and a control
 variate: twice the traffic of FedAvg. Running statistics of batch norm have no control
 variate.
 """
@@ -57,7 +58,7 @@ class Options(_server_rate.Options):
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         # Measured on digits, Dirichlet 0.1: with momentum 0.9 nothing is learnt, because
-        # variates are a round old and K η must stay below one.
+        # variates are one round old and K η must stay below one.
         if config.optimiser == "sgd":
             yield Choice(
                 "momentum",
@@ -76,7 +77,7 @@ class Options(_server_rate.Options):
             trained = Training(config.batch_size, steps=self.local_steps)
         if self.variates == "steps":
             return LocalWork((trained,))
-        # Option I goes through all local data once more, for its gradient.
+        # Option I needs one more pass over all local data, for its gradient.
         return LocalWork((trained, Training.usual(config, epochs=1)))
 
 
@@ -95,7 +96,7 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    # Nobody has taken a step to divide by.
+    # Without a cohort there are no steps to divide by.
     if not cohort.log.cohort_size:
         return state
     recipe, num_parameters = _recipe(fed, cohort), fed.layout.num_parameters
@@ -104,10 +105,10 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     own = state.own[cohort.here]
     rows = fed.train(w, cohort, recipe=recipe, correction=c - own)
 
-    # The mean of g − cᵢ + c over a client's steps. With c in its place, one that has
-    # diverged changes nothing.
+    # `directions` is the mean of g − cᵢ + c over a client's steps. For a client that
+    # has diverged, c takes its place, so that the client changes nothing.
     if fed.options.variates == "gradient":
-        # Option I: cᵢ⁺ in its place; --weight-decay is a part of fᵢ.
+        # Option I has cᵢ⁺ in place of the mean of g; --weight-decay is a part of fᵢ.
         gradients = fed.gradients(w, cohort, phase=1, whole=True)
         directions = gradients + recipe.weight_decay * w - own + c
     else:
@@ -117,17 +118,17 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     directions = fed.revert_diverged(directions, c, cohort)
 
     rows = fed.upload(rows, cohort)
-    # The paper's clients send cᵢ⁺ − cᵢ, which is this less the c that they were sent.
+    # The paper's clients send cᵢ⁺ − cᵢ, which is `directions` minus the c they got.
     sent = fed.upload(directions, cohort, beside="variates")
-    # cᵢ⁺; by option II cᵢ − c + (w − rowᵢ) / (K η). A client that comes late keeps its
-    # variate, for c is the mean of all.
+    # cᵢ⁺; with option II it is cᵢ − c + (w − rowᵢ) / (K η). A client that uploads too
+    # late keeps its old variate, because c must stay the mean of all.
     variates, _ = fed.arrived(own + (directions - c), cohort)
     sent, _ = fed.arrived(sent, cohort)
     rows, cohort = fed.arrived(rows, cohort)
     state.own[cohort.here] = variates
     mean = fed.mean(rows, cohort)
     step = server_rate(fed, cohort.round) * (mean - state.w)[:num_parameters]
-    # The paper's |S| / N, by weights: only the cohort has changed its variates.
+    # The weighted form of the paper's |S| / N: only the cohort's variates have changed.
     change = fed.weight_of(cohort) * (fed.mean(sent, cohort) - state.c)
     return State(moved(state.w, step, mean), state.c + change, state.own)
 
