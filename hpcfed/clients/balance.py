@@ -1,4 +1,4 @@
-"""When measured times call for another placement of clients, and which."""
+"""Decides when measured times call for another placement of clients, and which one."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,15 @@ import numpy as np
 from hpcfed.clients.placement import place, rank_loads
 
 WINDOW = 5
-"""Rounds that are measured before a placement is judged; the round before them, which
-warms up, is left out.
+"""Rounds that are measured before a placement is judged; the warm-up round before them
+is not measured.
 """
 THRESHOLD = 1.1
-"""Ranks are balanced while the slowest trains no longer than this many times the mean."""
+"""Ranks are balanced if the slowest trains at most this many times as long as the
+mean.
+"""
 MAX_RELOCATIONS = 3
-"""How often clients are relocated at most in a run."""
+"""The most relocations in a run."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,9 @@ class Proposal:
     rank: np.ndarray
     """The new rank of every client."""
     before: float
-    """Imbalance as measured: the slowest rank's train seconds by the mean."""
+    """Measured imbalance: the slowest rank's train seconds divided by the mean."""
     after: float
-    """Imbalance as predicted."""
+    """Predicted imbalance."""
     gain: float
     """Seconds that a round is predicted to save."""
 
@@ -34,8 +36,9 @@ class Balance:
     """Follows the ranks' training, round by round, and proposes a placement that pays.
 
     A rank's pace is its seconds per load, the median over a window of rounds. A
-    proposal must be better in every single round of the window, so that noise relocates
-    nobody, and must save more in the rounds that remain than relocating costs.
+    proposal must be better in every single round of the window, so that noise does not
+    relocate clients. It must also save more in the remaining rounds than relocating
+    costs.
     """
 
     def __init__(
@@ -48,10 +51,10 @@ class Balance:
         relocation_seconds: float,
         relocations: int = 0,
     ) -> None:
-        """`loads` and `rank` are those of every client; `longest` is as for `rank_loads`.
+        """`loads` and `rank` have an entry per client; `longest` is as in `rank_loads`.
 
-        `relocation_seconds` is what a relocation costs, as far as one knows;
-        `relocations` took place before the run was resumed.
+        `relocation_seconds` is an estimate of what a relocation costs; `relocations` is
+        the number before the run was resumed.
         """
         self._loads = loads
         self._rank = rank
@@ -60,7 +63,7 @@ class Balance:
         self._relocation_seconds = relocation_seconds
         self._warmup_seconds: float | None = None
         self._relocations = relocations
-        # Rounds of the window; -1 while the round that warms up is still to come.
+        # Rounds of the window; -1 before the warm-up round.
         self._rounds = -1
         self._work: list[np.ndarray] = []
         self._seconds: list[np.ndarray] = []
@@ -69,9 +72,9 @@ class Balance:
     def note(self, clients: np.ndarray, seconds: np.ndarray | None) -> bool:
         """Take in a finished round's cohort and every rank's train seconds.
 
-        The seconds are None where they are unknown. Returns True at the window's end.
+        The seconds are None if they are unknown. Return True at the window's end.
         """
-        # Counted even where nothing is measured, so that all ranks agree on windows.
+        # Counted even if nothing is measured, so that all ranks agree on windows.
         self._rounds += 1
         if self._relocations >= MAX_RELOCATIONS:
             return False
@@ -95,17 +98,17 @@ class Balance:
         everyone = np.arange(len(self._loads))
         loads_now = self._rank_loads(everyone, self._rank)
         before = imbalance(loads_now * pace)
-        # Also where `before` is NaN: nothing was measured.
+        # Also if `before` is NaN: nothing was measured.
         if not before > THRESHOLD:
             return None
         rank = place(self._loads, self._ranks, speeds=1 / pace, longest=self._longest)
         loads_then = self._rank_loads(everyone, rank)
-        # A round trains a share of the clients, so it gains that share.
+        # A round trains only a share of the clients, so it gains only that share.
         slowest_now = (loads_now * paces).max(1)
         slowest_then = (loads_then * paces).max(1)
         gains = share * (slowest_now - slowest_then)
         gain = float(np.median(gains))
-        # After a relocation a round warms up again.
+        # The round after a relocation warms up again.
         warmup = max(0.0, (self._warmup_seconds or 0.0) - slowest)
         cost = self._relocation_seconds + warmup
         if gains.min() <= 0 or gain * rounds_left <= cost:
@@ -120,7 +123,9 @@ class Balance:
         self._cohorts = []
 
     def relocated(self, rank: np.ndarray, seconds: float) -> None:
-        """Note that clients were relocated, which took so long; a round warms up again."""
+        """Note that clients were relocated in `seconds`; the next round warms up
+        again.
+        """
         self._rank = rank
         self._relocation_seconds = seconds
         self._relocations += 1
@@ -135,13 +140,13 @@ class Balance:
 def _paces(work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Return seconds per load [rounds, ranks].
 
-    An idle rank is taken to be as quick as in other rounds, or as others were.
+    An idle rank is assumed to be as fast as in its other rounds, or as the other ranks.
     """
     # A rank without clients in a round has no pace there.
     with np.errstate(divide="ignore", invalid="ignore"):
         paces = np.where(work > 0, seconds / work, np.nan)
     known = ~np.isnan(paces)
-    # Not nanmedian, which would import for tens of milliseconds.
+    # Not nanmedian, whose imports would take tens of milliseconds.
     overall = np.median(paces[known]) if known.any() else np.nan
     usual = np.full(paces.shape[1], overall)
     for rank in np.flatnonzero(known.any(0)):
@@ -151,9 +156,10 @@ def _paces(work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def imbalance(seconds: np.ndarray) -> float:
-    """Return the slowest rank's seconds by the mean: 1 when all take equally long.
+    """Return the slowest rank's seconds divided by the mean: 1 if all take equally
+    long.
 
-    NaN when none takes any.
+    NaN if none takes any time.
     """
     mean = seconds.mean()
     return float(seconds.max() / mean) if mean > 0 else float("nan")

@@ -1,4 +1,4 @@
-"""Capture GPU work that is launched again and again, and replay it whole.
+"""Captures GPU work that is launched repeatedly, and replays it as a whole.
 
 Launching the kernels of a small network's step one by one takes longer than the kernels
 themselves.
@@ -12,25 +12,26 @@ import torch
 
 
 class Replays:
-    """Functions by key: run plainly at first, captured at the second call, then replayed.
+    """Functions by key: the first call runs plainly, the second is captured, then
+    replayed.
 
     A captured function must always do the same work on the same memory, and return
-    nothing. The first, plain run lets libraries choose their kernels and workspaces,
-    which they cannot do while they are captured. Without a GPU every run is plain.
+    nothing. In the first, plain run libraries choose their kernels and workspaces,
+    which they cannot do during a capture. Without a GPU every run is plain.
     """
 
     def __init__(
         self, device: torch.device, *, on: bool = True, may_fail: bool = False
     ) -> None:
-        """`on`: whether functions can be captured at all; `may_fail`: unknown, so
-        that a capture which fails is the last one.
+        """`on`: whether functions can be captured. `may_fail`: this is not certain, so
+        stop capturing after the first failure.
         """
         self._on = on and device.type == "cuda"
         self._may_fail = may_fail
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
         """None for a function that has run only once."""
         if self._on:
-            # One pool of memory for all graphs, since they never run side by side.
+            # One memory pool for all graphs, since they never run at the same time.
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
 
@@ -46,7 +47,7 @@ class Replays:
         if graph is None:
             graph = self._tried(function)
             if graph is None:
-                # A capture does no work: the function has yet to run.
+                # A capture does not execute: the function has yet to run.
                 function()
                 return
             self._graphs[key] = graph
@@ -58,7 +59,7 @@ class Replays:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
-            # A module of the user's may ask the host, which no capture can.
+            # A user's module may synchronise with the host, which a capture cannot do.
             if not self._may_fail:
                 raise
             self._on = False
@@ -81,17 +82,17 @@ class Replays:
         return graph
 
     def forget(self) -> None:
-        """Drop all graphs, because the memory that they work on is going to move."""
+        """Drop all graphs, because the memory that they use is about to move."""
         self._graphs.clear()
         if self._on:
-            # The old pool ends with its last graph.
+            # The old pool is freed with its last graph.
             self._pool = torch.cuda.graph_pool_handle()
 
 
 @contextmanager
 def _keeping_garbage() -> Iterator[None]:
-    """Let Python collect no garbage meanwhile. Graphs of an earlier run may be among it,
-    and a graph that is destroyed while another is captured spoils the capture.
+    """Suspend Python's garbage collection. Graphs of an earlier run may be garbage, and
+    destroying a graph during the capture of another spoils that capture.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -103,9 +104,9 @@ def _keeping_garbage() -> Iterator[None]:
 
 
 def _leave_capture() -> None:
-    """Let torch's generator of this device draw again, after a capture has failed.
+    """Let torch's generator of this device draw again after a failed capture.
 
-    It would go on believing that it is captured: a clone of it believes nothing.
+    It would still believe that it is being captured. A clone of it does not.
     """
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator.graphsafe_set_state(generator.clone_state())

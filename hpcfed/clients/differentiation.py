@@ -47,19 +47,21 @@ class StepBatch:
     """[clients · slots, …]."""
     targets: StepTargets
     valid: Tensor | None
-    """Which slots hold samples; None: all, or the network need not know."""
+    """Which slots hold samples; None: all, or the network does not need to know."""
     keys: Tensor | None
-    """What random layers draw from."""
+    """Keys for the random numbers of layers."""
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The first clients of a stack, where a backward pass reads and writes."""
+    """Memory of the first clients of a stack, which a backward pass reads and
+    writes.
+    """
 
     rows: KernelRows
     gradient: Tensor
     halves: Tensor | None
-    """The rows in bfloat16, if the network takes weights of them."""
+    """The rows in bfloat16, if the network takes such weights."""
     total_loss: Tensor
     tokens: Tensor
 
@@ -77,7 +79,7 @@ class Differentiation:
         *,
         gradient_first: bool,
     ) -> None:
-        """`gradient_first`: something needs the whole gradient before rows change."""
+        """`gradient_first`: the whole gradient is needed before rows change."""
         self._network = network
         self._layout = layout
         self._optimiser = optimiser
@@ -88,8 +90,8 @@ class Differentiation:
         """The weights that the network takes in bfloat16."""
 
     def choose_halves(self, clients: int, device: torch.device) -> bool:
-        """Choose the weights of which the network takes roundings to bfloat16, and
-        return whether there are any.
+        """Choose the weights that the network takes rounded to bfloat16, and return
+        whether there are any.
         """
         names = self._network.halved(clients, device)
         self._halved = []
@@ -97,7 +99,7 @@ class Differentiation:
             is_aligned = e.start % HALVES_ALIGNMENT == 0
             if e.trainable and e.name in names and is_aligned:
                 self._halved.append(e)
-        # The network knows the rows' own type by the tensors that are left.
+        # The network infers the rows' own type from the remaining tensors.
         if len(self._halved) == len(self._layout.entries):
             self._halved = []
         return bool(self._halved)
@@ -105,11 +107,11 @@ class Differentiation:
     def __call__(self, batch: StepBatch, memory: StepMemory) -> set[str]:
         """Write the gradient of each client's mean loss, and add up its loss.
 
-        Running statistics change where they may. Parameters do not, except weights that
+        Running statistics change if they may. Parameters do not, except weights that
         update themselves: their names are returned.
         """
         parameters, statistics = memory.rows
-        # Batch norm changes its statistics in place, frozen ones too: those of a copy.
+        # Batch norm changes statistics in place, even frozen ones: give it a copy.
         new_statistics = statistics if self._trainable is None else statistics.clone()
         views = self._layout.views(parameters, new_statistics)
         tensors = {name: view.detach() for name, view in views.items()}
@@ -137,12 +139,13 @@ class Differentiation:
         loss = self._objective.loss(
             outputs, batch.targets, memory.total_loss, memory.tokens
         )
-        # They may be a language model's largest tensor, and their gradient is as large.
+        # Outputs may be a language model's largest tensor, and their gradient is as
+        # large.
         del outputs
-        # A client's loss depends on its own row alone, so one pass gives every client
+        # A client's loss depends only on its own row, so one pass gives every client
         # its own gradient.
         try:
-            # A network of the user's need not use all that it has.
+            # A user's network may leave some of its parameters unused.
             gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         finally:
             self._network.join()
@@ -162,8 +165,7 @@ class Differentiation:
     def _updates(self, tensors: dict[str, Tensor], slots: int) -> dict[str, Update]:
         """Return which weights update themselves in the backward pass, and how.
 
-        None does where columns are frozen, or where something needs the whole gradient
-        first.
+        None do if columns are frozen, or if the whole gradient is needed first.
         """
         if not (self._updates_itself and self._optimiser.fits_backward):
             return {}
@@ -177,7 +179,7 @@ class Differentiation:
 
 
 def _copy_missing(gradients: tuple[Tensor | None, ...], sinks: list[Tensor]) -> None:
-    """Copy gradients to their sinks, except those that a layer has written there."""
+    """Copy gradients to their sinks, unless a layer has already written them there."""
     pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for gradient, sink in zip(gradients, sinks, strict=True):
         if gradient is None:
@@ -189,12 +191,12 @@ def _copy_missing(gradients: tuple[Tensor | None, ...], sinks: list[Tensor]) -> 
             targets.append(sink)
             sources.append(gradient)
     for targets, sources in pairs.values():
-        # One launch for all of a type, if both sides have the same strides.
+        # One launch for all tensors of a type, if both sides have the same strides.
         torch._foreach_copy_(targets, sources)
 
 
 def _as_stored(tensor: Tensor) -> Tensor:
-    """Return one client's tensor on a GPU as a vector in the order of its memory."""
+    """Return one client's tensor on a GPU as a vector in memory order."""
     own = tensor.squeeze(0)
     if own.dim() == 4:
         # Weights of convolutions are channels-last.

@@ -1,11 +1,12 @@
 """DP-SGD within clients (Abadi et al. 2016, Algorithm 1): every sample's gradient is
 clipped to norm C, and each step adds Gaussian noise of deviation z × C to their sum.
 
-A sample has a gradient of its own, so nothing may let samples meet, as batch norm does.
-Clients train one after the other, and torch.func computes the gradients of a minibatch
-at once. Minibatches are those of any training: each epoch goes over a client's samples in
-another order, and has each of them in one step. So an epoch is one release of a sample,
-however many steps it has, and is counted as such; nothing is gained by sampling.
+Every sample has its own gradient, so samples must not interact, as they do in batch
+norm. Clients train one after the other, and torch.func computes all gradients of a
+minibatch at once. Minibatches are as in any training: each epoch visits a client's
+samples in another order, each of them in one step. So an epoch is one release of a
+sample, however many steps it has, and is counted as one. There is no privacy gain by
+subsampling.
 """
 
 import copy
@@ -26,7 +27,7 @@ from hpcfed.errors import UserError
 from hpcfed.models.own import answers
 from hpcfed.runtime import randomness
 
-# Streams of a client's key: the order of samples is that of any training.
+# Streams of a client's key: the order of samples is the same as in any training.
 _ORDER, _NOISE = 0, 3
 
 Count = Callable[[np.ndarray, np.ndarray], None]
@@ -34,7 +35,9 @@ Count = Callable[[np.ndarray, np.ndarray], None]
 
 
 class PrivateSteps(EngineAccess):
-    """An engine whose local training is DP-SGD; all else is another engine's."""
+    """An engine whose local training is DP-SGD; everything else is left to another
+    engine.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class PrivateSteps(EngineAccess):
         count: Count,
     ) -> None:
         super().__init__(engine)
-        # A copy: it is moved to the rows' device.
+        # A copy, because it is moved to the rows' device.
         self._network = copy.deepcopy(network).train()
         self._clip = clip
         self._multiplier = multiplier
@@ -78,7 +81,7 @@ class PrivateSteps(EngineAccess):
         length = job.recipe.length
         sizes = job.shard.samples[job.clients]
         per_epoch = np.maximum(length.steps_per_epoch(sizes) * length.repeat, 1)
-        # An epoch that was begun may have had any sample.
+        # An epoch that has begun may have used any sample, so it counts in full.
         self._count(job.clients, -(-steps // per_epoch) * length.repeat)
         trained = job.rows.clone()
         means = trained.new_full((len(trained),), torch.nan)
@@ -90,7 +93,7 @@ class PrivateSteps(EngineAccess):
     def _train_one(
         self, job: TrainingJob, i: int, steps: int, row: Tensor
     ) -> tuple[Tensor, int]:
-        """Train a row in place; return its mean loss, and over how many samples."""
+        """Train a row in place; return its mean loss, and the number of its samples."""
         recipe, shard = job.recipe, job.shard
         client = slice(int(job.clients[i]), int(job.clients[i]) + 1)
         size = int(shard.samples[client][0])
@@ -113,8 +116,8 @@ class PrivateSteps(EngineAccess):
                 row, shard.inputs[batch], shard.targets[batch]
             )
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
-            # A gradient of 0 stays 0; one that is not finite counts for nothing, since
-            # no noise would hide it.
+            # A gradient of 0 stays 0. One that is not finite is dropped, since no noise
+            # would hide it.
             factors = (self._clip / norms).clamp(max=1)
             gradient = (gradients * factors).where(norms.isfinite(), 0).sum(0)
             key = randomness.child_keys(noise_keys, step)
@@ -137,8 +140,8 @@ class PrivateSteps(EngineAccess):
         losses.
         """
         network = self._network.to(row.device, row.dtype)
-        # Each sample has the row for itself, and so a gradient. torch.func.grad would
-        # do the same, and load torch's compiler first.
+        # Each sample gets its own copy of the row, and so its own gradient.
+        # torch.func.grad would do the same, but load torch's compiler first.
         rows = row.detach().expand(len(inputs), -1)
         leaves = {
             name: view.detach().requires_grad_()

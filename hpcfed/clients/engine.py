@@ -1,10 +1,10 @@
 """The engine: advances the rows of many clients together, or one after the other.
 
 All modes are the same program over stacks of clients. "batched" and "vmap" stack as
-many as memory allows; they differ in how the network is called for many clients at once,
-see `models.choice`. "loop" stacks one, which runs torch's own kernels and serves
-networks that nearly fill the device alone, or that nothing else can call. On a GPU a few
-such stacks of one train side by side, see `lanes`.
+many clients as memory allows. They differ in how the network is called for many clients
+at once, see `models.choice`. "loop" uses stacks of one, which run torch's own kernels.
+It is for networks that nearly fill the device alone, or that cannot be called
+otherwise. On a GPU several stacks of one train concurrently, see `lanes`.
 """
 
 from collections import OrderedDict
@@ -38,17 +38,17 @@ from hpcfed.runtime.device import on_device
 
 _CPU = torch.device("cpu")
 LOOP_ABOVE_COLUMNS = 4_000_000
-"""`auto` trains larger networks in stacks of one: a client's batch of them nearly fills
-a device by itself.
+"""`auto` trains larger networks in stacks of one: one client's batch nearly fills a
+device.
 """
 LANES = 5
-"""Stacks of one that train side by side on a GPU. Measured on an H200: the steps of ten
-ResNet-18 take 1.34 s one after the other, 0.92 s in five lanes, and 0.95 to 0.98 s in ten,
-which hold twice the memory.
+"""Stacks of one that train concurrently on a GPU. Measured on an H200: the steps of ten
+ResNet-18 take 1.34 s one after the other, 0.92 s in five lanes, and 0.95 to 0.98 s in
+ten, which need twice the memory.
 """
 EVALUATIONS = 4
 """Kinds of evaluation whose memory and captured steps are kept: clients' test data, the
-global test set, and two more, such as new clients' data or other sums.
+global test set, and two more, for example for new clients' data or other sums.
 """
 _Evaluations = tuple[RowEvaluation, StackEvaluation]
 
@@ -68,9 +68,9 @@ class Engine:
         """Prepare for samples of this shape.
 
         `bf16` lets a client that is alone in its stack compute in bfloat16 on a GPU;
-        its row stays as it is. A network of the user's, which may be made of anything,
-        is tried out on such samples as `trial` says; those of the catalogue are known
-        to stack.
+        its row keeps its type. A user's network may contain anything, so it is tried
+        out on samples as `trial` describes. Networks of the catalogue are known to
+        stack.
         """
         self.layout = layout
         # Resolved once: the run records and prints which mode it is.
@@ -90,8 +90,8 @@ class Engine:
         self._network = way.forward
         self.mode = way.mode
         self.reason = way.reason
-        """Why clients are not advanced in a faster way; empty where they are."""
-        # As in training, only clients that are alone compute in bfloat16.
+        """Why clients are not advanced in a faster way; empty if they are."""
+        # As in training, only clients alone in their stack compute in bfloat16.
         bf16 = bf16 and self.mode == "loop"
         self.fisher = Fisher(network, layout, self.cost, bf16=bf16)
         """Diagonals of the Fisher information of rows."""
@@ -109,7 +109,7 @@ class Engine:
 
     @property
     def halvings(self) -> int:
-        """How often stacks were halved for lack of memory."""
+        """How often stacks were halved because memory ran out."""
         return self.stacks.halvings
 
     def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
@@ -121,7 +121,7 @@ class Engine:
         self.samples += int(job.num_samples().sum())
         steps = job.num_steps()
         order = longest_first(steps)
-        # Not empty_like: the rows may be one row, expanded.
+        # Not empty_like: the rows may be a single row, expanded.
         trained = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
         losses = rows.new_full((len(rows),), torch.nan)
         seen = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
@@ -146,8 +146,8 @@ class Engine:
 
         def advance(members: np.ndarray) -> None:
             training = self._training(job)
-            # All clients in their order, as where all have equally much to do: nothing
-            # need be gathered.
+            # All clients in their order, which is usual if all have equally much to do:
+            # nothing needs to be gathered.
             if np.array_equal(members, np.arange(len(rows))):
                 found = training.run(job, trained)
                 losses.copy_(found.mean)
@@ -162,8 +162,8 @@ class Engine:
             seen[at] = found.seen
             trained[at] = members_trained
 
-        # Longest clients first, so that clients of a stack have about equally many
-        # steps and few rows idle.
+        # Longest clients first, so that clients of a stack have about the same number
+        # of steps and few rows idle.
         ids = job.shard.clients[job.clients]
         if self._has_lanes(rows) and len(order) > 1:
             self.stacks.halving(one_by_one, order, ids, "training", free=self.forget)
@@ -174,22 +174,22 @@ class Engine:
         return trained, Losses(losses, seen)
 
     def _has_lanes(self, rows: Tensor) -> bool:
-        """Tell whether stacks of one may train side by side.
+        """Tell whether stacks of one may train concurrently.
 
-        A module of the user's may hold on to tensors in ways that we cannot know.
+        A user's module may hold on to tensors in ways that we cannot know.
         """
         known = self._network.captures and not self._network.capture_may_fail
         return self.mode == "loop" and rows.is_cuda and known
 
     def _take_turns(self, tasks: Sequence[Task], job: TrainingJob) -> None:
-        """Work off the tasks of clients, in as many lanes as memory allows."""
+        """Run the clients' tasks, in as many lanes as memory allows."""
         batch_size, matrices = job.recipe.batch_size, num_matrices(job)
         fit = self.stacks.size(batch_size, job.rows, matrices=matrices)
         device = job.rows.device
         lanes = self._lanes.setdefault(device, Lanes(device))
         with lanes.open(min(LANES, fit, len(tasks))) as opened:
             if not self._trainings:
-                # cuDNN tries out its kernels, which needs the device for itself.
+                # cuDNN benchmarks its kernels, which needs the device for itself.
                 take_turns(tasks[:1], opened[:1])
                 lanes.settle()
                 tasks = tasks[1:]
@@ -201,8 +201,8 @@ class Engine:
     ) -> Score:
         """Score `rows[i]` on the data of the shard's client `clients[i]`.
 
-        One row expanded to many clients (a global model on every client's data) passes
-        as a single stack of one.
+        One row expanded to many clients (a global model on every client's data) is a
+        single stack of one.
         """
         sizes = shard.samples[clients]
         if len(rows) > 1 and rows.stride(0) == 0:
@@ -210,17 +210,17 @@ class Engine:
             return _score(of_row.run(rows[:1], clients), sizes)
         sums = OBJECTIVES[shard.task].zeros(len(rows), rows, wanted)
         order = longest_first(sizes)
-        # Only for the size of stacks; each stack chooses its own batches.
+        # Only determines the size of stacks; each stack chooses its own batches.
         in_flight = self._in_flight(shard)
         samples_each = max(1, in_flight // max(1, len(rows)))
         batch_size = min(int(sizes.max(initial=1)), samples_each)
 
         def score(members: np.ndarray) -> None:
-            # Asked for anew after a failure, which frees what there was.
+            # Look it up again after a failure, which frees the old memory.
             of_row, of_stack = self._evaluation(shard, wanted, rows.dtype)
             judge = of_row if len(members) == 1 else of_stack
             if np.array_equal(members, np.arange(len(rows))):
-                # All clients in their order: nothing need be gathered.
+                # All clients in their order: nothing needs to be gathered.
                 sums.update(judge.run(rows, clients))
                 return
             at = on_device(members, rows.device)
@@ -241,7 +241,7 @@ class Engine:
     ) -> "_Evaluations":
         """Return the memory and the captured steps for such rows on this shard.
 
-        They last for as long as not too many others are asked for.
+        They are kept until too many other kinds have been asked for.
         """
         key = (id(shard), *sorted(wanted.items()), dtype)
         if key not in self._evaluations:
@@ -253,7 +253,7 @@ class Engine:
                 dtype,
                 self._in_flight(shard),
                 # A large network's batches keep the device busy, and captured ones
-                # would hold on to much memory.
+                # would hold much memory.
                 captured=self.mode != "loop",
             )
             # They keep the shard alive, so no other shard can get its id.
@@ -264,7 +264,7 @@ class Engine:
         return self._evaluations[key]
 
     def forget(self) -> None:
-        """Free what is kept for the same shards' next time, and the shards."""
+        """Free what is kept for another call on the same shards, and the shards."""
         self._trainings.clear()
         self._evaluations.clear()
 
@@ -276,7 +276,7 @@ class Engine:
     def _training(self, job: TrainingJob, lane: int = 0) -> StackTraining:
         """Return the memory and the captured steps for such jobs in a lane.
 
-        They last for as long as clients train on the same shard.
+        They are kept as long as clients train on the same shard.
         """
         shard = job.shard
         columns = job.columns
@@ -295,7 +295,7 @@ class Engine:
             lane,
         )
         if key not in self._trainings:
-            # Another shard, as after a relocation: the memory for the old one goes.
+            # A new shard, for example after a relocation: free the old one's memory.
             for other in list(self._trainings):
                 if other[0] != id(shard):
                     del self._trainings[other]
@@ -321,7 +321,7 @@ class Engine:
 
 
 def _score(sums: Sums, sizes: np.ndarray) -> Score:
-    """Return a score; samples count where nothing else was counted."""
+    """Return a score; count samples if nothing else was counted."""
     if "count" not in sums:
         sums["count"] = on_device(sizes, sums["loss"].device)
     return Score(sums)

@@ -29,12 +29,12 @@ from hpcfed.runtime.device import on_device
 EVALUATION_SAMPLES = 4096
 """Samples in flight during evaluation, over all clients of a stack."""
 EVALUATION_FLOATS = 2**28
-"""Activations of samples in flight, where a sample may be a long text."""
+"""Activations of the samples in flight; a sample may be a long text."""
 
 
 def samples_in_flight(shard: Shard, activations: int) -> int:
     """Return how many samples are evaluated at once; `activations` are those of one."""
-    # Classification keeps to a number: its batches are part of recorded results.
+    # Classification uses a fixed number: its batches influence recorded results.
     if shard.task == "classification":
         return EVALUATION_SAMPLES
     fitting = EVALUATION_FLOATS // max(1, activations)
@@ -49,7 +49,7 @@ class Judged(NamedTuple):
     shard: Shard
     wanted: Wanted
     dtype: torch.dtype
-    """The rows'."""
+    """The type of the rows."""
     in_flight: int
     """Samples that are evaluated at once."""
     captured: bool
@@ -57,7 +57,7 @@ class Judged(NamedTuple):
 
 
 class _Evaluation:
-    """The memory of rows in evaluation, and a step on it."""
+    """The memory of rows in evaluation, and one step on it."""
 
     def __init__(self, judged: Judged) -> None:
         self._judged = judged
@@ -73,7 +73,7 @@ class _Evaluation:
             on=judged.captured and network.captures,
             may_fail=network.capture_may_fail,
         )
-        # A few captured steps serve all shapes that are rounded up to theirs.
+        # Shapes are rounded up, so that a few captured steps serve all of them.
         self._rounds_up = judged.captured and self._device.type == "cuda"
         self._like = torch.zeros((), dtype=judged.dtype, device=self._device)
         # On the device: a captured step must read it there.
@@ -83,7 +83,7 @@ class _Evaluation:
         return torch.zeros(shape, dtype=torch.int64, device=self._device)
 
     def _reserve_rows(self, clients: int) -> None:
-        # Graphs hold addresses of the memory that is now replaced.
+        # Graphs hold addresses of the memory that is replaced here.
         self._replays.forget()
         self._rows = self._judged.layout.zeros(clients, self._like)
 
@@ -137,7 +137,7 @@ class StackEvaluation(_Evaluation):
         self._reserve(plan.clients)
         self._load(rows)
         sizes = self._shard.samples[clients]
-        # Clients that only fill up the stack have no samples.
+        # Clients that only pad the stack have no samples.
         stack = np.zeros((2, plan.clients), np.int64)
         stack[:, :count] = clients, sizes
         self._stack[:, : plan.clients].copy_(on_device(stack, self._device))
@@ -145,7 +145,7 @@ class StackEvaluation(_Evaluation):
         for active, slots, _ in step_shapes(sizes, Length(1, plan.slots)):
             wide = (active, slots)
             if self._rounds_up:
-                # Our own kernels serve from two clients on.
+                # Our own kernels need at least two clients.
                 wide = (
                     min(plan.clients, rounded_up(max(active, 2), 8)),
                     min(plan.slots, rounded_up(slots, 1)),
@@ -157,14 +157,15 @@ class StackEvaluation(_Evaluation):
         clients = count
         if self._rounds_up:
             clients = min(rounded_up(count, 8), MOST_CLIENTS)
-        # The fewer clients, the larger their batches: the device is filled either way.
+        # The fewer clients, the larger their batches, so that the device is always
+        # full.
         most = min(self._longest, -(-self._judged.in_flight // clients))
         steps = -(-self._longest // most)
-        # Evenly, rather than full batches and a small rest.
+        # Equal batches, rather than full ones and a small remainder.
         return _Plan(clients, -(-self._longest // steps), steps)
 
     def _reserve(self, clients: int) -> None:
-        """Make the memory large enough; captured steps are lost when it moves."""
+        """Make the memory large enough; captured steps are lost if it moves."""
         if clients <= self._capacity:
             return
         self._capacity = clients
@@ -186,7 +187,7 @@ class StackEvaluation(_Evaluation):
             values.zero_()
 
     def _table(self, plan: _Plan) -> tuple[Tensor, Tensor]:
-        """Return samples [steps, clients, slots] and their numbers [steps, clients]."""
+        """Return samples [steps, clients, slots] and their counts [steps, clients]."""
         if plan not in self._tables:
             samples = self._integers(plan.steps, plan.clients, plan.slots)
             counts = self._integers(plan.steps, plan.clients)
@@ -202,8 +203,8 @@ class StackEvaluation(_Evaluation):
         _, _, valid = of_step(samples, counts, self._step, clients, slots)
         for name, figure in figures.items():
             by_client = figure.unflatten(0, (clients, slots))
-            # One mask for all that a sample adds: [clients, slots, 1, …]. Slots beyond
-            # a client's samples hold some other sample, which counts nothing.
+            # One mask for all figures of a sample: [clients, slots, 1, …]. Slots beyond
+            # a client's samples hold some other sample, which must not count.
             mask = valid.view(clients, slots, *(1 for _ in figure.shape[1:]))
             self._sums[name][:clients] += torch.where(mask, by_client, 0).sum(1)
         self._step += 1
@@ -212,9 +213,9 @@ class StackEvaluation(_Evaluation):
 class RowEvaluation(_Evaluation):
     """Judges one row on the data of many clients.
 
-    The row is a stack of one, so that samples of all clients fill a batch together.
-    Where our own kernels are faster, which serve several clients, it is a stack of
-    copies of the row, all in the same memory.
+    The row is a stack of one, so that samples of all clients fill a batch together. If
+    our own kernels are faster, which need several clients, the row is a stack of copies
+    that share the same memory.
     """
 
     def __init__(self, judged: Judged) -> None:
@@ -223,18 +224,18 @@ class RowEvaluation(_Evaluation):
         if judged.captured:
             self._copies = judged.network.copies(self._like)
         self._clients = np.empty(0, np.int64)
-        """Whose samples are looked up."""
+        """The clients whose samples are currently looked up."""
         self._samples = self._owners = self._integers(0)
         self._capacity = 0
 
     def run(self, row: Tensor, clients: np.ndarray) -> Sums:
         """Return sums over each client's data, judged by a row [1, columns]."""
         total = int(self._shard.samples[clients].sum())
-        # Evenly, rather than full batches and a small rest.
+        # Equal batches, rather than full ones and a small remainder.
         steps = -(-total // self._judged.in_flight)
         slots = self._slots(total, steps) if total else 0
         self._reserve(len(clients), steps * slots)
-        # As a rule they are the same again.
+        # Usually the clients are the same as last time.
         if not np.array_equal(clients, self._clients):
             self._look_up(clients, total)
         self._load(row)
@@ -249,14 +250,14 @@ class RowEvaluation(_Evaluation):
         return sums
 
     def _slots(self, total: int, steps: int) -> int:
-        """Return the samples of a step; as many for every copy of the row."""
+        """Return the samples of a step, a multiple of the copies of the row."""
         of_copy = -(-total // (steps * self._copies))
         if self._rounds_up:
             of_copy = rounded_up(of_copy, 32)
         return self._copies * of_copy
 
     def _reserve(self, clients: int, samples: int) -> None:
-        """Make the memory large enough; captured steps are lost when it moves."""
+        """Make the memory large enough; captured steps are lost if it moves."""
         if clients <= self._capacity and samples <= len(self._samples):
             return
         self._capacity = max(clients, self._capacity)
@@ -264,14 +265,14 @@ class RowEvaluation(_Evaluation):
         self._samples = self._integers(max(samples, len(self._samples)))
         self._owners = torch.zeros_like(self._samples)
         self._clients = np.empty(0, np.int64)
-        # In float64, because a client's samples are added one by one. The first row is
-        # for samples that only fill up a batch.
+        # In float64, because a client's samples are added one by one. The first row
+        # takes samples that only pad a batch.
         exact = self._like.double()
         wanted = self._judged.wanted
         self._sums = self._objective.zeros(1 + self._capacity, exact, wanted)
 
     def _look_up(self, clients: np.ndarray, total: int) -> None:
-        """Write down all samples of these clients in a row, and whose each is."""
+        """List all samples of these clients in a row, and the owner of each."""
         sizes = on_device(self._shard.samples[clients], self._device)
         number = torch.arange(len(clients), device=self._device)
         owners = torch.repeat_interleave(number, sizes, output_size=total)
@@ -304,7 +305,7 @@ class RowEvaluation(_Evaluation):
         self._step += 1
 
 
-# The classes that rows give to single samples of clients.
+# The classes that rows assign to single samples of clients.
 
 
 def agreement(
@@ -316,8 +317,8 @@ def agreement(
     *,
     classes: int,
 ) -> Tensor:
-    """Return on which share of each client's samples `rows[i]` and `others[i]` give the
-    same answer; NaN for clients without samples.
+    """Return the share of each client's samples on which `rows[i]` and `others[i]` give
+    the same answer; NaN for clients without samples.
     """
     shares = torch.full((len(rows),), torch.nan, device=rows.device)
     for number, client in enumerate(clients.tolist()):
@@ -332,10 +333,10 @@ def agreement(
 def answers(
     engine: RowEngine, row: Tensor, shard: Shard, client: int, *, classes: int
 ) -> Tensor:
-    """Return the class that a row gives to each sample of a client.
+    """Return the class that a row assigns to each sample of a client.
 
-    The engine sums over a client's samples. Here every sample is a client of its own,
-    so that a sum is one answer.
+    The engine sums over a client's samples. Here every sample is its own client, so
+    that a sum is one answer.
     """
     size = shard.sizes[client]
     alone = Shard(
@@ -349,6 +350,6 @@ def answers(
     score = engine.evaluate(
         row.expand(size, -1), alone, np.arange(size), {CLASSES: (3, classes)}
     )
-    # Of what it was found to be, taken for, and is, the second.
+    # CLASSES holds found, taken for, and belongs to; take the second.
     taken_for = score.sums[CLASSES][:, 1]
     return taken_for.argmax(1)

@@ -1,11 +1,11 @@
 """The diagonal of the Fisher information: how much each parameter of a client's row
 matters to its answers.
 
-It is the mean over the client's samples of (∂ log p(y|x) / ∂θ)². A sample must have a
-gradient of its own, so batch norm takes its running statistics and nothing is dropped,
-as in evaluation. Samples do not meet then, and one backward pass has each sample's
-gradient of each layer's output. With the layer's input that makes the gradients of its
-parameters, one layer after the other.
+It is the mean over the client's samples of (∂ log p(y|x) / ∂θ)². Every sample must have
+its own gradient, so batch norm uses running statistics and nothing is dropped, as in
+evaluation. Then samples do not interact, and one backward pass yields each sample's
+gradient of each layer's output. Combined with the layer's input, it gives the gradients
+of the layer's parameters, one layer after the other.
 """
 
 import copy
@@ -28,9 +28,9 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.own import answers
 
 MEMORY_SHARE = 0.1
-"""Share of a GPU's free memory for gradients and activations that are there at once."""
+"""Share of a GPU's free memory for gradients and activations held at the same time."""
 CPU_FLOATS = 2**27
-"""Floats of these on a CPU; more gain nothing there."""
+"""Number of such floats on a CPU; more do not help there."""
 
 Tensors = dict[str, Tensor]
 
@@ -46,9 +46,9 @@ class Fisher:
         self._layout = layout
         self._bf16 = bf16
         self._activations = cost.activations
-        """Floats that layers put out for a sample."""
+        """Floats that layers output for a sample."""
         self._at_once = 0
-        """Samples that fit into free memory; asked once, because asking takes time."""
+        """Samples that fit into free memory; queried once, because that takes time."""
 
     def __call__(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Tensor:
         """Return the diagonals of `rows[i]` on the data of client `clients[i]`.
@@ -59,12 +59,12 @@ class Fisher:
         if not self._at_once:
             floats = self._floats(rows)
             if add == self._add_any:
-                # A sample's gradients of all parameters are there at once.
+                # A sample's gradients of all parameters are in memory at once.
                 floats += self._layout.num_parameters
             self._at_once = max(1, _floats_at_once(rows) // floats)
         diagonals = torch.zeros_like(rows)
         sizes = shard.samples[clients]
-        # cuDNN's trials would take longer than these passes.
+        # cuDNN's benchmarks would take longer than these passes.
         with cuda.without_trials():
             for i, (client, size) in enumerate(zip(clients, sizes, strict=True)):
                 row = self._taken(self._tensors(rows, i))
@@ -76,16 +76,16 @@ class Fisher:
         return diagonals
 
     def _floats(self, rows: Tensor) -> int:
-        """Return the floats of a sample: what layers put out, its gradient and patches of
-        it, and the gradient of one layer's weight.
+        """Return the floats that a sample needs: outputs of layers, their gradient and
+        its patches, and the gradient of one layer's weight.
         """
         largest_tensor = max(prod(e.shape) for e in self._layout.entries)
         floats = 4 * self._activations + 2 * largest_tensor
-        # Half as large, and most layers need neither patches nor gradients of weights.
+        # Half the size, and most layers need neither patches nor gradients of weights.
         return floats // 4 if self._in_bf16(rows) else floats
 
     def _knows_all(self) -> bool:
-        """Tell whether all trained layers are of kinds whose squares we know."""
+        """Tell whether we know the squares of all kinds of trained layers."""
         for module in self._network.modules():
             if module._parameters and not _is_known(module):
                 return False
@@ -96,8 +96,10 @@ class Fisher:
     def _add_any(
         self, sums: Tensors, row: Tensors, inputs: Tensor, labels: Tensor
     ) -> None:
-        """Add up squared gradients of a network of any modules, by torch.func."""
-        # Its constants, such as frozen weights, must be where the rows are.
+        """Add up squared gradients of a network with arbitrary modules, by
+        torch.func.
+        """
+        # Its constants, such as frozen weights, must be on the rows' device.
         like = next(iter(row.values()))
         network = self._evaluating().to(like.device, like.dtype)
         parameters = {e.name: row[e.name] for e in self._layout.entries if e.trainable}
@@ -109,7 +111,7 @@ class Fisher:
         try:
             found = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, inputs, labels)
         except RuntimeError:
-            # What vmap does not carry goes sample by sample.
+            # Without vmap's support, compute sample by sample.
             for x, label in zip(inputs, labels, strict=True):
                 for name, gradient in grad(loss)(parameters, x, label).items():
                     sums[name] += gradient.square()
@@ -123,7 +125,7 @@ class Fisher:
         return {name: view[0] for name, view in views.items()}
 
     def _taken(self, row: Tensors) -> Tensors:
-        """Return a row's tensors in the types that the network wants."""
+        """Return a row's tensors in the types that the network expects."""
         return {e.name: e.taken(row[e.name]) for e in self._layout.entries}
 
     def _add(self, sums: Tensors, row: Tensors, images: Tensor, labels: Tensor) -> None:
@@ -132,8 +134,7 @@ class Fisher:
         def on_output(
             name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
         ) -> None:
-            # The hook holds on to what the layer put out, whatever is done in place to
-            # it later.
+            # The hook keeps the layer's output, even if it is changed in place later.
             output.register_hook(partial(on_gradient, name, module, inputs[0].detach()))
 
         def on_gradient(name: str, module: nn.Module, x: Tensor, dy: Tensor) -> None:
@@ -157,7 +158,7 @@ class Fisher:
         )
         try:
             with torch.enable_grad(), halves:
-                # So that there is a backward pass; parameters take no part in it.
+                # This creates a backward pass; parameters take no part in it.
                 images = images.detach().requires_grad_()
                 logits = functional_call(network, row, (images,))
                 loss = F.cross_entropy(logits, labels, reduction="sum")
@@ -205,9 +206,9 @@ def _of_convolution(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Ten
 
 def _patches(module: Any, x: Tensor, size: Sequence[int]) -> Tensor:
     """Return what the convolution multiplies at each position, [samples, taps,
-    positions]; `size` is the height and width of what it puts out.
+    positions]; `size` is the height and width of its output.
     """
-    # F.unfold launches a kernel for every sample, and these take most of the time.
+    # Not F.unfold, which launches a kernel for every sample and takes most of the time.
     vertical, horizontal = module.padding
     padded = F.pad(x, (horizontal, horizontal, vertical, vertical))
     samples, channels, rows, columns = padded.stride()
@@ -220,7 +221,9 @@ def _patches(module: Any, x: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _of_linear(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tensors:
-    """Multiply squares: a sample's gradient is an outer product, and so is its square."""
+    """Multiply squares: a sample's gradient is an outer product, and so is its
+    square.
+    """
     dtype = tensors["weight"].dtype
     dy_squares = dy.to(dtype).square()
     squares = {"weight": dy_squares.t() @ x.to(dtype).square()}

@@ -1,5 +1,5 @@
-"""Weights to start from, and the global model that a run leaves for the next: named
-tensors in a file. No file is trusted to run anything: no pickle is loaded.
+"""Initial weights, and the global model that a run leaves for the next one: named
+tensors in a file. No file is trusted to execute anything: no pickle is loaded.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ KINDS = ".npz or .safetensors"
 def save_model(
     folder: Path, layout: Layout, row: Tensor, frozen: Mapping[str, Tensor]
 ) -> None:
-    """Write a global model into a run's folder, as an array for every tensor by its
-    name: those of the row, and the frozen ones that no row holds.
+    """Write a global model into a run's folder, one array per tensor by its name: the
+    tensors of the row, and frozen ones that are not part of rows.
     """
     arrays = {}
     views = layout.views(row[None])
@@ -42,7 +42,7 @@ def save_model(
 
 
 def frozen_tensors(network: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """Return the parameters of a network that no row holds, such as those below
+    """Return the parameters of a network that are not part of rows, such as those below
     adapters.
     """
     in_rows = {e.name for e in layout.entries}
@@ -54,21 +54,21 @@ def frozen_tensors(network: nn.Module, layout: Layout) -> dict[str, Tensor]:
 
 
 def _write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    # Not by savez: a tensor may be called `file`, which it takes for itself.
+    # Not by savez, which has an argument `file`: a tensor may have this name.
     with ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                # Not by ascontiguousarray, which makes a vector of a single number.
+                # Not by ascontiguousarray, which turns a scalar into a vector.
                 contiguous = np.asarray(array, order="C")
                 np.lib.format.write_array(entry, contiguous, allow_pickle=False)
 
 
 def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
-    """Give a network the weights that were read from a path; names and shapes must
+    """Load weights that were read from a path into a network; names and shapes must
     agree.
     """
     wanted = network.state_dict()
-    # Tied weights have several names, of which a run's model has the first.
+    # Tied weights have several names; a run's model has only the first.
     tied = {}
     first: dict[int, str] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
@@ -78,8 +78,8 @@ def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
         if not parameter.requires_grad:
             frozen.add(name)
     for name, tensor in wanted.items():
-        # Batch norm's counter of batches has no column, nor has what is never trained:
-        # a run's global model has neither.
+        # Batch norm's batch counter has no column, and neither have frozen tensors: a
+        # run's global model may lack both.
         optional = name in frozen or not tensor.is_floating_point()
         optional = optional or tied.get(name, name) in tensors
         if name not in tensors and optional:
@@ -106,7 +106,7 @@ def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
 
 
 def _check_numbers(given: Tensor, wanted: Tensor, what: str) -> None:
-    """Refuse numbers that the network's tensor would not hold."""
+    """Refuse numbers that the network's tensor cannot hold."""
     if given.is_complex():
         raise UserError(f"{what} has complex numbers; give real ones")
     if not bool(torch.isfinite(given.double()).all()):
@@ -121,14 +121,14 @@ def _shape(tensor: Tensor) -> str:
 
 
 def checksum(path: Path) -> dict[str, str]:
-    """Return the sha256 of the file that the weights come from, by its path."""
+    """Return the sha256 of the file with the weights, by its path."""
     source = _source(path)
     with open(source, "rb") as file:
         return {str(source): hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _source(path: Path) -> Path:
-    """Return the file that holds the weights: a run's folder has some."""
+    """Return the file that holds the weights; `path` may be a run's folder."""
     if not path.is_dir():
         return path
     if (path / MODEL).is_file():
@@ -140,8 +140,8 @@ def _source(path: Path) -> Path:
 
 
 def model_of(path: Path) -> str | None:
-    """Return what the network is called of the run that has left these weights; None
-    where nobody has written that down.
+    """Return the name of the network of the run that left these weights; None if it is
+    unknown.
     """
     source = _source(path)
     record = source.with_name(RECORD)
@@ -156,7 +156,7 @@ def model_of(path: Path) -> str | None:
 
 
 def read_weights(path: Path) -> Tensors:
-    """Read named tensors from a file of any kind that we know."""
+    """Read named tensors from a file of any supported kind."""
     source = _source(path)
     readers = {
         ".npz": _read_npz,
@@ -175,13 +175,13 @@ def read_weights(path: Path) -> Tensors:
         return reader(source)
     except UserError:
         raise
-    # Whatever a library says of a file that is damaged, or is something else.
+    # Libraries raise anything for a file that is damaged or of another kind.
     except Exception as error:
         raise UserError(f"--init {path} cannot be read: {one_line(error)}") from None
 
 
 def _read_npz(path: Path) -> Tensors:
-    # Of anything else numpy believes that it is a pickle, and says how to load it.
+    # numpy takes any other file for a pickle, and would explain how to load it.
     if not is_zipfile(path):
         raise ValueError("it is no .npz, as numpy.savez makes them")
     found = {}

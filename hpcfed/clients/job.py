@@ -27,31 +27,31 @@ class Recipe:
     batch_size: int
     lr: float
     momentum: float = 0.0
-    """Momentum of SGD; starts from zero, as the moments of Adam do."""
+    """Momentum of SGD; starts from zero, like the moments of Adam."""
     weight_decay: float = 0.0
     """L2 decay of SGD and Adam, decoupled decay of AdamW."""
     clip: float = 0.0
     """Largest norm of a client's gradient; 0: no limit."""
     steps: int = 0
-    """So many steps in place of epochs; 0: by epochs."""
+    """Number of steps, instead of epochs; 0: by epochs."""
     repeat: int = 1
-    """Steps in a row on the same minibatch."""
+    """Consecutive steps on the same minibatch."""
     augment: bool = False
-    """Whether images are shifted and mirrored, anew in every step."""
+    """Whether images are shifted and mirrored, drawn anew in every step."""
 
     optimiser: Optimiser = "sgd"
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
     schedule: RateSchedule | None = None
-    """How `lr` changes over a client's own steps; None: it does not."""
+    """How `lr` changes over a client's own steps; None: constant."""
     gradient: bool = False
-    """Whether the answer is each client's gradient at its row, of its mean loss over the
-    minibatches of all steps, in place of the trained row. Momentum, decay and clipping
-    do not count.
+    """Whether the result is each client's gradient at its row instead of the trained
+    row. It is the gradient of the mean loss over the minibatches of all steps.
+    Momentum, decay and clipping are not applied.
     """
     nesterov: bool = False
-    """Whether momentum is Nesterov's, as torch.optim.SGD has it."""
+    """Whether to use Nesterov momentum, as torch.optim.SGD does."""
 
     @property
     def length(self) -> Length:
@@ -59,7 +59,7 @@ class Recipe:
 
     @property
     def num_moments(self) -> int:
-        """The matrices of running moments that the optimiser keeps."""
+        """How many matrices of running moments the optimiser keeps."""
         if self.optimiser == "sgd":
             return 1 if self.momentum else 0
         return 2
@@ -75,27 +75,27 @@ class TrainingJob:
     """Positions in the shard."""
     recipe: Recipe
     keys: Tensor
-    """Per client: seeds its order of samples and its dropout."""
+    """One per client: seeds its order of samples and its dropout."""
     columns: Tensor | None = None
     """True where training may change a row; all other columns stay bit-identical. None:
     all may change.
     """
     pull: Pull | None = None
-    """Draws row i to its reference i."""
+    """Draws row i towards its reference i."""
     correction: Tensor | None = None
     """A row per client, added to its gradient in every step, before clipping, decay and
-    momentum. Columns of running statistics do not count.
+    momentum. Columns of running statistics are ignored.
     """
     gates: Tensor | None = None
-    """A row of booleans per client: where one is False, the client's gradient is 0 in
-    every step, as that of channels which it has not. Unlike `columns` they leave decay
-    and running statistics to act.
+    """A row of booleans per client. Where it is False, the client's gradient is 0 in
+    every step, for example for channels that the client does not have. Unlike
+    `columns`, gates do not stop decay and running statistics.
     """
     rates: Tensor | None = None
-    """A learning rate per client, float64, in place of the recipe's."""
+    """A learning rate per client, float64, instead of the recipe's."""
     limits: np.ndarray | None = None
-    """The most steps of each client, whatever the recipe says; rates are those of a
-    training that goes on. None: no limit.
+    """The most steps of each client, whatever the recipe says; learning rates are as if
+    training went on. None: no limit.
     """
 
     def num_steps(self) -> np.ndarray:
@@ -126,18 +126,18 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Losses:
-    """What clients have lost in training, on the device."""
+    """Training losses of clients, on the device."""
 
     mean: Tensor
     """Each client's mean loss; NaN without data."""
     seen: Tensor
-    """The samples that it is a mean over, or the tokens."""
+    """The number of samples or tokens in that mean."""
 
 
 @dataclass(frozen=True)
 class Score:
     """Sums over each client's data, on the device: "loss", "count" (samples or tokens),
-    "correct" where answers may be right, and what else was wanted.
+    "correct" if answers can be right, and whatever else was wanted.
     """
 
     sums: Sums
@@ -181,7 +181,7 @@ class RowEngine(Protocol):
     def fisher(self) -> Fisher: ...
 
     def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
-        """Return new rows, and the losses in training."""
+        """Return new rows, and the training losses."""
 
     def evaluate(
         self, rows: Tensor, shard: Shard, clients: np.ndarray, wanted: Wanted = NOTHING
@@ -193,7 +193,7 @@ class RowEngine(Protocol):
 
 
 class EngineAccess:
-    """Leaves to another engine what a subclass does not do itself."""
+    """Forwards to another engine what a subclass does not do itself."""
 
     def __init__(self, engine: RowEngine) -> None:
         self._engine = engine

@@ -1,9 +1,9 @@
-"""Several clients train side by side, each in a lane of its own.
+"""Several clients train concurrently, each in its own lane.
 
-One client's batch of a large network does not fill a GPU: its last layers are small, and
-normalisation waits for memory while convolutions wait for tensor cores. A lane is a CUDA
-stream with memory and captured steps of its own, so that the device has the steps of
-several clients to choose from.
+One client's batch of a large network does not fill a GPU: its last layers are small,
+and normalisation waits for memory while convolutions wait for tensor cores. A lane is a
+CUDA stream with its own memory and captured steps. So the device can choose among the
+steps of several clients.
 """
 
 from collections import deque
@@ -14,16 +14,16 @@ from functools import partial
 import torch
 
 Task = Callable[[int], Iterator[None]]
-"""Takes the number of its lane; yields whenever others may launch something."""
+"""Takes the number of its lane; yields whenever others may launch work."""
 Lane = Callable[[], AbstractContextManager[object]]
-"""What is launched inside of its context goes to the lane."""
+"""Work that is launched inside its context goes to the lane."""
 
 
 def take_turns(tasks: Sequence[Task], lanes: Sequence[Lane]) -> None:
-    """Work off all tasks in their order; a lane that has finished one takes the next.
+    """Run all tasks in their order; a lane that has finished one takes the next.
 
-    Lanes launch one piece each in turn. Launching everything of one client at once would
-    fill its queue on the device, and the host would wait there before it serves others.
+    Lanes launch one piece each in turn. Launching all work of one client at once would
+    fill its queue on the device, and the host would block before it serves the others.
     """
     waiting = deque(tasks)
     at_work: dict[int, Iterator[None]] = {}
@@ -39,14 +39,14 @@ def take_turns(tasks: Sequence[Task], lanes: Sequence[Lane]) -> None:
 
 
 def _has_ended(steps: Iterator[None]) -> bool:
-    """Launch the next piece, if there is one left."""
+    """Launch the next piece; tell whether none was left."""
     for _ in steps:
         return False
     return True
 
 
 class Lanes:
-    """The lanes of a device; on a CPU they are mere turns."""
+    """The lanes of a device; on a CPU tasks just take turns."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -54,7 +54,7 @@ class Lanes:
 
     @contextmanager
     def open(self, count: int) -> Iterator[list[Lane]]:
-        """Give lanes, which begin after all that was launched before; whatever is
+        """Open lanes. They begin after all work that was launched before; work that is
         launched afterwards waits for them.
         """
         if self._device.type != "cuda":
@@ -69,7 +69,7 @@ class Lanes:
         try:
             yield [partial(torch.cuda.stream, stream) for stream in streams]
         finally:
-            # Also after a failure: the memory of what is under way must not be reused.
+            # Also after a failure: memory in use must not be reused.
             for stream in streams:
                 here.wait_stream(stream)
 

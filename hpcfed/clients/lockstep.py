@@ -39,17 +39,17 @@ from hpcfed.runtime.timer import Timer
 
 class Stopped(Exception):
     """Raised in programs that have to end because another one has failed, or because
-    they have failed on another rank; so they close their files.
+    they have failed on another rank. So they close their files.
     """
 
 
 Collective = Callable[[], Any]
 OnFailure = Callable[[int, Exception], None]
-"""Is told which program has failed, and why."""
+"""Called with the number of the failed program, and its error."""
 Exchange = Callable[[dict[int, str]], list[dict[int, str]]]
-"""Returns what every rank has said; all ranks call it together."""
+"""Returns what every rank has passed in; all ranks call it together."""
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
-"""Failures that are no program's own: fewer of them at once might have enough."""
+"""Failures that are not a program's own: with fewer programs, memory might suffice."""
 
 
 def _nothing() -> None: ...
@@ -71,8 +71,8 @@ class Lockstep:
         for number, (name, timer) in enumerate(zip(names, timers, strict=True)):
             self.programs.append(Program(number, name, engine, timer))
         self.at_work = self.programs[0]
-        """The program that runs, or for which the engine or a collective runs; the
-        first, where that serves several.
+        """The running program, or the one that the engine or a collective works for; if
+        it works for several, the first.
         """
         self._on_failure: OnFailure | None = None
         self._failed: dict[int, str] = {}
@@ -132,8 +132,8 @@ class Lockstep:
             answers.update(self._answers(group))
         for number in sorted(answers):
             program = self.programs[number]
-            # Popped, and held by no other name: rows that nobody needs any more must
-            # not stay in memory.
+            # Popped, so that no other reference is left: rows that are no longer needed
+            # must not stay in memory.
             self._advance(program, partial(_hand_over, program, answers))
 
     def _advance(self, program: "Program", go: Callable[[], None]) -> None:
@@ -153,7 +153,7 @@ class Lockstep:
         """End the programs that have failed on another rank.
 
         Programs end with the same collective on all ranks, or fail on one and are ended
-        here on the others. So all ranks are left with the same programs, and come here
+        here on the others. So all ranks are left with the same programs, and call this
         equally often.
         """
         for of_rank in exchange(self._failed):
@@ -170,7 +170,7 @@ class Lockstep:
         of them, or one program's collective.
         """
         self.at_work = group[0]
-        # One moment for all of them: on a GPU an event for each would take milliseconds.
+        # One time stamp for all: on a GPU an event for each would take milliseconds.
         begin = group[0].timer.stamp()
         for program in group:
             program.timer.switch(program.phase, begin)
@@ -210,8 +210,8 @@ class Program(EngineAccess):
 
     @property
     def fisher(self) -> Fisher:
-        """Each program calls it by itself: samples with a gradient each fill the device
-        sooner than programs do.
+        """Each program calls it separately: samples with individual gradients fill the
+        device sooner than programs do.
         """
         return self._engine.fisher
 
@@ -226,7 +226,7 @@ class Program(EngineAccess):
         return answer
 
     def turn(self, collective: Collective) -> Any:
-        """Return the collective's result, once it was due."""
+        """Return the collective's result, once it is its turn."""
         return self._wait(collective)
 
     def _wait(self, call: Job | Collective) -> Any:
@@ -257,7 +257,7 @@ class Program(EngineAccess):
             error: BaseException | None = None
             try:
                 if device.type == "cuda":
-                    # A new thread would take the first GPU.
+                    # A new thread would use the first GPU.
                     torch.cuda.set_device(device)
                 with without_exits():
                     function()
@@ -285,10 +285,10 @@ class Program(EngineAccess):
             raise error
 
     def stop(self, reason: BaseException) -> None:
-        """End the program by an exception, where it waits or would wait next."""
+        """End the program with an exception, where it waits or would wait next."""
         self._stopped = reason
         if self._thread is not None and self._thread.is_alive():
-            # Wakes the program where it waits; it then finds that it is stopped.
+            # Wakes the waiting program, which then finds that it is stopped.
             self._answers.put(None)
             self._thread.join()
 

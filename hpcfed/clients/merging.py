@@ -1,4 +1,4 @@
-"""Calls of the engine by several runs that can be made as one call with more rows."""
+"""Merges engine calls of several runs into one call with more rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ def mergeable(a: Job, b: Job) -> bool:
     if a.shard.whole is not b.shard.whole:
         return False
     if isinstance(a, TrainingJob) and isinstance(b, TrainingJob):
-        # Every row may have a learning rate of its own.
+        # Rows may have different learning rates.
         same_recipe = a.recipe == replace(b.recipe, lr=a.recipe.lr)
         return (
             same_recipe
@@ -52,10 +52,10 @@ def mergeable(a: Job, b: Job) -> bool:
 
 
 def _stackable(rows: Tensor) -> bool:
-    """Whether the engine scores such rows of several runs sooner in one call.
+    """Whether the engine scores such rows of several runs faster in one call.
 
-    On a CPU one row that is expanded to many clients is scored faster than as many rows.
-    On a GPU that takes as long for each run as one call takes for all of them.
+    On a CPU one row expanded to many clients is scored faster than that many rows. On a
+    GPU it takes as long for each run as one call takes for all of them.
     """
     expanded = len(rows) > 1 and rows.stride(0) == 0
     return rows.is_cuda or not expanded
@@ -94,8 +94,8 @@ def run_merged(jobs: Sequence[Job], engine: RowEngine) -> list[Answer]:
 
 
 def _on_whole(job: Job) -> Job:
-    """Return a job on the larger shard, for which the engine has memory and captured
-    steps from other runs' jobs.
+    """Return the job on the larger shard, for which the engine already has memory and
+    captured steps from other runs' jobs.
     """
     part = job.shard
     if not isinstance(part, SubShard):
@@ -142,7 +142,7 @@ def _merged(jobs: Sequence[Job]) -> Job:
 
 
 def _merged_rates(jobs: Sequence[TrainingJob]) -> Tensor | None:
-    """Return a learning rate per client; None where the first job's serves all."""
+    """Return a learning rate per client; None if the first job's holds for all."""
     if len({job.recipe.lr for job in jobs}) == 1:
         return None
     each = [np.full(len(job.rows), job.recipe.lr) for job in jobs]

@@ -1,4 +1,4 @@
-"""Metrics out of sums over test data: of every client, or of all data together."""
+"""Metrics from sums over test data: of every client, or of all data together."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,8 +10,8 @@ from hpcfed.options.metrics import PER_CLASS
 
 
 def wanted_sums(metrics: Sequence[str], outputs: int) -> Wanted:
-    """Return the sums that metrics are made of, beside those that there always are;
-    `outputs` are the classes, or the numbers that are predicted.
+    """Return the sums that these metrics need, beyond those that are always made;
+    `outputs` is the number of classes, or of predicted numbers.
     """
     wanted: dict[str, tuple[int, ...]] = {}
     for name in metrics:
@@ -27,7 +27,7 @@ def wanted_sums(metrics: Sequence[str], outputs: int) -> Wanted:
 
 
 def metric(name: str, sums: Sums) -> Tensor:
-    """Return a metric of each client, float64; NaN where it has no test data."""
+    """Return a metric of each client, float64; NaN if it has no test data."""
     return _FORMULAS[name](sums)
 
 
@@ -35,7 +35,7 @@ def _mean(name: str) -> Callable[[Sums], Tensor]:
     """Return the formula of a mean over samples or tokens."""
 
     def mean(sums: Sums) -> Tensor:
-        # In float64 as the host divides: counts are exact there.
+        # In float64, as the host divides: counts are exact there.
         return sums[name].double() / sums["count"].double()
 
     return mean
@@ -46,8 +46,8 @@ def _perplexity(sums: Sums) -> Tensor:
 
 
 def _r2(sums: Sums) -> Tensor:
-    """Return 1 − Σ (y − t)² / Σ (t − mean t)², a mean over outputs whose targets differ
-    at all; NaN if none do.
+    """Return 1 − Σ (y − t)² / Σ (t − mean t)², averaged over outputs whose targets
+    vary; NaN if none do.
     """
     squares, targets, squared_targets = sums[OUTPUTS].unbind(1)
     count = sums["count"].double()[:, None]
@@ -69,7 +69,7 @@ def _macro_f1(sums: Sums) -> Tensor:
 
 def class_accuracy(sums: Sums) -> Tensor:
     """Return [clients, classes]: the share of each class's samples that were found; NaN
-    where there are none.
+    without such samples.
     """
     found, _, belong_to = sums[CLASSES].double().unbind(1)
     return found / belong_to

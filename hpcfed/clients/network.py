@@ -1,4 +1,4 @@
-"""The network of a run's clients, as its options say."""
+"""The network of a run's clients, built by its options."""
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from hpcfed.runtime import randomness
 
 
 def sample_of(config: RunConfig) -> Sample:
-    """Return what goes into the network and comes out of it, without reading the data."""
+    """Return the shapes of the network's input and output, without reading the data."""
     data = config.data()
     outputs: tuple[int, ...] = (data.classes,)
     if data.task == "next-token":
@@ -27,8 +27,8 @@ def sample_of(config: RunConfig) -> Sample:
 def client_network(
     config: RunConfig, *, seed: int | None = None, double: bool = False
 ) -> nn.Module:
-    """Build the network; its first weights are those of --init, or depend on the run's
-    seed, unless that is given; `double` keeps given weights of float64 as they are.
+    """Build the network. Its first weights are those of --init, or depend on `seed`, by
+    default the run's; `double` keeps given float64 weights exact.
     """
     data = config.data()
     seed = config.seed if seed is None else seed
@@ -43,7 +43,7 @@ def client_network(
     if double:
         network.double()
     weights = None if config.init is None else read_weights(config.init)
-    # Adapters of another run fit this one's alone; all else is for the network below.
+    # Another run's adapters only fit the adapters here; other weights fit the network.
     of_adapters = False
     if config.lora is not None and weights is not None:
         of_adapters = not set(weights) <= set(network.state_dict())
@@ -68,7 +68,7 @@ def client_network(
 
 
 def _start(network: nn.Module, weights: Tensors, config: RunConfig) -> None:
-    """Give the network the weights of --init; another network's are refused by name."""
+    """Load the weights of --init; refuse another network's weights by name."""
     assert config.init is not None
     try:
         start_from(network, weights, config.init)

@@ -3,7 +3,7 @@ in evaluation.
 
 - classification: outputs [samples, classes], targets [samples].
 - next-token: outputs [samples, length, vocabulary], targets [samples, length], -100
-  where there is none.
+  for positions without a target.
 - regression: outputs and targets [samples, outputs].
 """
 
@@ -25,40 +25,40 @@ NO_TARGET = -100
 Sums = dict[str, Tensor]
 """Sums over each client's samples by name, [clients, …]."""
 Wanted = Mapping[str, tuple[int, ...]]
-"""Sums to make beside those that every evaluation makes, with what follows the clients
-in their shape: see `TOP5`, `CLASSES`, `ABSOLUTE` and `OUTPUTS`.
+"""Further sums beside those of every evaluation, each with its shape after the clients'
+dimension: see `TOP5`, `CLASSES`, `ABSOLUTE` and `OUTPUTS`.
 """
 NOTHING: Wanted = MappingProxyType({})
-"""No sums beside those."""
+"""No further sums."""
 
 TOP5 = "top5"
 """[clients]: samples or tokens whose target is among the five likeliest."""
 CLASSES = "classes"
-"""[clients, 3, classes]: samples of each class that were found, that were taken for it,
+"""[clients, 3, classes]: per class, samples that were found, that were taken for it,
 and that belong to it.
 """
 ABSOLUTE = "absolute"
-"""[clients]: absolute errors, means over outputs."""
+"""[clients]: absolute errors, averaged over outputs."""
 OUTPUTS = "outputs"
 """[clients, 3, outputs]: squared errors, targets, and squared targets."""
 
 
 @dataclass(frozen=True)
 class StepTargets:
-    """The targets of a training step: a row of the table of samples [steps, capacity,
-    slots], whose number stands in a tensor on the device.
+    """The targets of a training step: one row of the table of samples [steps, capacity,
+    slots]. The number of the row is in a tensor on the device.
     """
 
     targets: Tensor
-    """Those of all the shard's samples."""
+    """The targets of all the shard's samples."""
     samples: Tensor
     counts: Tensor
-    """[steps, capacity]: slots that hold a sample."""
+    """[steps, capacity]: how many slots hold a sample."""
     step: Tensor
 
     def gathered(self, clients: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return targets [clients, slots, …], samples of each client [clients, 1], and
-        True where a slot holds one.
+        """Return targets [clients, slots, …], sample counts [clients, 1], and a mask
+        that is True if a slot holds a sample.
         """
         batch, count, valid = of_step(
             self.samples, self.counts, self.step, clients, slots
@@ -69,17 +69,17 @@ class StepTargets:
 
 class Objective(Protocol):
     counts_tokens: bool
-    """Whether a mean is over tokens, of which samples have unequal numbers."""
+    """Whether means are over tokens, whose number varies between samples."""
     bounded: bool
-    """Whether no output's gradient is larger than 1."""
+    """Whether the gradient of every output is at most 1."""
 
     def loss(
         self, outputs: Tensor, step: StepTargets, total: Tensor, tokens: Tensor
     ) -> Tensor:
-        """Return a scalar whose gradient is that of the sum of the clients' mean losses;
-        outputs may be overwritten.
+        """Return a scalar whose gradient is that of the sum of the clients' mean
+        losses; outputs may be overwritten.
 
-        Adds each client's summed loss to `total`, and its tokens to `tokens`.
+        Add each client's summed loss to `total`, and its tokens to `tokens`.
         """
 
     def zeros(self, clients: int, like: Tensor, wanted: Wanted) -> Sums:
@@ -141,7 +141,7 @@ class NextToken:
         losses = F.cross_entropy(
             flat, targets.flatten(), ignore_index=NO_TARGET, reduction="none"
         )
-        # No answer equals NO_TARGET.
+        # NO_TARGET never equals an answer, so such positions are never correct.
         correct = outputs.argmax(-1) == targets
         figures = {
             "correct": correct.sum(1),
@@ -204,6 +204,6 @@ def _zeros(clients: int, like: Tensor, shapes: Wanted) -> Sums:
 
 
 def _in_top5(outputs: Tensor, targets: Tensor) -> Tensor:
-    # By topk, not by counting larger outputs: those of a diverged row are NaN.
+    # By topk, not by counting larger outputs: outputs of a diverged row are NaN.
     likeliest = outputs.topk(5, dim=-1).indices
     return (likeliest == targets[..., None]).any(-1)

@@ -19,9 +19,9 @@ from hpcfed.runtime.device import on_device
 
 
 class StackOptimiser:
-    """What the steps of a stack need beside rows and gradient.
+    """What the steps of a stack need besides rows and gradient.
 
-    All memory stays where it is, because captured steps read it. Every local training
+    All memory stays in place, because captured steps read it. Every local training
     starts with moments of zero.
     """
 
@@ -34,8 +34,8 @@ class StackOptimiser:
         rate_each: bool = False,
         like: Tensor,
     ) -> None:
-        """Prepare for clients that take at most so many steps each; `rate_each`: each
-        has a learning rate of its own.
+        """Prepare for clients that take at most `steps` steps each; `rate_each`: each
+        client has its own learning rate.
         """
         self._recipe = recipe
         self._layout = layout
@@ -59,14 +59,12 @@ class StackOptimiser:
         # On the device: a captured step must read it there.
         self._lr = like.new_zeros(())
         self._rates: Tensor | None = None
-        """[steps, clients], where rates change from step to step."""
+        """[steps, clients], if rates change from step to step."""
         self._moments: list[Tensor] = []
 
     @property
     def fits_backward(self) -> bool:
-        """Whether weights may take their step in the backward pass, one layer before the
-        other.
-        """
+        """Whether weights may take their step in the backward pass, layer by layer."""
         return self._adam is None and not self._recipe.clip
 
     def reserve(self, gradient: Tensor) -> None:
@@ -83,8 +81,8 @@ class StackOptimiser:
             self._lr = self._current_rates[0]
 
     def load(self, lr: float | Tensor, steps: np.ndarray) -> None:
-        """Take in the rate of this training, or one of every client, and how many steps
-        each of them takes.
+        """Take in the learning rate of this training, or one per client, and the number
+        of steps of each client.
         """
         schedule = self._recipe.schedule
         if self._rates is None or schedule is None:
@@ -93,7 +91,7 @@ class StackOptimiser:
             else:
                 self._lr.fill_(lr)
             return
-        # A client's schedule spans its own steps, whoever else is in the stack.
+        # A client's schedule spans its own steps, independent of the rest of the stack.
         total = on_device(steps, self._like.device)
         at = torch.arange(self._steps, device=self._like.device)[:, None]
         self._rates[:, : len(steps)] = lr * schedule.factors(at, total)
@@ -128,8 +126,8 @@ class StackOptimiser:
         terms: Terms | None,
         halves: Tensor | None,
     ) -> None:
-        """Take a step with the rows of the first clients, in place, which the terms draw
-        to their references; `halves` become the rows in bfloat16.
+        """Take a step with the rows of the first clients, in place; the terms draw them
+        to their references. `halves` become the rows in bfloat16.
         """
         clients = len(rows)
         velocity = self._moments[0][:clients] if self._moments else None
@@ -154,10 +152,10 @@ class StackOptimiser:
     ) -> None:
         """Take a step with the rows of the first clients, in place.
 
-        Columns that are not trainable keep their bits, as do weights that have updated
-        themselves, which go by name.
+        Columns that are not trainable keep their bits. So do the weights in `updated`,
+        which have updated themselves.
         """
-        # Columns between the weights that have updated themselves.
+        # The columns between weights that have updated themselves.
         edges = [0]
         for e in self._layout.entries:
             if e.name in updated:

@@ -8,17 +8,17 @@ import numpy as np
 from hpcfed.clients.schedule import Length, num_steps
 
 PRESENCE = 0.25
-"""Steps that a client counts for merely being there. So clients without data are spread
-evenly too.
+"""Steps that every client counts for, even without data. So clients without data are
+spread evenly, too.
 """
 LONGEST = {"batched": 2.0, "vmap": 2.0, "loop": 0.0}
-"""How many times a rank's longest client counts on top, by engine: a stack takes as many
+"""How many extra times a rank's longest client counts, by engine: a stack takes as many
 steps as its longest client.
 
-Measured on a CPU with 100 Dirichlet(0.1) clients, the time of a stack followed all
-clients' steps plus 1.9 times (cnn-digits), 9 times (mlp) and 0.02 times (cnn-cifar) the
-longest client's. Samples in place of steps fitted worse in five of six cases, because
-short batches are padded.
+Measured on a CPU with 100 Dirichlet(0.1) clients: the time of a stack followed the
+steps of all clients plus 1.9 times (cnn-digits), 9 times (mlp) and 0.02 times
+(cnn-cifar) those of the longest. Samples instead of steps fitted worse in five of six
+cases, because short batches are padded.
 """
 
 
@@ -46,7 +46,9 @@ def client_loads(
 def rank_loads(
     loads: np.ndarray, rank: np.ndarray, ranks: int, *, longest: float = 0.0
 ) -> np.ndarray:
-    """Return the work of each rank: all its clients', and `longest` times its longest."""
+    """Return the work of each rank: all its clients, plus `longest` times its
+    longest.
+    """
     # Unbuffered: `most[rank] = max(…)` would see only the last client of a rank.
     most = np.zeros(ranks)
     np.maximum.at(most, rank, loads)
@@ -62,14 +64,14 @@ def place(
 ) -> np.ndarray:
     """Return the rank of every client; every rank gets at least one.
 
-    Clients go, longest first, onto the rank that finishes them earliest. `speeds` are
-    the ranks' loads per second, equal unless given; `longest` is as for `rank_loads`.
-    Ties go to the rank with fewer clients, then to the lower rank, so equal clients are
-    spread evenly.
+    Clients are assigned, longest first, to the rank that finishes them earliest.
+    `speeds` are the ranks' loads per second, equal by default; `longest` is as in
+    `rank_loads`. Ties go to the rank with fewer clients, then to the lower rank, so
+    equal clients are spread evenly.
     """
     assert len(loads) >= ranks, "fewer clients than ranks"
     if ranks == 1:
-        # A million clients would take 16 seconds to be placed where all of them go.
+        # Shortcut: placing a million clients on the only rank would take 16 seconds.
         return np.zeros(len(loads), np.int64)
     if speeds is None:
         return _place_on_equals(loads, ranks, longest)
@@ -82,7 +84,7 @@ def place(
         weight = np.where(counts == 0, 1 + longest, 1)
         after = totals + loads[client] * weight
         order = np.lexsort((counts, after * seconds_per_load))
-        # The last clients are for ranks so slow that none came by itself.
+        # Keep the last clients for ranks so slow that none was assigned to them.
         if len(loads) - placed == np.count_nonzero(counts == 0):
             order = order[counts[order] == 0]
         rank = order[0]
@@ -95,12 +97,12 @@ def place(
 def _place_on_equals(loads: np.ndarray, ranks: int, longest: float) -> np.ndarray:
     """Place clients on ranks of one speed, by the same rules, with a heap.
 
-    To compare all ranks for every client took 1.6 s for 100,000 clients on 128 ranks,
-    and every rank does it when a run starts.
+    Comparing all ranks for every client took 1.6 s for 100,000 clients on 128 ranks,
+    and every rank does this when a run starts.
     """
     rank_of = np.empty(len(loads), np.int64)
-    # Ranks that have clients: the one with the least work first, then the one with
-    # fewer clients, then the lower. Empty ranks are alike: the lowest is next.
+    # Ranks with clients, sorted by work, then by number of clients, then by rank. Empty
+    # ranks are all alike: the lowest is next.
     busy: list[tuple[float, int, int]] = []
     empty = 0
     order = np.argsort(-loads, kind="stable")
@@ -108,7 +110,7 @@ def _place_on_equals(loads: np.ndarray, ranks: int, longest: float) -> np.ndarra
     for placed, (client, load) in enumerate(zip(order, descending, strict=True)):
         left, bare = len(loads) - placed, ranks - empty
         first = load * (1 + longest)
-        # At a tie the empty rank wins, which has fewer clients.
+        # On a tie the empty rank wins, because it has fewer clients.
         takes_empty = bare and (not busy or first <= busy[0][0] + load)
         if takes_empty or left == bare:
             rank_of[client] = empty

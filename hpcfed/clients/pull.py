@@ -1,7 +1,8 @@
-"""Terms of a client's loss, beside the cross-entropy, that draw its row to a reference.
+"""Terms of a client's loss, besides the cross-entropy, that draw its row to a
+reference.
 
-Terms are norms of the difference d between the two, or half its square. A norm is
-√(‖d‖² + 1e-12), so that it has a gradient where the two are equal.
+A term is a norm of their difference d, or half its square. A norm is √(‖d‖² + 1e-12),
+so that it has a gradient even if the two are equal.
 """
 
 from dataclasses import dataclass, replace
@@ -19,13 +20,13 @@ __all__ = ["Pull", "StackPull", "Strengths", "merge_pulls"]
 
 @dataclass(frozen=True)
 class Pull:
-    """What draws the rows of some clients to their references."""
+    """Draws the rows of some clients to their references."""
 
     strengths: Strengths
     reference: Tensor
     """A row per client."""
     mask: Tensor | None = None
-    """A row of booleans per client: where the masked term counts."""
+    """A row of booleans per client: True where the masked term applies."""
 
     def subset(self, clients: Tensor) -> "Pull":
         """Return the pull of the clients at these positions."""
@@ -49,7 +50,7 @@ def merge_pulls(pulls: list[Pull]) -> Pull:
 class StackPull:
     """References and masks of the stack in training, in the kernels' layout.
 
-    Their memory stays where it is, because captured steps read it.
+    Their memory stays in place, because captured steps read it.
     """
 
     def __init__(self, strengths: Strengths, layout: KernelLayout) -> None:
@@ -57,8 +58,8 @@ class StackPull:
         self._layout = layout
 
     def reserve(self, clients: int, like: Tensor) -> None:
-        """Allocate memory for stacks of so many clients."""
-        # Statistics are laid out too, though nothing draws them: rows load as a whole.
+        """Allocate memory for stacks of `clients` clients."""
+        # Statistics get memory, too, although nothing draws them: rows load as a whole.
         self._reference = self._layout.zeros(clients, like)
         self.spans = Spans(self._layout.block_spans, like.device)
         self._mask = None
@@ -82,7 +83,7 @@ class StackPull:
     def add(self, rows: Tensor, gradient: Tensor) -> None:
         """Add the gradient of all terms, in place, to that of the first clients' rows.
 
-        Frozen columns get it too; their gradient is not used.
+        Frozen columns get it, too, but their gradient is not used.
         """
         count = len(rows)
         mask = None if self._mask is None else self._mask[0][:count]
@@ -94,7 +95,7 @@ class StackPull:
         one_pass.measure(rows, self.terms(len(rows)), self.spans)
 
     def terms(self, count: int) -> Terms:
-        """Return the terms of the first clients for steps in one pass."""
+        """Return the terms of the first clients, for steps in one pass."""
         plain, masked = self._sums[:, :count]
         mask = None if self._mask is None else self._mask[0][:count]
         return Terms(self._strengths, self._reference[0][:count], mask, plain, masked)

@@ -17,17 +17,19 @@ class RateSchedule(NamedTuple):
     drop: float = 0.1
     """The factor of each drop."""
     lowest: float = 0.0
-    """The share of the rate towards which the cosine falls."""
+    """The share of the rate that the cosine falls to."""
     warmup: int | None = None
-    """Rounds or steps in which the rate rises to its full height; None: a tenth of all."""
+    """Rounds or steps in which the rate rises to its full value; None: a tenth of
+    all.
+    """
 
     def factors(self, at: Tensor, total: Tensor) -> Tensor:
-        """Return the factor at each place, counted from 0, of so many.
+        """Return the factor at each position `at`, counted from 0, of `total`.
 
-        Places behind the last one have the last one's factor.
+        Positions beyond the last have the last one's factor.
         """
         at = torch.minimum(at, total - 1)
-        # Shares are of whole numbers, which torch would divide in float32.
+        # Shares below are in float64: torch would divide whole numbers in float32.
         if self.kind == "constant":
             return torch.ones_like(at, dtype=torch.float64)
         if self.kind == "step":
@@ -38,7 +40,7 @@ class RateSchedule(NamedTuple):
         warmup = -(-total // 10)
         if self.warmup is not None:
             warmup = torch.full_like(total, self.warmup)
-        # Not from 0, with which the first round or step would change nothing.
+        # Not from 0, where the first round or step would change nothing.
         rising = (at + 1).double() / warmup
         if self.kind == "warmup":
             return rising.clamp(max=1)
@@ -48,10 +50,10 @@ class RateSchedule(NamedTuple):
         return torch.where(at < warmup, rising, falling)
 
     def _cosine(self, share: Tensor) -> Tensor:
-        """Return the factor after this share of the way, as CosineAnnealingLR has it."""
+        """Return the factor after this share of the total, like CosineAnnealingLR."""
         height = (1 + torch.cos(torch.pi * share)) / 2
         return self.lowest + (1 - self.lowest) * height
 
     def factor(self, at: int, total: int) -> float:
-        """Return the factor at one place, counted from 0, of so many."""
+        """Return the factor at position `at`, counted from 0, of `total`."""
         return float(self.factors(torch.tensor(at), torch.tensor(total)))

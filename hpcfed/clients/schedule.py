@@ -1,10 +1,10 @@
 """Which samples every client sees in every step of its local training.
 
 A client with n samples takes ⌈n / batch⌉ steps an epoch, the last of them short,
-exactly as if it were trained alone. Where a number of steps is given, it goes over its
-samples again and again, shuffled anew, until so many are done. Clients are ordered by
-their number of steps, longest first, so that the clients still active at a step are a
-prefix. The host knows the shape of every step beforehand, so it never waits for the
+exactly as if it were trained alone. If a number of steps is given, it goes over its
+samples repeatedly, reshuffled each time, until it has taken them. Clients are ordered
+by their number of steps, longest first, so that the clients still active at a step are
+a prefix. The host knows the shape of every step beforehand, so it never waits for the
 device.
 """
 
@@ -20,7 +20,7 @@ from hpcfed.kernels.batch import SHIFTS
 from hpcfed.runtime import randomness
 
 _LAST = 2**62
-"""Sorts behind all random ranks, which are below it."""
+"""Larger than all random ranks, so that it sorts last."""
 
 
 class Length(NamedTuple):
@@ -29,9 +29,9 @@ class Length(NamedTuple):
     epochs: int
     batch_size: int
     steps: int = 0
-    """So many in place of epochs, for all clients that have data; 0: by epochs."""
+    """Steps of every client that has data, instead of epochs; 0: by epochs."""
     repeat: int = 1
-    """Steps in a row on the same minibatch."""
+    """Consecutive steps on the same minibatch."""
 
     def steps_per_epoch(self, sizes: np.ndarray) -> np.ndarray:
         """Return ⌈size / batch⌉ of each client."""
@@ -42,11 +42,11 @@ class StepShape(NamedTuple):
     """What a step works on."""
 
     clients: int
-    """Clients that are still active."""
+    """Number of clients that are still active."""
     slots: int
     """The most samples that an active client has in this step."""
     full: bool
-    """Whether every active client has so many."""
+    """Whether every active client has this many samples."""
 
 
 def num_steps(sizes: np.ndarray, length: Length) -> np.ndarray:
@@ -71,8 +71,8 @@ def num_epochs(sizes: np.ndarray, length: Length) -> int:
 def num_samples(
     sizes: np.ndarray, length: Length, limits: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the samples that each client sees, counted as often as it sees them;
-    `limits` is the most steps of each.
+    """Return how many samples each client sees, counting repeats; `limits` is the most
+    steps of each.
     """
     steps = num_steps(sizes, length)
     if limits is not None:
@@ -80,7 +80,8 @@ def num_samples(
     per_epoch = np.maximum(length.steps_per_epoch(sizes), 1)
     batches, steps_on_last = np.divmod(steps, length.repeat)
     epochs, rest = np.divmod(batches, per_epoch)
-    # Only an epoch's last batch is short, so the batches of a begun epoch are full.
+    # Only the last batch of an epoch is short, so all batches of an unfinished epoch
+    # are full.
     whole_batches = epochs * sizes + rest * length.batch_size
     last_batch = np.minimum(sizes - rest * length.batch_size, length.batch_size)
     seen: np.ndarray = whole_batches * length.repeat + last_batch * steps_on_last
@@ -88,8 +89,10 @@ def num_samples(
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
-    """Return positions of all clients with something to do, those with the most first."""
-    # Stable: clients with equally much to do keep their order, so stacks do too.
+    """Return positions of all clients with something to do, those with the most
+    first.
+    """
+    # Stable: clients with the same amount keep their order, so stacks do, too.
     order = np.argsort(-lengths, kind="stable")
     return order[lengths[order] > 0]
 
@@ -103,7 +106,7 @@ def step_shapes(
     steps_of = num_steps(sizes, length)
     if limits is not None:
         steps_of = np.minimum(steps_of, limits)
-    # At least 1, so that clients without data divide by something.
+    # At least 1, so that clients without data do not divide by 0.
     per_epoch = np.maximum(length.steps_per_epoch(sizes), 1)
     steps = np.arange(steps_of.max(initial=0))[:, None]
     first_sample = steps // length.repeat % per_epoch * length.batch_size
@@ -129,7 +132,7 @@ def in_a_row(
 
 
 def rounded_up(number: int, sizes: int) -> int:
-    """Round up to one of so many sizes between two powers of two."""
+    """Round up to one of `sizes` sizes between two powers of two."""
     power_of_two = 2 ** (number - 1).bit_length() // 2
     unit = max(1, power_of_two // sizes)
     return -(-number // unit) * unit
@@ -144,16 +147,16 @@ def training_samples(
     epochs: int,
     steps: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return samples [steps, clients, slots] and their numbers [steps, clients].
+    """Return samples [steps, clients, slots] and their counts [steps, clients].
 
-    Samples beyond a client's number in a step mean nothing. `index` [clients, longest]
-    and `sizes` are the clients' own; every epoch has a new order, drawn from their
-    keys. `epochs` and `steps` are at least as many as any client needs.
+    Entries beyond a client's count in a step are meaningless. `index` [clients,
+    longest] and `sizes` belong to the clients; every epoch has a new order, drawn from
+    their keys. `epochs` and `steps` are at least as many as any client needs.
     """
     clients, longest = index.shape
     device = index.device
     batch_size = length.batch_size
-    # All epochs of a client, one after the other, are a row of `shuffled`.
+    # A row of `shuffled` holds all epochs of a client, one after the other.
     orders = []
     starts = []
     row_length = 0
@@ -173,7 +176,7 @@ def training_samples(
     first = batch % per_epoch * batch_size
     is_active = step < (length.steps or length.epochs * per_epoch * length.repeat)
     counts = (sizes - first).clamp(max=batch_size) * is_active
-    # Clamped: clients that are done still get positions, which count nothing.
+    # Clamped: finished clients still get positions, which do not count.
     epoch = (batch // per_epoch).clamp(max=epochs - 1)
     begin = epoch_start[epoch] + first
     slot = torch.arange(min(batch_size, longest), device=device)
@@ -186,9 +189,10 @@ def training_samples(
 
 
 def _shuffled(index: Tensor, sizes: Tensor, keys: Tensor, epochs: range) -> Tensor:
-    """Return the clients' samples [clients, epochs, width], in another order each epoch.
+    """Return the clients' samples [clients, epochs, width], in another order each
+    epoch.
 
-    Samples are sorted by random ranks; what lies beyond a client's size comes last.
+    Samples are sorted by random ranks; entries beyond a client's size come last.
     """
     width = index.shape[1]
     numbers = torch.arange(epochs.start, epochs.stop, device=index.device)
@@ -203,11 +207,12 @@ def _shuffled(index: Tensor, sizes: Tensor, keys: Tensor, epochs: range) -> Tens
 
 
 def _epoch_blocks(longest: int, length: Length, epochs: int) -> list[tuple[range, int]]:
-    """Return epochs that are drawn together, each block with the width of its table.
+    """Return blocks of epochs that are drawn together, each with the width of its
+    table.
 
-    The width is the most samples of a client that begins the block's first epoch. Where
-    steps are given, only clients with few samples begin a late epoch: a table as wide
-    as the longest client for as many epochs as the shortest begins would be mostly
+    The width is the most samples of a client that begins the block's first epoch. If a
+    number of steps is given, only clients with few samples begin a late epoch. A table
+    with the width of the longest client and all epochs of the shortest would be mostly
     empty.
     """
     if not length.steps:
@@ -215,7 +220,8 @@ def _epoch_blocks(longest: int, length: Length, epochs: int) -> list[tuple[range
     blocks = [(range(1), longest)]
     last_batch = (length.steps - 1) // length.repeat
     while (first := blocks[-1][0].stop) < epochs:
-        # A client begins epoch `first` only if so many epochs fit before its last batch.
+        # A client begins epoch `first` only if that many epochs fit before its last
+        # batch.
         most = last_batch // first * length.batch_size
         width = min(longest, most)
         # Blocks double, so that there are few of them.
@@ -225,7 +231,9 @@ def _epoch_blocks(longest: int, length: Length, epochs: int) -> list[tuple[range
 
 
 def training_shifts(keys: Tensor, batch_size: int, steps: int) -> Tensor:
-    """Return how images are shifted, [steps, clients, batch size], numbers below SHIFTS."""
+    """Return the shift of each image, [steps, clients, batch size], as numbers below
+    SHIFTS.
+    """
     bits = randomness.bits(keys, steps * batch_size) >> 1 & 0x3FFFFFFFFFFFFFFF
     return (bits % SHIFTS).unflatten(1, (steps, batch_size)).transpose(0, 1)
 
@@ -233,7 +241,9 @@ def training_shifts(keys: Tensor, batch_size: int, steps: int) -> Tensor:
 def evaluation_samples(
     index: Tensor, sizes: Tensor, *, batch_size: int, steps: int
 ) -> tuple[Tensor, Tensor]:
-    """Return samples [steps, clients, slots], each once and in order, and their numbers."""
+    """Return samples [steps, clients, slots], each once and in order, and their
+    counts.
+    """
     step = torch.arange(steps, device=index.device)
     slot = torch.arange(batch_size, device=index.device)
     first = step[:, None] * batch_size

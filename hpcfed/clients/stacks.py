@@ -1,5 +1,5 @@
-"""How clients are cut into stacks that are advanced together: by the memory that there
-is, and by half as many where a stack has found none.
+"""Cuts clients into stacks that advance together: by the available memory, and into
+halves if a stack runs out of memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,10 +16,10 @@ from hpcfed.kernels.batch import MOST_CLIENTS
 MEMORY_SHARE = 0.6
 """Share of the device's free memory for the rows and activations of a stack."""
 CPU_ACTIVATIONS = 2**24
-"""Floats of activations of a stack on a CPU; larger stacks gain nothing there."""
+"""Floats of a stack's activations on a CPU; larger stacks gain nothing there."""
 
 MATRICES = 6
-"""Matrices as large as the rows that every stack takes: rows in training, gradient,
+"""Matrices of the rows' size that every stack needs: rows in training, gradient,
 momentum, rows set aside, rows as they come and go.
 """
 
@@ -29,19 +29,19 @@ class Stacks:
 
     def __init__(self, *, columns: int, activations: int, alone: bool) -> None:
         """`columns` are those of a row, `activations` those of one sample. `alone`:
-        every client is a stack by itself.
+        every client is a stack of its own.
         """
         self._columns = columns
         self._activations = activations
         self._alone = alone
         self._fitting: dict[tuple[int, int], int] = {}
-        """Clients that fit into free memory, by batch size and matrices as large as the
-        rows; asked once, because asking takes time.
+        """Clients that fit into free memory, by batch size and number of matrices of
+        the rows' size; queried once, because that takes time.
         """
         self.most = 0
-        """Clients of a stack after larger ones ran out of memory; 0: none did."""
+        """Largest stack after a larger one ran out of memory; 0: none did."""
         self.halvings = 0
-        """How often stacks were halved for lack of memory."""
+        """How often stacks were halved because memory ran out."""
 
     def cut(
         self,
@@ -51,18 +51,20 @@ class Stacks:
         *,
         matrices: int = MATRICES,
     ) -> list[np.ndarray]:
-        """Cut the ordered clients into stacks that are advanced together."""
+        """Cut the ordered clients into stacks that advance together."""
         if not len(order):
             return []
         size = 1
         if not self._alone:
             size = self.size(batch_size, rows, matrices=matrices)
         size = min(size, self.most or size, MOST_CLIENTS)
-        # Evenly, rather than full stacks and a small rest.
+        # Equal stacks, rather than full ones and a small remainder.
         return np.array_split(order, -(-len(order) // size))
 
     def size(self, batch_size: int, rows: Tensor, *, matrices: int = MATRICES) -> int:
-        """Return how many clients fit into a GPU's free memory, or pay on a CPU."""
+        """Return how many clients fit into a GPU's free memory, or are worth it on a
+        CPU.
+        """
         if rows.device.type == "cpu":
             return max(1, CPU_ACTIVATIONS // (batch_size * self._activations))
         if (batch_size, matrices) not in self._fitting:
@@ -85,10 +87,10 @@ class Stacks:
         *,
         free: Callable[[], None],
     ) -> None:
-        """Work on a stack; out of memory, take half as many clients from then on.
+        """Work on a stack; if memory runs out, use half as many clients from then on.
 
-        `ids` name all clients of the call, for the message of a failure. `free` gives
-        back memory and captured steps of the larger stack.
+        `ids` name all clients of the call, for error messages. `free` releases memory
+        and captured steps of the larger stack.
         """
         if self.most and len(members) > self.most:
             stacks = -(-len(members) // self.most)
@@ -106,7 +108,7 @@ class Stacks:
                     "network need less"
                 )
                 raise
-        # Outside of the handler, because the exception keeps alive whatever the failed
+        # Outside the handler, because the exception keeps alive whatever the failed
         # work had allocated.
         self.most = len(members) // 2
         self.halvings += 1
@@ -123,29 +125,29 @@ class Stacks:
 def floats_of_client(
     *, columns: int, activations: float, matrices: int = MATRICES
 ) -> float:
-    """Return the floats that training takes for each client of a stack, whose batch has
-    this number of activations.
+    """Return the floats that training needs per client of a stack; `activations` are
+    those of a client's batch.
     """
-    # Activations, their gradients, and what the backward pass lays out anew.
+    # Activations, their gradients, and the copies of the backward pass.
     return matrices * columns + 3 * activations
 
 
 def num_matrices(job: TrainingJob) -> int:
-    """Return how many matrices as large as the rows a stack of these clients takes."""
+    """Return how many matrices of the rows' size a stack of these clients needs."""
     matrices = MATRICES + max(0, job.recipe.num_moments - 1) + job.recipe.gradient
     if job.pull is not None:
         # References, masks and differences.
         matrices += 4
     for more in (job.correction, job.gates):
         if more is not None:
-            # As it comes, and in the kernels' layout.
+            # Once as given, once in the kernels' layout.
             matrices += 2
     return matrices
 
 
 @contextmanager
 def _naming(clients: np.ndarray, doing: str) -> Iterator[None]:
-    """Add to an exception which clients were being worked on."""
+    """Add to an exception which clients were being processed."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,6 @@
-"""What the steps of a stack read: its clients' samples and keys, drawn for all steps."""
+"""What the steps of a stack read: its clients' samples and keys, drawn for all
+steps.
+"""
 
 import numpy as np
 import torch
@@ -30,7 +32,7 @@ class StepTables:
         *,
         limited: bool = False,
     ) -> None:
-        """`limited`: clients may have to stop before the recipe ends."""
+        """`limited`: clients may have to stop before the end of the recipe."""
         self._limited = limited
         self._shard = shard
         self._recipe = recipe
@@ -57,7 +59,7 @@ class StepTables:
         self.counts = self._zeros(self.steps, capacity)
         """Samples of each client in each step."""
         self.shifts = torch.zeros_like(self.samples) if self._recipe.augment else None
-        """How each image is shifted and mirrored, where images are."""
+        """How each image is shifted and mirrored; None without augmentation."""
         self._layer_keys = self._zeros(self.steps, self._random_layers, capacity)
 
     def _zeros(self, *shape: int) -> Tensor:
@@ -69,7 +71,7 @@ class StepTables:
         """Take in a stack's clients, as positions in the shard, their keys, and the
         most steps of each.
         """
-        # Outside of what is captured: values change, addresses do not.
+        # Not captured: values change, addresses do not.
         count = len(clients)
         self._clients[:count].copy_(torch.from_numpy(clients), non_blocking=True)
         self._keys[:count] = keys
@@ -78,10 +80,10 @@ class StepTables:
             self._limits[:count].copy_(torch.from_numpy(limits), non_blocking=True)
 
     def draw(self, count: int) -> None:
-        """Fill the tables for the first `count` clients; runs on the device alone."""
+        """Fill the tables for the first `count` clients, entirely on the device."""
         clients = self._clients[:count]
         keys = self._keys[:count]
-        # Nothing here asks the host: this is captured like a step.
+        # Nothing here synchronises with the host: this is captured like a step.
         self._owned[:count] = self._sizes_on_device[clients]
         samples, counts = training_samples(
             self._shard.index[clients],
@@ -92,21 +94,21 @@ class StepTables:
             steps=self.steps,
         )
         if self._limited:
-            # A client may be advanced beyond its last step, which must count nothing.
+            # A client may be advanced beyond its last step, which must not count.
             step = torch.arange(self.steps, device=self._device)[:, None]
             counts = counts * (step < self._limits[:count])
         self.samples[:, :count] = samples
         self.counts[:, :count] = counts
         if self.shifts is not None:
             augmentation_keys = randomness.child_keys(keys, _AUGMENTATION)
-            # Drawn for whole batches, so that a client's numbers do not depend on how
-            # many slots its stack has.
+            # Drawn for whole batches, so that a client's numbers do not depend on the
+            # number of slots of its stack.
             repeat = self._recipe.repeat
             batches = -(-self.steps // repeat)
             shifts = training_shifts(
                 augmentation_keys, self._recipe.batch_size, batches
             )
-            # The same minibatch is shifted and mirrored in the same way.
+            # Repeats of a minibatch are shifted and mirrored in the same way.
             shifts = shifts.repeat_interleave(repeat, 0)[: self.steps]
             self.shifts[:, :count] = shifts[:, :, : self.slots]
         if self._random_layers:

@@ -30,18 +30,18 @@ from hpcfed.models.layout import check_whole
 
 STEPS_AT_ONCE = 8
 """Steps of one shape that several clients take in one replay. A replay begins some 9 µs
-after the one before has ended: on an H200 24 steps of 100 clients of a small network take
-22.8 ms so, and 23.5 ms one by one.
+after the previous one has ended: on an H200, 24 steps of 100 clients of a small network
+take 22.8 ms this way, and 23.5 ms one by one.
 """
 
 
 class StackTraining:
-    """The memory of a stack in training and the steps on it; for one shard, one recipe,
-    some columns.
+    """The memory of a stack in training and the steps on it, for one shard, one recipe
+    and a set of columns.
 
     A stack is loaded into the first rows. Its clients are ordered by their number of
-    steps, longest first. A client that has finished may be advanced further, because
-    steps are captured for a few sizes of stacks only; its result is set aside before.
+    steps, longest first. Steps are captured only for a few sizes of stacks, so a
+    finished client may be advanced further; its result is set aside before that.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class StackTraining:
         self._capacity = 0
         self._aside: tuple[Tensor, ...] = ()
         self._collected: Tensor | None = None
-        """Gradients of several steps, summed, where they are all that is asked for."""
+        """Sum of the gradients of several steps, if only gradients are asked for."""
         self._spans: Spans | None = None
-        """Where layers lie, if a step is a single pass over the rows."""
+        """Positions of layers, if a step is a single pass over the rows."""
 
     def run(self, job: TrainingJob, trained: Tensor) -> Losses:
         """Train a stack's rows into `trained`; return the clients' losses."""
@@ -113,16 +113,16 @@ class StackTraining:
                 return losses
 
     def steps(self, job: TrainingJob, trained: Tensor) -> Generator[None, None, Losses]:
-        """Train a stack's rows into `trained`, and yield after every step, so that others
-        may launch theirs in between; return the clients' losses.
+        """Train a stack's rows into `trained`, and yield after every step, so that
+        others may launch theirs; return the clients' losses.
         """
         count = len(job.rows)
         sizes = self._tables.sizes[job.clients]
         shapes = step_shapes(sizes, self._recipe.length, job.limits)
         self._reserve(count)
         kernel_rows = self._first(count)
-        # A client that diverged may have left NaN between the tensors; loading sets the
-        # rows' own padding to zero.
+        # A diverged client may have left NaN between the tensors of the gradient;
+        # loading sets the padding of rows to zero.
         self._layout.clear_padding(self._gradient[:count])
         self._layout.load(job.rows, kernel_rows)
         if self._pull is not None:
@@ -140,9 +140,10 @@ class StackTraining:
         lr = job.recipe.lr if job.rates is None else job.rates
         self._optimiser.load(lr, num_steps(sizes, self._recipe.length))
         self._replays.run(count, partial(self._begin, count))
-        # Steps go from long to short: clients drop out at the end of the stack.
+        # Clients are sorted from long to short, so they finish from the end of the
+        # stack.
         active = count
-        # A large network's step is long, and long to capture.
+        # A large network's step is long, and takes long to capture.
         at_once = STEPS_AT_ONCE if self._capacity > 1 else 1
         for shape, steps in in_a_row(shapes, at_once):
             if shape.clients < active:
@@ -162,7 +163,7 @@ class StackTraining:
             gradient = self._gradient[:count]
             if self._collected is not None:
                 gradient = self._collected[:count] / seen[:, None].to(gradient.dtype)
-            # Statistics have no gradient; those of the rows are not asked for.
+            # Statistics have no gradient, so return zeros for them.
             kernel_rows = gradient, torch.zeros_like(kernel_rows[1])
         self._layout.store(kernel_rows, trained)
         check_whole(self._layout.plain, trained)
@@ -177,12 +178,12 @@ class StackTraining:
     ) -> tuple[int, int, bool]:
         """Return clients, slots and whether all slots are full, rounded up on a GPU.
 
-        So a few captured steps serve all shapes. A stack of one client keeps its exact
-        shape, for which torch's own kernels need no mask.
+        Then a few captured steps serve all shapes. A stack of one client keeps its
+        exact shape, for which torch's own kernels need no mask.
         """
         if self._device.type == "cpu" or self._capacity == 1:
             return active, slots, full
-        # Our own kernels serve from two clients on.
+        # Our own kernels need at least two clients.
         clients = min(self._capacity, rounded_up(max(active, 2), 8))
         wide = min(self._slots, rounded_up(slots, 1))
         is_exact = (clients, wide) == (active, slots)
@@ -190,18 +191,18 @@ class StackTraining:
 
     def _set_aside(self, clients: slice) -> None:
         """Save the rows of clients that have finished."""
-        # Only uneven clients need this memory.
+        # Allocated only if clients have different numbers of steps.
         if not self._aside:
             self._aside = self._layout.zeros(self._capacity, self._like)
         for matrix, aside in zip(self._rows, self._aside, strict=True):
             aside[clients] = matrix[clients]
 
     def _reserve(self, clients: int) -> None:
-        """Make the memory large enough; captured steps are lost when it moves."""
+        """Make the memory large enough; captured steps are lost if it moves."""
         if clients <= self._capacity:
             return
         self._capacity = clients
-        # Graphs hold addresses of the memory that is now replaced.
+        # Graphs hold addresses of the memory that is replaced here.
         self._replays.forget()
         self._aside = ()
         self._rows = self._layout.zeros(clients, self._like)
@@ -216,7 +217,7 @@ class StackTraining:
         self._total_loss = self._like.new_zeros(clients)
         self._tokens = torch.zeros(clients, dtype=torch.int64, device=self._device)
         self._tables.reserve(clients)
-        # One step's gradient need not be summed up.
+        # The gradient of a single step needs no sum.
         if self._recipe.gradient and self._tables.steps > 1:
             self._collected = torch.zeros_like(self._gradient)
         self._halves = None
@@ -225,8 +226,8 @@ class StackTraining:
         self._spans = self._spans_of_one_pass()
 
     def _spans_of_one_pass(self) -> Spans | None:
-        """Return where layers lie, if all of a step after the gradient can be one pass,
-        and that saves any.
+        """Return the positions of layers, if everything after the gradient can be one
+        pass and that saves any.
         """
         if self._pull is None and self._halves is None:
             return None
@@ -291,7 +292,7 @@ class StackTraining:
                 self._descend(clients, updated)
             elif tokens_before is not None:
                 self._collect(clients, tokens_before)
-        # On the device too, so that a replayed step goes on by itself.
+        # On the device, too, so that a replayed step advances by itself.
         self._step += 1
 
     def _memory(self, clients: int) -> StepMemory:
@@ -305,8 +306,8 @@ class StackTraining:
         )
 
     def _collect(self, clients: int, tokens_before: Tensor) -> None:
-        """Add this step's gradient to those before, each as often as it has samples, or
-        tokens: their sum by all of them is the gradient of the mean loss.
+        """Add this step's gradient to the sum, weighted by its samples or tokens:
+        divided by their total, the sum is the gradient of the mean loss.
         """
         assert self._collected is not None
         seen = self._tables.counts.index_select(0, self._step)[0, :clients]
@@ -314,11 +315,11 @@ class StackTraining:
             seen = self._tokens[:clients] - tokens_before
         gradient = self._gradient[:clients]
         weighted = gradient * seen[:, None].to(gradient.dtype)
-        # A client that has finished has no samples, and maybe no gradient.
+        # A finished client has no samples, and its gradient may be invalid.
         self._collected[:clients] += weighted.where(seen[:, None] > 0, 0)
 
     def _complete_gradient(self, clients: int) -> None:
-        """Add what does not come from the network's loss."""
+        """Add the terms that do not come from the network's loss."""
         if self._pull is not None:
             parameters, _ = self._first(clients)
             self._pull.add(parameters, self._gradient[:clients])
@@ -337,7 +338,7 @@ class StackTraining:
             self._halves[:clients] = parameters
 
     def _descend_in_one_pass(self, clients: int, spans: Spans) -> None:
-        """Take a step on the rows in place, all terms and roundings included."""
+        """Take a step on the rows in place, including all terms and roundings."""
         parameters, _ = self._first(clients)
         gradient = self._gradient[:clients]
         terms = None if self._pull is None else self._pull.terms(clients)

@@ -1,5 +1,5 @@
-"""An engine that waits in place of local training, so that the harness is seen by
-itself: more ranks than there are cores can start, aggregate, record and resume.
+"""An engine that waits instead of training, to observe the harness alone: more ranks
+than cores can start, aggregate, record and resume.
 """
 
 import time
@@ -14,16 +14,16 @@ from hpcfed.clients.job import Losses, TrainingJob
 from hpcfed.runtime.device import on_device
 
 SHIFT = 2.0**-20
-"""What a wait adds to every trained column of client 0; to those of client i, i + 1
-times as much. A power of 2, so that float32 loses little of it.
+"""What a wait adds to every trained column of client 0; client i gets i + 1 times as
+much. A power of 2, so that float32 loses little of it.
 """
 
 
 class WaitingEngine(Engine):
     """Waits for the same time in every call, however many clients it is for.
 
-    Each client's row moves by a known amount, by which a mean over clients is checked.
-    Evaluation is real.
+    Each client's row moves by a known amount, so that a mean over clients can be
+    checked. Evaluation is real.
     """
 
     def __init__(self, *arguments: Any, seconds: float, **keywords: Any) -> None:
@@ -43,7 +43,7 @@ class WaitingEngine(Engine):
         if job.columns is not None:
             moved = moved * job.columns
         trained = moved.clone() if job.recipe.gradient else job.rows + moved
-        # No loss was computed; the table of a run shows 0, and no NaN that warns.
+        # No loss was computed: report 0, because NaN would cause a warning.
         losses = job.rows.new_zeros(len(job.rows))
         losses[on_device(~has_data, job.rows.device)] = torch.nan
         seen = job.num_samples()
