@@ -1,1 +1,1 @@
-"""What runs and studies found: collect it, compare it, draw it, print it."""
+"""Results of runs and studies: collect, compare, draw and print them."""

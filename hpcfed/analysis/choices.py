@@ -1,5 +1,5 @@
-"""Choices of options: the keys by which runs are put together, and what sets one choice
-apart from the others.
+"""Choices of options: the keys by which runs are grouped, and what distinguishes one
+choice from the others.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from hpcfed.options import RunConfig, facts_of, known, named
 
 SIZES = ("clients", "ranks")
-"""What figures are drawn over: never in a key."""
+"""Figures are drawn over these, so they are never in a key."""
 MEASURED_ON = ("on", "stacked_seeds", "side")
 """How a run was measured, and whether it is A or B of a comparison. These are not the
 user's options.
@@ -19,8 +19,8 @@ user's options.
 
 
 class Combination(Mapping[str, Any]):
-    """Options with their values, usable as a key. Equal where the values are equal as
-    JSON; the order of the options is kept, but does not count.
+    """Options with their values, usable as a key. Two are equal if the values are equal
+    as JSON; the order of the options is kept, but does not matter.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -49,7 +49,7 @@ class Combination(Mapping[str, Any]):
         return f"Combination({self._values!r})"
 
     def only(self, names: Sequence[str]) -> "Combination":
-        """Return the options of these names, in their order, as far as it has them."""
+        """Return the options with these names, in this order, if present."""
         chosen = {}
         for name in names:
             if name in self:
@@ -62,18 +62,19 @@ class Combination(Mapping[str, Any]):
 
 
 def distinguish(choices: Sequence[Combination]) -> list[Combination]:
-    """Return a key for each choice: its method, and the options that set it apart from
-    the others of its method, beyond clients and ranks.
+    """Return a key for each choice: its method, and the options that distinguish it
+    from the others of its method, beyond clients and ranks.
 
-    An option is left out where those before it already tell. A data set usually has a
-    network, rounds and a target of its own, which would make keys long and say nothing.
+    An option is left out if earlier ones already distinguish the choices. A data set
+    usually has its own network, rounds and target, which would make keys long without
+    adding information.
     """
     always = _always(choices)
     by_method: dict[str, list[Combination]] = defaultdict(list)
     for choice in choices:
         by_method[choice["method"]].append(choice)
-    # Once for each method, because it looks at every option of every choice: done for
-    # each choice, it took minutes for a thousand runs.
+    # Once per method, because it looks at every option of every choice: once per choice
+    # took minutes for a thousand runs.
     names = {}
     for method, members in by_method.items():
         names[method] = _distinguishing(members, always)
@@ -100,12 +101,12 @@ def _always(choices: Sequence[Combination]) -> list[str]:
 
 
 def values_of(choices: Sequence[Combination], name: str) -> set[str]:
-    """Return an option's different values, as JSON; `null` where a choice lacks it."""
+    """Return an option's different values as JSON; `null` for a choice without it."""
     return {json.dumps(choice.get(name)) for choice in choices}
 
 
 def _distinguishing(members: Sequence[Combination], always: Sequence[str]) -> list[str]:
-    """Return names of options that together tell all members apart.
+    """Return names of options that together distinguish all members.
 
     An option is taken if members that agree in all options so far differ in it.
     """
@@ -127,10 +128,12 @@ def _distinguishing(members: Sequence[Combination], always: Sequence[str]) -> li
 def _split(
     alike: Sequence[Sequence[Combination]], names: Sequence[str]
 ) -> list[Sequence[Combination]]:
-    """Split sets of choices further, so that the members of each agree in the names."""
+    """Split sets of choices further, so that the members of each agree in these
+    options.
+    """
     made: list[Sequence[Combination]] = []
     for members in alike:
-        if len(members) == 1:  # nothing is left to tell apart
+        if len(members) == 1:  # nothing left to distinguish
             made.append(members)
             continue
         by_value: dict[str, list[Combination]] = defaultdict(list)
@@ -143,7 +146,7 @@ def _split(
 
 def _key(choice: Combination, names: Sequence[str]) -> Combination:
     known = {name: choice[name] for name in choice if name in RunConfig.model_fields}
-    # Without checks: these are options of a run that was.
+    # No checks: these options come from a run, which has checked them.
     run = RunConfig.model_construct(**known)
     telling = ["method"]
     for name in names:
@@ -153,7 +156,9 @@ def _key(choice: Combination, names: Sequence[str]) -> Combination:
 
 
 def _idle(choice: Combination, name: str, run: RunConfig) -> bool:
-    """Whether the option says nothing in this choice, so that its key goes without."""
+    """Tell whether the option has no effect in this choice, so that its key omits
+    it.
+    """
     value = choice[name]
     field = RunConfig.model_fields.get(name)
     if field is not None:
@@ -163,15 +168,15 @@ def _idle(choice: Combination, name: str, run: RunConfig) -> bool:
             return True
     if isinstance(value, bool):
         return False
-    # A default of None, 0 or "" stands for none, or for what other options say. Choices
-    # with another value are told apart by that.
+    # A default of None, 0 or "" means none, or is derived from other options. Choices
+    # with another value are distinguished by that value.
     default = defaults_of(choice["method"]).get(name)
     return value in (None, 0, "") and value == default
 
 
 @cache
 def defaults_of(method: str) -> dict[str, Any]:
-    """Return the defaults of all runs' options and of the method's own; a run may be of a
-    method that is not installed here.
+    """Return the defaults of the general options and of the method's own. The method of
+    a run may not be installed here.
     """
     return {name: field.default for name, field in known(method).items()}

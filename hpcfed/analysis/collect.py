@@ -1,4 +1,4 @@
-"""Finding and reading the runs and studies that a report is about."""
+"""Finds and reads the runs and studies of a report."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,23 +17,24 @@ from hpcfed.results.study import StudyRecord, read_gathered
 
 @dataclass
 class Found:
-    """What was found under the paths of a report."""
+    """The runs and studies found under the paths of a report."""
 
     processes: list[Process] = field(default_factory=list)
     unfinished: list[tuple[str, str, str]] = field(default_factory=list)
-    """Name, status and error of runs that did not come to their end."""
+    """Name, status and error of runs that are not complete."""
     studies: list[StudyRecord] = field(default_factory=list)
     single_runs: int = 0
-    """Runs that belong to no study."""
+    """Number of runs outside of any study."""
     unread: list[str] = field(default_factory=list)
     """Why files were left out."""
 
 
 def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
-    """Read every run and study under the paths. Name what cannot be read, and go on.
+    """Read every run and study under the paths. Report what cannot be read, and
+    continue.
 
-    With `unfinished`, a run that still goes on, or did not end well, counts with the
-    rounds that it has.
+    With `unfinished`, a run that is still active or did not end well is included with
+    the rounds it has.
     """
     found = Found()
     seen = set()
@@ -45,18 +46,18 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
                 f"(there is no {RECORD} and no {STUDY} in it)"
             )
         for file in files:
-            # Paths may overlap, or lead to the same folder by links.
+            # Paths may overlap, or lead to the same folder through links.
             if file.resolve() not in seen:
                 seen.add(file.resolve())
                 _add(found, file, unfinished)
-    # At the end, because seeds of one run are found folder by folder.
+    # At the end, because seeds of a run are found folder by folder.
     found.processes = _stack_seeds(found.processes)
     return found
 
 
 def joined(sides: Sequence[Found], *, apart: bool) -> Found:
-    """Put together what was found for A and for B, if there are two. `apart`: processes
-    remember whose they are, and are no repeats of each other.
+    """Combine what was found for A and, if there are two paths, for B. With `apart`,
+    processes keep their side, and do not count as repeats of each other.
     """
     both = Found()
     for name, side in zip("AB", sides, strict=False):
@@ -72,8 +73,8 @@ def joined(sides: Sequence[Found], *, apart: bool) -> Found:
 def _files(path: Path) -> list[Path]:
     """Return the records of all studies and runs under a path.
 
-    A study stands for the runs in its folder, and a run for its checkpoints, which hold
-    copies of its record. A run with seeds of another beside it stands for these:
+    A study represents the runs in its folder. A run represents its checkpoints, which
+    hold copies of its record. A run with seeds of another beside it represents these:
     reading it refuses both.
     """
     is_record = path.name in (STUDY, RECORD)
@@ -81,7 +82,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.exists():
         raise UserError(f"no such folder: {path}")
-    # A study's file holds its runs whole, and has their warm-up.
+    # A study's file contains its runs whole, and knows their warm-up.
     studies = _plain_files(path, STUDY)
     of_studies = {study.parent for study in studies}
     runs = _outside(_plain_files(path, RECORD), of_studies)
@@ -89,7 +90,7 @@ def _files(path: Path) -> list[Path]:
     runs = _outside(runs, checkpoints)
     with_run = {run.parent for run in runs}
     found = list(studies)
-    # `read_run` refuses a folder with a run and seeds of one: named once is enough.
+    # `read_run` refuses a folder with both a run and seeds of one; report it only once.
     for run in runs:
         folder = run.parent
         beside_run = folder.parent in with_run
@@ -99,7 +100,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _plain_files(path: Path, name: str) -> list[Path]:
-    """Return files of a name, in order; a pipe or a folder of that name is none."""
+    """Return files of this name, in order; pipes and folders do not count."""
     found = sorted(path.rglob(name))
     return [file for file in found if file.is_file()]
 
@@ -110,7 +111,7 @@ def _outside(files: Sequence[Path], folders: set[Path]) -> list[Path]:
 
 def _add(found: Found, file: Path, unfinished: bool) -> None:
     try:
-        # In a process of its own first: HDF5's library may crash on a damaged file.
+        # In a child process first, because HDF5's library may crash on a damaged file.
         try_out([file])
         if file.name == STUDY:
             _add_study(found, file)
@@ -148,13 +149,15 @@ def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
 
 
 def _stack_seeds(processes: Sequence[Process]) -> list[Process]:
-    """Make one process of seeds that advanced together and were found one by one."""
+    """Combine seeds that advanced together, but were found one by one, into one
+    process.
+    """
     by_folder: dict[Path, list[Process]] = defaultdict(list)
     for process in processes:
         run = process.runs[0]
-        # Out of a study, stacked seeds come as one process already.
+        # Stacked seeds from a study already come as one process.
         several = len(process.runs) > 1
-        # Nor are points of a study that advanced together seeds of one run.
+        # Points of a study that advanced together are not seeds of one run either.
         is_seed = run.folder == seed_folder(run.folder.parent, run.facts["seed"])
         alone = several or run.stacked_seeds == 1 or not is_seed
         folder = Path(process.source) if alone else run.folder.parent

@@ -1,6 +1,4 @@
-"""`hpcfed report` after its command line has been understood: one page that needs
-nothing beside it.
-"""
+"""`hpcfed report` after its command line was parsed: writes one self-contained page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,12 +33,12 @@ from hpcfed.results.folder import check_export
 from hpcfed.results.publish import publish
 
 UNDECIDED = 3
-"""The exit code where one run of a side would fail a condition, and nothing else does."""
+"""The exit code if a condition fails by one run of a side, and none fails for sure."""
 
 
 @dataclass(frozen=True)
 class ReportRequest:
-    """What `hpcfed report` was asked for; None where a file was not."""
+    """The arguments of `hpcfed report`; None for files that were not requested."""
 
     paths: Sequence[Path]
     out: Path
@@ -57,8 +55,8 @@ class ReportRequest:
 
 
 def report(asked: ReportRequest) -> int:
-    """Write the page and the exports that were asked for, and print the comparison of
-    two paths; return the exit code.
+    """Write the page and the requested exports, and print the comparison of two paths;
+    return the exit code.
     """
     # First, because reading a thousand runs takes a minute.
     _check_targets(asked)
@@ -79,11 +77,11 @@ def report(asked: ReportRequest) -> int:
     if comparison is not None:
         print_comparison(comparison, Output())
     elif len(asked.paths) == 2 and not found.unread:
-        # One page of different things is a report all the same.
+        # A page about unrelated runs is still a report.
         remark(f"hpcfed: not compared: {_not_compared(sides)}")
     content = content_of(every, found, comparison)
     for path, text in _texts(asked, every, content, comparison).items():
-        # Names of folders may be no text at all.
+        # Names of folders may not be valid text.
         written = text.encode(errors="replace")
         _write(path, written)
         size = len(written) / 1024
@@ -99,7 +97,7 @@ def report(asked: ReportRequest) -> int:
 
 
 def _read(asked: ReportRequest) -> tuple[list[Found], Comparison | None]:
-    """Read all runs, those of two paths as A and B, which are compared."""
+    """Read all runs; with two paths, compare them as A and B."""
     paths, unfinished = asked.paths, asked.unfinished
     if len(paths) != 2:
         return [find(paths, unfinished=unfinished)], None
@@ -143,7 +141,7 @@ def _texts(
     content: Content,
     comparison: Comparison | None,
 ) -> dict[Path, str]:
-    """Return what is to be written, by file."""
+    """Return the texts to write, by file."""
     texts = {asked.out: page(content)}
     if asked.csv is not None:
         texts[asked.csv] = csv_text(every)
@@ -157,7 +155,9 @@ def _texts(
 
 
 def _check_targets(asked: ReportRequest) -> None:
-    """Refuse, before any run is read, what the page and the exports must not replace."""
+    """Refuse, before any run is read, to replace what the page and the exports must
+    not.
+    """
     wanted = {
         "--out": asked.out,
         "--csv": asked.csv,
@@ -172,7 +172,7 @@ def _check_targets(asked: ReportRequest) -> None:
         if path is None:
             continue
         check_export(option, path)
-        # By the file, not by the name: a/../b and b are the same.
+        # Compare files, not names: a/../b and b are the same.
         if path.resolve() in seen:
             raise UserError(f"{path} is named twice; name a file for each")
         seen.add(path.resolve())
@@ -186,7 +186,7 @@ def _beside(path: Path, what: str) -> Path:
 def content_of(
     every: list[Group], found: Found, comparison: Comparison | None = None
 ) -> Content:
-    """Return what the page about these groups holds."""
+    """Return the content of the page about these groups."""
     if comparison is None and is_one_run(every, found):
         return run_content(every[0], found)
     runs = sum(len(group.processes) for group in every)
@@ -198,7 +198,9 @@ def content_of(
 
 
 def _sides(comparison: Comparison) -> str:
-    """Return the title of a comparison: folders' names, or paths where these are equal."""
+    """Return the title of a comparison: the folders' names, or their paths if the names
+    are equal.
+    """
     before, after = (Path(name).name for name in comparison.names)
     if before == after:
         before, after = comparison.names
@@ -206,8 +208,8 @@ def _sides(comparison: Comparison) -> str:
 
 
 def _shared(every: list[Group]) -> str:
-    """Return `: digits, 20 clients`: what all points have in common, of the options that
-    people ask for first.
+    """Return `: digits, 20 clients`: what all points have in common, for the options
+    that readers ask for first.
     """
     shared = []
     for name in ("dataset", "clients"):

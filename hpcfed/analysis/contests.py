@@ -1,5 +1,6 @@
-"""Who is best: methods under equal conditions, points that no other point beats in both
-score and cost (a Pareto frontier), the price of a method, and who reaches a target first.
+"""Who is best: methods under equal conditions, the Pareto frontier (points that no
+other point beats in both score and cost), the price of a method, and who reaches a
+target first.
 """
 
 from collections import defaultdict
@@ -25,31 +26,31 @@ from hpcfed.options import RunConfig
 
 @dataclass(frozen=True)
 class Contest:
-    """Points that differ in the method and its own options alone, best first."""
+    """Points that differ only in the method and its own options, best first."""
 
     condition: Combination
-    """What was swept for all methods; the data set and clients where nothing was."""
+    """What was swept for all methods; the data set and clients if nothing was."""
     judged: Measure
     ranking: list[Group]
     leads: list[Estimate]
     """By how much the first is better than each of the others."""
     own: tuple[str, ...]
-    """The options of methods that were swept, which tell entrants apart."""
+    """The methods' own options that were swept, which distinguish entrants."""
 
     @property
     def winner(self) -> Group:
         return self.ranking[0]
 
     def entrant(self, group: Group) -> str:
-        """Return the method, with those of its own options that were swept."""
+        """Return the method, with its own swept options."""
         return label(group.options.only(("method", *self.own)))
 
     @property
     def rivals(self) -> list[Group]:
-        """Points that the seeds do not tell apart from the best."""
+        """Points that the seeds cannot separate from the best."""
         found = []
         for group, lead in zip(self.ranking[1:], self.leads, strict=True):
-            # Without an interval nothing is known of the noise.
+            # Without an interval, the noise is unknown.
             if not lead.bounded or lead.low <= 0:
                 found.append(group)
         return found
@@ -60,12 +61,12 @@ class Contest:
 
     @property
     def seeds(self) -> int:
-        """The fewest seeds of a point."""
+        """The smallest number of seeds of a point."""
         return min(len(self.judged.by_seed(group)) for group in self.ranking)
 
 
 def contests(every: Sequence[Group], options: Sequence[Swept]) -> list[Contest]:
-    """Compare the methods under every condition that several of them were run under."""
+    """Compare the methods under each condition that several of them were run under."""
     shared = set(RunConfig.model_fields) | {"on", "stacked_seeds"}
     names = []
     own = []
@@ -114,21 +115,22 @@ class Weighed:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Points of one problem, weighed against one cost."""
+    """Points of one problem, compared by score and one cost."""
 
     problem: Combination
     judged: Measure
     cost: RunCost
     points: list[Weighed]
-    """All of them, cheapest first."""
+    """All points, cheapest first."""
     best: list[Weighed]
-    """Those on the frontier, cheapest first: each is better than all cheaper ones."""
+    """Points on the frontier, cheapest first: each is better than all cheaper ones."""
 
 
 def frontiers(every: Sequence[Group], options: Sequence[Swept]) -> list[Frontier]:
-    """Find the frontiers of all problems that several choices of options were tried on.
+    """Find the frontiers of all problems on which several choices of options were
+    tried.
 
-    Scores of other data, or shared out among clients otherwise, do not compare.
+    Scores on other data, or on another split between clients, are not comparable.
     """
     problems: dict[Combination, list[Group]] = defaultdict(list)
     for group in every:
@@ -136,7 +138,7 @@ def frontiers(every: Sequence[Group], options: Sequence[Swept]) -> list[Frontier
     found = []
     for posed, members in problems.items():
         judged = measure(members)
-        # Ranks change the cost alone: a frontier needs choices of other things.
+        # Ranks only change the cost: a frontier needs choices of other options.
         several = len({group.key for group in members}) > 1
         if judged is None or not several:
             continue
@@ -149,7 +151,7 @@ def frontiers(every: Sequence[Group], options: Sequence[Swept]) -> list[Frontier
 
 
 def _weighed(members: Sequence[Group], judged: Measure, cost: RunCost) -> list[Weighed]:
-    """Return the points whose score and cost are known, cheapest first."""
+    """Return the points with known score and cost, cheapest first."""
     points = []
     for group in members:
         point = Weighed(group, judged.estimate(group), cost.of(group))
@@ -167,7 +169,7 @@ def _frontier(points: Sequence[Weighed], judged: Measure) -> list[Weighed]:
         last = best[-1]
         if not judged.better(point.score.centre, last.score.centre):
             continue
-        # Of two that cost the same, the better one stays.
+        # Of two with the same cost, keep the better one.
         if point.cost.centre == last.cost.centre:
             best.pop()
         best.append(point)
@@ -176,16 +178,16 @@ def _frontier(points: Sequence[Weighed], judged: Measure) -> list[Weighed]:
 
 @dataclass(frozen=True)
 class Price:
-    """What a round of a method costs beside one of the fastest, over the conditions that
-    both were run under.
+    """The cost of a method's round relative to the fastest method's, over the
+    conditions that both were run under.
     """
 
     method: str
     fastest: str
     times: Estimate
-    """How many times as long it takes."""
+    """The ratio of times."""
     sent: float
-    """How many times the bytes it sends; NaN where the fastest sends nothing."""
+    """The ratio of bytes sent; NaN if the fastest sends nothing."""
 
 
 def prices(found: Sequence[Contest]) -> list[Price]:
@@ -210,9 +212,10 @@ def prices(found: Sequence[Contest]) -> list[Price]:
 
 
 def _over_pairs(ratios: Sequence[Estimate]) -> Estimate:
-    """Return a ratio over several pairs of points; of one pair, as its repeats tell it.
+    """Return a ratio over several pairs of points; for one pair, with the interval of
+    its repeats.
 
-    Pairs that agree by chance say nothing where the repeats of one are far apart.
+    Pairs may agree by chance, which says nothing if the repeats of one are far apart.
     """
     if len(ratios) == 1:
         return ratios[0]
@@ -233,17 +236,17 @@ def _bytes_ratio(pairs: Sequence[tuple[Group, Group]]) -> float:
 
 @dataclass(frozen=True)
 class Race:
-    """Points of one problem on their way to the same target."""
+    """Points of one problem with the same target."""
 
     problem: Combination
     target: float
     points: int
     arrived: list[Group]
-    """Those whose seeds have all reached it."""
+    """Points whose seeds have all reached the target."""
 
     def first(self, spent: str) -> Group | None:
-        """Return the point that needed the least `seconds`, `virtual_seconds` or `bytes`;
-        None where these are unknown.
+        """Return the point that needed the least `seconds`, `virtual_seconds` or
+        `bytes`; None if these are unknown.
         """
         known = [m for m in self.arrived if isfinite(mean_to_target(m, spent))]
         if not known:

@@ -1,8 +1,8 @@
-"""A cost model: seconds per round as a sum of few terms, fitted to what was measured, to
-tell what more ranks would give.
+"""A cost model: seconds per round as a sum of few terms, fitted to measurements, to
+predict the gain from more ranks.
 
-Coefficients are not negative: each term is a cost. Errors count relative to the time,
-so that short rounds matter as much as long ones.
+Coefficients are not negative, because each term is a cost. Errors are relative to the
+time, so that short rounds matter as much as long ones.
 """
 
 from collections import defaultdict
@@ -28,12 +28,11 @@ class Measured:
     seconds: float
     """Per round."""
     steps: float = 1.0
-    """Local steps of the client that makes most of them in a round; others end earlier.
-    """
+    """Local steps of the client with the most steps in a round; others end earlier."""
 
 
 Terms = dict[str, tuple[str, Callable[[Measured], float]]]
-# The order counts: where points cannot tell two terms apart, the first is taken.
+# The order matters: if points cannot separate two terms, the first is taken.
 TERMS: Terms = {
     "every round": ("s", lambda m: 1.0),
     "per local step": ("s", lambda m: m.steps),
@@ -49,7 +48,7 @@ TERMS: Terms = {
         lambda m: m.columns / 1e6 * 2 * (m.ranks - 1) / m.ranks,
     ),
 }
-"""By name: the coefficient's unit, and what it is multiplied with."""
+"""By name: the coefficient's unit, and its factor."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,10 @@ class CostModel:
     coefficients: dict[str, float]
     """Seconds by the name of the term."""
     error: float
-    """Mean relative error over the points that it was fitted to."""
+    """Mean relative error over the points used for the fit."""
     left_out_error: float
-    """Mean relative error of each point predicted by a fit of the others; NaN where
-    there are too few.
+    """Mean relative error of each point predicted by a fit of the others; NaN if there
+    are too few.
     """
 
     def __call__(self, point: Measured) -> float:
@@ -74,20 +73,20 @@ class CostModel:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The largest point, predicted by a fit that has not seen it."""
+    """The largest point, predicted by a fit of the others."""
 
     point: Measured
     predicted: float
 
     @property
     def error(self) -> float:
-        """Relative to what was measured."""
+        """Error relative to the measurement."""
         return self.predicted / self.point.seconds - 1
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A cost model, the points that it was fitted to, and how it did."""
+    """A cost model, the points it was fitted to, and its quality."""
 
     key: Combination
     points: list[Measured]
@@ -96,13 +95,13 @@ class Fitted:
 
 
 def fit_groups(every: Sequence[Group]) -> list[Fitted]:
-    """Fit a model to every set of groups that differ in clients, ranks and network
-    alone.
+    """Fit a model to each set of groups that differ only in clients, ranks and
+    network.
     """
     families: dict[Combination, list[Measured]] = defaultdict(list)
     for group in every:
         if isnan(group.steps):
-            # An older version has not counted steps, of which most terms are made.
+            # An older version did not count steps, which most terms need.
             continue
         # Networks differ in their columns, which are a term of the model.
         key = group.key.without("model")
@@ -127,7 +126,7 @@ def _measured(group: Group) -> Measured:
 
 
 def fit(points: Sequence[Measured]) -> CostModel | None:
-    """Fit a model; None where the points cannot tell even two terms apart."""
+    """Fit a model; None if the points cannot separate even two terms."""
     terms = _terms(points)
     if len(terms) < 2:
         return None
@@ -136,7 +135,7 @@ def fit(points: Sequence[Measured]) -> CostModel | None:
     # Costs are divided by the measured seconds, so a perfect prediction is 1.
     errors = np.abs(costs @ coefficients - 1)
     left_out = []
-    # With one point less there must still be as many points as terms.
+    # With one point less, there must still be as many points as terms.
     if len(points) > len(terms):
         for number, cost in enumerate(costs):
             others = np.delete(costs, number, axis=0)
@@ -151,7 +150,7 @@ def fit(points: Sequence[Measured]) -> CostModel | None:
 
 def hold_out(points: Sequence[Measured]) -> HeldOut | None:
     """Predict the point with most ranks, then most clients, by a fit of the others;
-    None where these are too few.
+    None if these are too few.
     """
     largest = max(points, key=lambda m: (m.ranks, m.clients, m.columns))
     smaller = [point for point in points if point is not largest]
@@ -162,20 +161,20 @@ def hold_out(points: Sequence[Measured]) -> HeldOut | None:
 
 
 def _terms(points: Sequence[Measured]) -> list[str]:
-    """Choose terms that the points can tell apart, fewer than there are points."""
+    """Choose terms that the points can separate, fewer than there are points."""
     chosen: list[str] = []
     for name in TERMS:
         if len(chosen) + 1 >= len(points):
             break
         matrix = _matrix(points, [*chosen, name])
         rank = np.linalg.matrix_rank(matrix)
-        if rank > len(chosen):  # else it follows from the terms before it
+        if rank > len(chosen):  # else it depends linearly on the terms before it
             chosen.append(name)
     return chosen
 
 
 def _matrix(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
-    """Return what every coefficient is multiplied with: [points, terms]."""
+    """Return the factors of all coefficients: [points, terms]."""
     columns = []
     for name in names:
         _, cost = TERMS[name]
@@ -185,13 +184,13 @@ def _matrix(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
 
 def _relative_costs(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
     """Divide each point's costs by its seconds: a model that fits gives 1."""
-    # Without this, the longest rounds alone would decide the fit.
+    # Without this, only the longest rounds would determine the fit.
     seconds = np.array([point.seconds for point in points])
     return _matrix(points, names) / seconds[:, None]
 
 
 def nonnegative(costs: np.ndarray) -> np.ndarray:
-    """Find coefficients ≥ 0 with the least squares of the relative errors."""
+    """Find coefficients ≥ 0 that minimise the squared relative errors."""
     from scipy.optimize import nnls  # late, for the reason given in statistics.py
 
     # Scaled, so that the solver's tolerance means the same for every term.

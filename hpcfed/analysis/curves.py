@@ -1,5 +1,5 @@
-"""Curves over rounds, or over what was spent by then: means of seeds with their
-intervals, in few enough points to see.
+"""Curves over rounds, or over what was spent so far: means over seeds with their
+intervals, with few enough points to be readable.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from hpcfed.analysis.render.charts import Line
 from hpcfed.analysis.statistics import of_seeds
 
 MOST_NAMES = 3
-"""Names of equal curves that stand in the legend."""
+"""Most names of identical curves in a legend."""
 MOST_POINTS = 60
-"""Points of a curve; more would only be noise, and are drawn as means."""
+"""Most points of a curve; more would only show noise, so they are averaged."""
 
 
 def curve(
@@ -25,18 +25,17 @@ def curve(
     least: float = 0.0,
     most: float = inf,
 ) -> Line:
-    """Return a series over rounds, its mean over seeds with a band; without points where
-    there is nothing.
+    """Return a series over rounds as the mean over seeds with a band; without points if
+    there are no values.
 
-    `scale` is what values are multiplied by, `least` and `most` what they lie between
-    before.
+    Values are multiplied by `scale`; before that, they lie between `least` and `most`.
     """
     # Seeds may have stopped at the target after different numbers of rounds.
     shortest = min(map(len, by_seed), default=0)
-    # Also where nobody has recorded it: no seeds, no rounds.
+    # This also works for a series without any record: no seeds, no rounds.
     cut = [values[:shortest] for values in by_seed]
     series = np.array(cut).reshape(len(by_seed), shortest)
-    # Rounds that were not evaluated are NaN, and a loss that has diverged is infinite.
+    # Rounds that were not evaluated are NaN, and a diverged loss is infinite.
     known = np.flatnonzero(np.isfinite(series).all(0)) if len(by_seed) else np.empty(0)
     x, y, low, high = [], [], [], []
     for window in windows(known):
@@ -50,7 +49,7 @@ def curve(
 
 
 def merged(curves: Sequence[Line]) -> list[Line]:
-    """Put equal curves together, which would hide each other, under all their names."""
+    """Merge identical curves, which would hide each other, under all their names."""
     alike: dict[tuple[tuple[float, ...], ...], list[Line]] = {}
     for one in curves:
         alike.setdefault((tuple(one.x), tuple(one.y)), []).append(one)
@@ -65,15 +64,17 @@ def merged(curves: Sequence[Line]) -> list[Line]:
 
 @dataclass(frozen=True)
 class Climb:
-    """What one seed has reached, and what it had spent by then: virtual time, bytes."""
+    """What one seed has reached, and what it had spent by then: virtual time or
+    bytes.
+    """
 
     spent: np.ndarray
-    """After every round; it never falls."""
+    """After each round; never decreases."""
     reached: np.ndarray
-    """After every round; NaN in rounds that were not evaluated."""
+    """After each round; NaN in rounds that were not evaluated."""
 
     def known(self) -> "Climb":
-        """Return the climb over evaluated rounds alone."""
+        """Return the climb over evaluated rounds only."""
         known = np.isfinite(self.reached) & np.isfinite(self.spent)
         return Climb(self.spent[known], self.reached[known])
 
@@ -88,13 +89,13 @@ def curve_over(
     least: float = 0.0,
     most: float = inf,
 ) -> Line:
-    """Return what seeds have reached over what they have spent, their mean with a band;
-    without points where some seed was never evaluated.
+    """Return what seeds have reached over what they have spent, as a mean with a band;
+    without points if some seed was never evaluated.
 
-    Seeds were evaluated at different times, so each lies on straight lines between its
-    evaluations. The curve begins where every seed has one, and ends with the first seed
-    that ends. `across` is what the spent is multiplied by; `log` spaces the points of a
-    long curve by factors.
+    Seeds were evaluated at different times, so each is interpolated linearly between
+    its evaluations. The curve begins where every seed has an evaluation, and ends with
+    the first seed that ends. The spent amount is multiplied by `across`; `log` spaces
+    the points of a long curve by factors.
     """
     seeds = [climb.known() for climb in climbs]
     if not seeds or not all(len(seed.spent) for seed in seeds):
@@ -112,8 +113,8 @@ def curve_over(
 
 
 def _places(spent: Sequence[np.ndarray], *, log: bool) -> np.ndarray:
-    """Return where a curve has points: at every evaluation that all seeds' spans have in
-    common or, of too many, at even distances.
+    """Return the x values of a curve: every evaluation within the range that all seeds
+    share or, if these are too many, evenly spaced values.
     """
     first = max(float(of_seed[0]) for of_seed in spent)
     last = min(float(of_seed[-1]) for of_seed in spent)
@@ -129,6 +130,8 @@ def _places(spent: Sequence[np.ndarray], *, log: bool) -> np.ndarray:
 
 
 def windows(numbers: np.ndarray, most: int | None = None) -> list[np.ndarray]:
-    """Cut numbers into windows that are drawn as a point each; of one if they are few."""
+    """Cut numbers into windows that are drawn as one point each; windows of one number
+    if there are few.
+    """
     points = min(len(numbers), most or MOST_POINTS)
     return np.array_split(numbers, points) if points else []

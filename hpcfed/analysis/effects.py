@@ -1,4 +1,6 @@
-"""What swept options do to score and time, over points that differ in nothing else."""
+"""The effect of swept options on score and time, over points that differ in nothing
+else.
+"""
 
 import json
 from collections import defaultdict
@@ -19,23 +21,22 @@ from hpcfed.analysis.swept import Swept, families, value_json
 
 @dataclass(frozen=True)
 class Effect:
-    """What an option does to a figure, between two of its values."""
+    """The effect of an option on a figure, between two of its values."""
 
     option: Swept
     best: Any
-    """The value that does best on the mean over all else."""
+    """The value that does best on average over everything else."""
     worst: Any
     pairs: int
-    """Pairs of points that differ in these two values alone."""
+    """Pairs of points that differ only in these two values."""
     change: Estimate
-    """The mean difference of a score; of times, how many times as long the worst takes.
-    """
+    """The mean difference of a score; for times, the ratio of the worst to the best."""
 
 
 def score_effect(
     found: dict[Combination, list[Group]], option: Swept, judged: Measure
 ) -> Effect | None:
-    """Return what an option does to the score; None where no two values have pairs."""
+    """Return the effect of an option on the score; None if no two values have pairs."""
     centres = {}
     sign = -1.0 if judged.lower_is_better else 1.0
     for choice, members in found.items():
@@ -52,7 +53,7 @@ def score_effect(
 
 
 def time_effect(found: dict[Combination, list[Group]], option: Swept) -> Effect | None:
-    """Return what an option does to the time of a round."""
+    """Return the effect of an option on the time of a round."""
     centres = {}
     for choice, members in found.items():
         centres[choice] = {
@@ -93,19 +94,21 @@ def _effect(
 
 @dataclass(frozen=True)
 class Matters:
-    """What one option does to score and time."""
+    """The effect of one option on score and time."""
 
     option: Swept
     score: Effect | None
     time: Effect | None
     by_method: dict[str, Estimate]
-    """What the best value does to every method's score, in place of the worst."""
+    """The change of each method's score from the worst to the best value."""
 
 
 def effects(every: Sequence[Group], options: Sequence[Swept]) -> list[Matters]:
-    """Return what every option but the method does, the strongest on the score first."""
+    """Return the effects of all options except the method, strongest on the score
+    first.
+    """
     judged = measure(every)
-    # Points on other ranks make no further pairs: their accuracy is the same.
+    # Points on other ranks add no further pairs: their accuracy is the same.
     once = fewest_ranks(every)
     others = [option for option in options if option.name != "ranks"]
     found = []
@@ -130,9 +133,9 @@ def effects(every: Sequence[Group], options: Sequence[Swept]) -> list[Matters]:
 def _by_method(
     alike: dict[Combination, list[Group]], effect: Effect, judged: Measure
 ) -> dict[str, Estimate]:
-    """Return what the best value of an option does for every method, in place of the
-    worst: from seeds where a method has one pair of points, from pairs where it has
-    several.
+    """Return the change of each method's score from the worst to the best value of an
+    option. The interval comes from seeds if a method has one pair of points, and from
+    pairs if it has several.
     """
     name = effect.option.name
     gains: dict[str, list[Estimate]] = defaultdict(list)

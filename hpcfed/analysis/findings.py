@@ -15,23 +15,23 @@ from hpcfed import words
 from hpcfed.analysis.statistics import Estimate
 
 MOST_ROWS = 30
-"""Rows of a table that stand on a page at once."""
+"""Most rows of a table that a page shows at once."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of figure: the unit of its raw values, and how people read them."""
+    """A kind of figure: the unit of its raw values, and how they are displayed."""
 
     unit: str
     write: words.Write
     scale: float = 1.0
-    """What a raw value is multiplied with to be written: 1e3 of seconds in ms."""
+    """Factor from a raw value to its display: 1e3 for seconds in ms."""
 
     def __call__(
         self, value: float | Estimate, text: str = "", *, error: float = nan
     ) -> "Cell":
-        """Make a cell of a value. A text replaces the one that its kind would write, as
-        where a second figure stands behind the first.
+        """Make a cell from a value. A text replaces the kind's own format, for example
+        to add a second figure.
         """
         return Cell(value, self, text, error)
 
@@ -44,10 +44,10 @@ class Cell:
     kind: Kind
     told: str = ""
     error: float = nan
-    """The standard error of a mean, if it is one."""
+    """The standard error, if the value is a mean."""
 
     def __str__(self) -> str:
-        """Return what terminal and page show."""
+        """Return the text for terminal and page."""
         if self.told:
             return self.told
         kind = self.kind
@@ -57,13 +57,13 @@ class Cell:
 
     @property
     def number(self) -> float:
-        """The value alone, by which columns are sorted."""
+        """The bare value, by which columns are sorted."""
         value = self.value
         return value.centre if isinstance(value, Estimate) else value
 
     @property
     def json(self) -> dict[str, Any]:
-        """The raw value and its unit, with null for what is not known."""
+        """The raw value and its unit, with null for unknown values."""
         found: dict[str, Any] = {"value": _known(self.number), "unit": self.kind.unit}
         if isinstance(self.value, Estimate) and self.value.bounded:
             found |= {"low": _known(self.value.low), "high": _known(self.value.high)}
@@ -81,7 +81,7 @@ def _known(value: float) -> float | None:
 
 COUNT = Kind("1", words.formatted(",.0f"))
 PLAIN = Kind("1", words.number)
-"""A figure without a unit, or whose column names it."""
+"""A figure without a unit, or whose column names the unit."""
 HUNDREDTHS = Kind("1", words.formatted(".2f"))
 THOUSANDTHS = Kind("1", words.formatted(".3f"))
 PERCENT = Kind("fraction", words.formatted(".2%"))
@@ -90,7 +90,7 @@ SHARE = Kind("fraction", words.formatted(".1%"))
 PER_CENT_OF = Kind("fraction", words.number, 100)
 """A fraction in a column whose name says %."""
 OF_100 = Kind("%", words.number)
-"""A figure that is in per cent already, as scores are, in a column that says %."""
+"""A figure that is already in per cent, as scores are, in a column that says %."""
 SECONDS = Kind("s", words.formatted(".2f"))
 WALL_TIME = Kind("s", words.formatted(".2f", " s"))
 """Seconds in a column whose name does not say so."""
@@ -109,28 +109,28 @@ Row = Sequence[str | Cell]
 
 @dataclass(frozen=True)
 class Table:
-    """Findings below each other. The first column names them."""
+    """A table of findings. The first column names them."""
 
     columns: Sequence[str]
     rows: Sequence[Row]
     caption: str = ""
     """What a reader should know about the figures."""
     words: bool = False
-    """Whether the cells hold words, which stand to the left, instead of numbers."""
+    """Whether the cells hold words, which are left-aligned, instead of numbers."""
 
     @property
     def long(self) -> bool:
-        """Whether it would take a page over, and scrolls by itself instead."""
+        """Whether it would dominate a page, and scrolls separately instead."""
         return len(self.rows) > MOST_ROWS
 
     @property
     def texts(self) -> list[list[str]]:
-        """The rows as people read them."""
+        """The rows as displayed."""
         return [[str(cell) for cell in row] for row in self.rows]
 
     @property
     def json(self) -> dict[str, Any]:
-        """The same rows as JSON values: names as they are, figures with their units."""
+        """The same rows as JSON values: names unchanged, figures with their units."""
         rows = [
             [cell.json if isinstance(cell, Cell) else cell for cell in row]
             for row in self.rows

@@ -1,4 +1,4 @@
-"""Runs put together where they differ in seed or repeat alone."""
+"""Groups runs that differ only in seed or repeat."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from hpcfed.runtime.timer import PHASES
 
 @dataclass(frozen=True)
 class Process:
-    """One process: a run, or several seeds of one that advanced together and share
+    """One process: a run, or several seeds of a run that advanced together and share
     their times.
     """
 
@@ -29,9 +29,9 @@ class Process:
     warmup: int
     """Rounds at the start whose times do not count."""
     source: str
-    """Where it comes from, for people."""
+    """Where it comes from, for display."""
     side: str = ""
-    """A or B, where a report compares two paths."""
+    """A or B, if a report compares two paths."""
 
     @cached_property
     def seconds(self) -> np.ndarray:
@@ -56,33 +56,33 @@ class Process:
 
     @cached_property
     def phase_means(self) -> dict[str, float]:
-        """Mean seconds of every phase over the counted rounds and ranks, which a phase
-        has that few rounds go through.
+        """Mean seconds of each phase over the counted rounds and ranks. Unlike the
+        median, it also covers phases that only few rounds have.
         """
         means = self.phases.mean((0, 1))
         return dict(zip(PHASES, means.tolist(), strict=True))
 
     @cached_property
     def samples_per_second(self) -> float:
-        """Samples that a round trains on by its seconds, the median of the counted
-        rounds; NaN where an older version has not counted samples.
+        """Samples trained in a round divided by its seconds, as the median over the
+        counted rounds; NaN if an older version did not count samples.
         """
         counted = len(self.seconds)
         if not counted:
             return nan
-        # Of all runs that share these seconds, whether or not they are in this process.
+        # Samples of all runs that share these seconds, in this process or not.
         trained = self.runs[0].rounds["engine_samples"][-counted:]
         return float(np.median(trained / self.seconds))
 
 
 @dataclass(frozen=True)
 class Group:
-    """Samples of the same options on the same number of ranks."""
+    """Samples with the same options on the same number of ranks."""
 
     options: Combination
     processes: tuple[Process, ...]
     key: Combination
-    """The options that set it apart from other groups, beyond clients and ranks."""
+    """The options that distinguish it from other groups, beyond clients and ranks."""
 
     @property
     def first(self) -> RunRecord:
@@ -90,7 +90,7 @@ class Group:
 
     @property
     def metrics(self) -> list[str]:
-        """Metrics beside accuracy that some run has recorded."""
+        """Metrics besides accuracy that some run has recorded."""
         found: dict[str, None] = {}
         for run in self.seeds:
             found |= dict.fromkeys(run.metrics)
@@ -110,21 +110,21 @@ class Group:
 
     @property
     def steps(self) -> float:
-        """Local steps per round of the client that takes most, on average; NaN where an
-        older version has not counted them.
+        """Mean local steps per round of the client with the most; NaN if an older
+        version did not count them.
         """
         counted = self.first.rounds["longest_steps"]
         return float(counted.mean()) if len(counted) else nan
 
     @property
     def cohort(self) -> float:
-        """Clients that take part in a round, on average. Old records do not count them:
-        then all clients.
+        """Mean number of clients that take part in a round; all clients if an old
+        record did not count them.
         """
         counted = self.first.rounds["cohort"]
         if np.isnan(counted).all():
             return float(self.clients)
-        # Reports divide by it, also where no round had a client with data.
+        # Reports divide by it, even if no round had a client with data.
         return float(np.nanmean(counted)) or 1.0
 
     @cached_property
@@ -141,7 +141,7 @@ class Group:
 
     @cached_property
     def phase_means(self) -> dict[str, float]:
-        """Mean seconds of every phase, also of those that few rounds go through."""
+        """Mean seconds of each phase, including phases that only few rounds have."""
         return _over_processes([process.phase_means for process in self.processes])
 
     @cached_property
@@ -154,7 +154,7 @@ class Group:
 
     @cached_property
     def seeds(self) -> list[RunRecord]:
-        """One run of every seed: a repeat of a seed says nothing new about accuracy."""
+        """One run for each seed: a repeat of a seed says nothing new about accuracy."""
         by_seed: dict[int, RunRecord] = {}
         for run in self.runs:
             by_seed.setdefault(run.facts["seed"], run)  # the first repeat stays
@@ -162,7 +162,7 @@ class Group:
 
     @property
     def peak_memory(self) -> float:
-        """Bytes of the rank that has most."""
+        """Bytes of the rank that uses most."""
         peak = 0.0
         for run in self.runs:
             largest = float(run.peak_memory.max(initial=0))
@@ -171,11 +171,11 @@ class Group:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples that a round trains on by its seconds, over all repeats as `seconds`
-        is.
+        """Samples trained in a round divided by its seconds, averaged over repeats like
+        `seconds`.
         """
         rates = [process.samples_per_second for process in self.processes]
-        # Of rounds in which nobody trains there is no logarithm.
+        # If no client trains in a round, the rate is 0 and has no logarithm.
         return of_runs(rates).centre if min(rates) > 0 else median(rates)
 
     def per_round(self, name: str) -> float:
@@ -188,29 +188,29 @@ class Group:
 
 
 def _over_processes(found: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Put together every phase, as seconds per round are."""
+    """Average each phase over processes, like seconds per round."""
     return {phase: middle([one[phase] for one in found]) for phase in PHASES}
 
 
 def groups(processes: Sequence[Process]) -> list[Group]:
-    """Put processes of the same options together, in the order of their labels."""
+    """Group processes with the same options, in the order of their labels."""
     by_options: dict[Combination, list[Process]] = defaultdict(list)
     for process in processes:
         by_options[_options(process)].append(process)
-    # What sets a choice apart depends on all others, so keys come after grouping.
+    # What distinguishes a choice depends on all others, so keys come after grouping.
     keys = _with_sides(distinguish(list(by_options)), list(by_options))
     made = []
     for options, key in zip(by_options, keys, strict=True):
         members = tuple(by_options[options])
         made.append(Group(options, members, key))
-    # People look for a label first; nothing else depends on the order.
+    # Readers look for a label; nothing else depends on the order.
     return sorted(made, key=_order)
 
 
 def fewest_ranks(every: Sequence[Group]) -> list[Group]:
-    """Return one group of each choice and number of clients, on the fewest ranks.
+    """Return one group for each choice and number of clients, on the fewest ranks.
 
-    Ranks change nothing but rounding: what is asked of accuracy, one of them answers.
+    The number of ranks only changes rounding, so one of them is enough for accuracy.
     """
     found: dict[tuple[Combination, int], Group] = {}
     for group in sorted(every, key=lambda group: group.ranks):
@@ -222,7 +222,7 @@ def _with_sides(
     keys: Sequence[Combination], choices: Sequence[Combination]
 ) -> list[Combination]:
     """Add the side to keys that look alike: a method's file may have been changed in a
-    copy of the same name.
+    copy with the same name.
     """
     names = []
     for key, choice in zip(keys, choices, strict=True):
@@ -240,27 +240,28 @@ def _order(group: Group) -> tuple[str, int, int]:
 
 
 def _options(process: Process) -> Combination:
-    """Return what runs must have in common to be put together."""
+    """Return what runs of a group must have in common."""
     run = process.runs[0]
-    # Options that were added since the run have their defaults.
+    # Options added after the run was made have their defaults.
     defaults = RunConfig().model_dump(mode="json")
     found: dict[str, Any] = defaults | run.config
-    # Where a run is written, its seed, and what else it is judged by change nothing
+    # A run's output folder, its seed and its further metrics do not change anything
     # that is compared.
     for name, stated in facts().items():
         if stated.changes != "figures":
             found.pop(name, None)
     found["ranks"] = run.facts["ranks"]
-    found["model"] = run.facts["model"]  # the network that `auto` stood for
+    found["model"] = run.facts["model"]  # the network that `auto` resolved to
     if run.status != "complete":
-        found["rounds"] = run.rounds_done  # a run that learnt less is no repeat
-    # Not options, but times of other devices, or of more seeds, are other times.
+        found["rounds"] = run.rounds_done  # fewer rounds: not a repeat
+    # These are not options, but times on other devices, or of more seeds, do not
+    # compare.
     found["stacked_seeds"] = run.stacked_seeds
     devices = set()
     for rank in run.environment.get("ranks", []):
         devices.add(str(rank.get("device", "?")))
     found["on"] = ", ".join(sorted(devices))
     if process.side:
-        # Runs of both sides are no repeats of each other, whatever their options are.
+        # Runs of different sides are not repeats of each other, whatever their options.
         found["side"] = process.side
     return Combination(dict(sorted(found.items())))

@@ -1,6 +1,6 @@
-"""Labels of points, and figures with their intervals, as they stand in sentences.
+"""Labels of points, and figures with their intervals, for use in sentences.
 
-They are for people alone: nothing is looked up or put together by a label.
+They are only for display: nothing is looked up or grouped by a label.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from hpcfed.options.metrics import global_name
 from hpcfed.words import formatted, interval, number
 
 MOST_SENTENCES = 4
-"""For one question; the section's table has all."""
+"""Most sentences for one question; the section's table has all."""
 IN_PERCENT = (" %", " points")
-"""Units of which people read one digit after the point."""
+"""Units shown with one decimal."""
 ACCURACIES = {
     "accuracy": "clients, own test data",
     "global_accuracy": "global model, all test data",
 }
-"""Series of accuracies after a round, and whose they are on which data."""
+"""Series of accuracies after a round, with their model and test data."""
 ALL_ACCURACIES = {
     "accuracy": ACCURACIES["accuracy"],
     "trained_accuracy": "participants, after training",
@@ -31,20 +31,20 @@ ALL_ACCURACIES = {
 
 
 def both_series(metric: str) -> dict[str, str]:
-    """Return the two series of a metric, and whose they are on which data."""
+    """Return the two series of a metric, with their model and test data."""
     return dict(zip((metric, global_name(metric)), ACCURACIES.values(), strict=True))
 
 
 def all_series(metric: str) -> dict[str, str]:
-    """Return every series of a metric, and whose they are; accuracy has three."""
+    """Return all series of a metric, with their model; accuracy has three."""
     return ALL_ACCURACIES if metric == "accuracy" else both_series(metric)
 
 
 def label(key: Combination) -> str:
     """Return `fedavg, dataset mnist, no supplement`: the method, then its options."""
     words = []
-    # The method needs no name before it: everybody looks for it first. A comparison of
-    # two methods leaves it out.
+    # The method comes first and without its name, because readers look for it first. A
+    # comparison of two methods leaves it out.
     if "method" in key:
         words.append(plugins.label(str(key["method"])))
     for name, value in key.without("method").items():
@@ -56,7 +56,7 @@ def option_text(name: str, value: Any) -> str:
     """Return `lr 0.1`, `supplement` or `no supplement`."""
     if value == "":
         return f"no {name}"
-    # Before numbers: a bool is one to Python.
+    # Before numbers, because in Python a bool is an int.
     if isinstance(value, bool):
         return name if value else f"no {name}"
     if isinstance(value, float):
@@ -65,7 +65,7 @@ def option_text(name: str, value: Any) -> str:
 
 
 def value_text(name: str, value: Any) -> str:
-    """Return an option's value without its name before it."""
+    """Return an option's value without its name."""
     if value == "":
         return "none"
     if isinstance(value, bool):
@@ -74,12 +74,12 @@ def value_text(name: str, value: Any) -> str:
 
 
 def ranks_label(key: Combination, ranks: int) -> str:
-    """Return the label of a choice on a number of ranks."""
+    """Return the label of a choice with its number of ranks."""
     return f"{label(key)}, {count(ranks, 'rank')}"
 
 
 def scaling_label(key: Combination, kind: str, clients: float) -> str:
-    """Return the label of what stays the same while the ranks change."""
+    """Return the label of what stays fixed while the ranks change."""
     name = label(key)
     if kind == "strong":
         return f"{name}: {clients:.0f} clients"
@@ -94,21 +94,21 @@ def size_text(clients: float, ranks: int) -> str:
 
 
 def condition_text(condition: Combination) -> str:
-    """Return `digits, 20 clients, alpha 0.1`, as far as it has them."""
+    """Return `digits, 20 clients, alpha 0.1`, with the parts that it has."""
     words = []
     for name, value in condition.items():
         if name == "dataset":
             words.append(plugins.label(str(value)))
         elif name == "clients":
             words.append(count(int(value), "client"))
-        elif value is not None:  # which methods have that lack the option
+        elif value is not None:  # None for methods without the option
             words.append(option_text(name, value))
     return ", ".join(words)
 
 
 def times_text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:
-    """Return a figure that follows from times as `text` does, but without an interval
-    that says nothing.
+    """Return a figure derived from times like `text`, but without an interval that is
+    too wide to be useful.
     """
     if not estimate.vague:
         return text(estimate, unit, scale)
@@ -117,7 +117,7 @@ def times_text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:
 
 
 def text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:
-    """Return `12.3 % [11.8, 12.9]`, as it stands in a sentence."""
+    """Return `12.3 % [11.8, 12.9]`, for use in a sentence."""
     write = formatted(",.1f") if unit in IN_PERCENT else number
     return interval(estimate, scale, write, unit)
 

@@ -1,4 +1,4 @@
-"""Noise: points whose times say that something else ran on the machine."""
+"""Noise: points whose times suggest that something else ran on the machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,22 +13,28 @@ from hpcfed.analysis.statistics import Estimate, of_rounds
 from hpcfed.runtime.timer import PHASES
 
 MOST_VARIATION = 0.10
-"""Coefficient of variation of repeats' medians up to which a machine counts as quiet."""
+"""Up to this coefficient of variation of repeats' medians, a machine counts as
+quiet.
+"""
 MOST_DRIFT = 0.15
-"""Change from the first to the last third of a run's rounds up to which it does."""
+"""Up to this change from the first to the last third of a run's rounds, it counts as
+quiet.
+"""
 LEAST_ROUNDS = 18
-"""Fewest counted rounds in which a drift is looked for: six in each third, which are
-the fewest for an interval.
+"""Fewest counted rounds needed to check for drift: six in each third, the fewest for an
+interval.
 """
 
 
 @dataclass(frozen=True)
 class Noise:
-    """A point whose times cannot be trusted."""
+    """A point with unreliable times."""
 
     group: Group
     variation: float
-    """Standard deviation of the repeats' medians by their mean; NaN unless too large."""
+    """Standard deviation of the repeats' medians divided by their mean; NaN unless too
+    large.
+    """
     drift: float
     """Largest relative change within a run; NaN unless too large."""
 
@@ -45,7 +51,7 @@ def noisy(every: Sequence[Group]) -> list[Noise]:
 
 
 def _variation(group: Group) -> float:
-    """Return how much repeats differ, if by more than a quiet machine would explain."""
+    """Return how much repeats differ, if more than a quiet machine would explain."""
     if len(group.processes) < 2:
         return nan
     medians = [process.round_seconds for process in group.processes]
@@ -56,10 +62,10 @@ def _variation(group: Group) -> float:
 
 
 def _apart(processes: Sequence[Process]) -> bool:
-    """Whether two repeats differ by more than their own rounds do.
+    """Tell whether two repeats differ by more than their own rounds do.
 
-    Medians of few rounds differ on a quiet machine, too. Where rounds are too few for
-    an interval, their spread is all there is to go by.
+    Medians of few rounds differ on a quiet machine, too. If rounds are too few for an
+    interval, use their spread.
     """
     inside = [of_rounds(list(process.seconds)) for process in processes]
     return any(_disjoint(one, other) for one, other in combinations(inside, 2))
@@ -75,12 +81,12 @@ def _drift(group: Group) -> float:
     """Return the largest change of local training within a run, if beyond the noise of
     its rounds.
 
-    Training alone: other phases may change because the method does, as where a server
-    begins to learn.
+    Only training is checked: other phases may change because of the method, for example
+    when a server begins to learn.
     """
     largest = nan
     for process in group.processes:
-        # The slowest rank is what a round waits for.
+        # A round waits for its slowest rank.
         train = process.phases[:, :, PHASES.index("train")].max(1)
         if len(train) < LEAST_ROUNDS:
             continue
@@ -89,7 +95,7 @@ def _drift(group: Group) -> float:
         if first.centre <= 0 or not _disjoint(first, last):
             continue
         change = abs(last.centre / first.centre - 1)
-        # The largest so far may still be NaN, which no number is above.
+        # `not largest > change` is also true while `largest` is NaN.
         if change > MOST_DRIFT and not largest > change:
             largest = change
     return largest

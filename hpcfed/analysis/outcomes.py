@@ -1,4 +1,4 @@
-"""What a point has come to: how well its clients do, and what a run of it costs."""
+"""The outcome of a point: how well its clients do, and what a run of it costs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Measure:
 
     series: str
     name: str
-    """What people call it."""
+    """Its display name."""
     whose: str
     lower_is_better: bool
     in_percent: bool
@@ -40,16 +40,16 @@ class Measure:
 
     @property
     def steps(self) -> str:
-        """What differences are counted in."""
+        """The unit of differences."""
         return " points" if self.in_percent else ""
 
     @property
     def kind(self) -> Kind:
-        """What cells with its scaled values are made by."""
+        """The kind of cells with its scaled values."""
         return OF_100 if self.in_percent else PLAIN
 
     def by_seed(self, group: Group) -> dict[int, float]:
-        """Return the scaled value of every seed that has one."""
+        """Return the scaled value of each seed that has one."""
         found = {}
         for run in group.seeds:
             value = run.last(self.series)
@@ -84,9 +84,9 @@ class Measure:
 
 
 def measure(every: Sequence[Group]) -> Measure | None:
-    """Return how these points are judged: by what their task is about, on the clients'
-    own test data or, where some point has none, by the global model. None where they
-    cannot be compared.
+    """Return how these points are judged: by their task's metric, on the clients' own
+    test data or, if some point has none, for the global model. None if they cannot be
+    compared.
     """
     for judged in measures(every):
         if all(_known(group, judged.series) for group in every):
@@ -95,8 +95,8 @@ def measure(every: Sequence[Group]) -> Measure | None:
 
 
 def measures(every: Sequence[Group]) -> list[Measure]:
-    """Return what points of one task may be judged by: the clients' own test data, and
-    the global model. None where tasks differ.
+    """Return the possible measures for points of one task: on the clients' own test
+    data, and for the global model. Empty if tasks differ.
     """
     tasks = {group.first.task for group in every}
     if len(tasks) != 1:
@@ -136,23 +136,23 @@ def known_mean(accuracies: Sequence[float]) -> Estimate:
 
 
 def known_metric(name: str, values: Sequence[float]) -> Estimate:
-    """Estimate a metric from the seeds that have one, and have not diverged."""
+    """Estimate a metric from the seeds that have one and have not diverged."""
     known = [value for value in values if isfinite(value)]
     least, most = metric_limits(name)
     return of_seeds(known, least=least, most=most) if known else Estimate(nan)
 
 
 def metric_limits(name: str) -> tuple[float, float]:
-    """Return what a metric's values lie between."""
+    """Return the range of a metric's values."""
     metric = METRICS[name]
-    # R² alone has no lower limit.
+    # Only R² has no lower limit.
     least = -inf if name == "r2" else 0.0
     return least, 1.0 if metric.in_percent else inf
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """What a whole run takes of something."""
+    """The cost of a whole run."""
 
     name: str
     unit: str
@@ -173,7 +173,7 @@ def run_seconds(group: Group) -> Estimate:
 
 
 def run_bytes(group: Group) -> Estimate:
-    """Estimate the bytes that clients and the server send each other in a run."""
+    """Estimate the bytes exchanged between clients and the server in a run."""
     totals = []
     for run in group.seeds:
         both = run.rounds["bytes_up"] + run.rounds["bytes_down"]
@@ -182,7 +182,7 @@ def run_bytes(group: Group) -> Estimate:
 
 
 def run_energy(group: Group) -> Estimate:
-    """Estimate the joules of all GPUs in a run; unknown where no GPU counts them."""
+    """Estimate the joules of all GPUs in a run; unknown if no GPU counts them."""
     totals = []
     for process in group.processes:
         energy = process.runs[0].energy
@@ -197,7 +197,7 @@ def run_virtual_seconds(group: Group) -> Estimate:
 
 
 def run_epsilon(group: Group) -> Estimate:
-    """Estimate the privacy that a run has spent; unknown where none was asked for."""
+    """Estimate the privacy that a run has spent; unknown if none was requested."""
     return _of_known([run.last("epsilon") for run in group.seeds])
 
 
@@ -226,7 +226,7 @@ COSTS = {
     "virtual": RunCost("virtual time of a run", "h", _virtual_hours),
     "energy": RunCost("energy of a run", "J", run_energy),
 }
-"""What points are weighed against, by the name that exports use."""
+"""Costs to weigh scores against, by their names in exports."""
 
 
 def mean_to_target(group: Group, name: str) -> float:

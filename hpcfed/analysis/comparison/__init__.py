@@ -1,4 +1,4 @@
-"""Comparison of two runs or studies, A and B: what changed, and what it did."""
+"""Comparison of two runs or studies, A and B: what changed, and its effect."""
 
 from hpcfed.analysis.comparison.comparison import Comparison, compare
 from hpcfed.analysis.comparison.conditions import Decision, judge_all, read_conditions

@@ -1,4 +1,4 @@
-"""What changed from A to B beside the figures: options, code and machine."""
+"""What changed from A to B besides the figures: options, code and machine."""
 
 import json
 from collections import defaultdict
@@ -14,13 +14,13 @@ from hpcfed.options import RunConfig, named
 from hpcfed.results.run import RunRecord
 
 ABSENT = "–"
-"""In place of what a side does not have."""
+"""Shown for what a side does not have."""
 VARIABLES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NCCL_", "GLOO_")
-"""How names of variables begin that may change how long a run takes; others, such as a
-job's number, always differ.
+"""Prefixes of environment variables that may affect the time of a run; others, such as
+a job's number, always differ.
 """
 DIGITS = 10
-"""Letters of a commit or a checksum: enough to tell them apart."""
+"""Characters of a commit or a checksum: enough to distinguish them."""
 
 Values = dict[str, dict[str, Any]]
 """An option's different values on one side, by their JSON, under the option's name."""
@@ -36,7 +36,7 @@ class Change:
 
 
 def option_changes(before: Sequence[Group], after: Sequence[Group]) -> list[Change]:
-    """Return options whose values differ, and seeds where they do."""
+    """Return the options whose values differ, and the seeds if they differ."""
     ours, theirs = _values(before), _values(after)
     # A method that is not installed here has no defaults of its own.
     defaults = dict(defaults_of(str(after[0].options["method"])))
@@ -54,7 +54,7 @@ def option_changes(before: Sequence[Group], after: Sequence[Group]) -> list[Chan
 
 def changed_as_a_whole(before: Sequence[Group], after: Sequence[Group]) -> set[str]:
     """Return options that have one value in all of A and another in all of B. Points
-    are the same points nevertheless.
+    that differ only in these still match.
     """
     ours, theirs = _values(before), _values(after)
     changed = set()
@@ -67,15 +67,15 @@ def changed_as_a_whole(before: Sequence[Group], after: Sequence[Group]) -> set[s
 
 
 def _values(groups: Sequence[Group]) -> Values:
-    """Return every option's values. Groups without an option, which another method has,
-    say nothing about it.
+    """Return the values of each option. Groups of a method without the option do not
+    count.
     """
     found: Values = defaultdict(dict)
     defaults = RunConfig().model_dump(mode="json")
     for group in groups:
         values = dict(group.options)
         stored = defaults | group.first.config
-        # They do not set runs apart, but may change how long these take.
+        # They do not distinguish runs, but may affect their time.
         for name in (*named(changes="time"), *named(changes="which figures")):
             values[name] = stored.get(name)
         for name, value in values.items():
@@ -84,7 +84,7 @@ def _values(groups: Sequence[Group]) -> Values:
 
 
 def _both_listed(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
-    """Return both sides' values, with their folders where files have the same name."""
+    """Return both sides' values, with their folders if files have the same name."""
     before, after = _listed(old), _listed(new)
     if before == after:
         before = ", ".join(map(str, old.values()))
@@ -101,7 +101,7 @@ def value_text(value: Any) -> str:
     """Return an option's value as people write it."""
     if value is None or value == "":
         return "none"
-    # Before numbers: a bool is one to Python.
+    # Before numbers, because in Python a bool is an int.
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
@@ -119,8 +119,8 @@ def _seeds(groups: Sequence[Group]) -> str:
 
 
 def code_changes(before: Sequence[Group], after: Sequence[Group]) -> list[Change]:
-    """Return what differs in hpcfed's source, the user's own files, versions of packages
-    and machines.
+    """Return the differences in hpcfed's source, the user's own files, versions of
+    packages and machines.
     """
     ours, theirs = _facts(before), _facts(after)
     changes = []
@@ -133,11 +133,11 @@ def code_changes(before: Sequence[Group], after: Sequence[Group]) -> list[Change
 
 
 def _facts(groups: Sequence[Group]) -> dict[str, set[str]]:
-    """Return every fact's different values, by its name for people."""
+    """Return each fact's different values, by its display name."""
     found: dict[str, set[str]] = defaultdict(set)
     for group in groups:
         for process in group.processes:
-            # Seeds of one process share what it ran on.
+            # Seeds of one process share its environment.
             for name, value in _facts_of(process.runs[0]):
                 found[name].add(value)
     return found
@@ -154,7 +154,7 @@ def _facts_of(run: RunRecord) -> list[tuple[str, str]]:
     for path, checksum in (about.get("files") or {}).items():
         facts.append((f"{Path(path).name}, sha256", checksum[:DIGITS]))
     for package, version in (about.get("packages") or {}).items():
-        if package != "hpcfed":  # which is above
+        if package != "hpcfed":  # already listed above
             facts.append((str(package), str(version)))
     for name, key in _PLAIN.items():
         if about.get(key) is not None:
@@ -163,7 +163,7 @@ def _facts_of(run: RunRecord) -> list[tuple[str, str]]:
         facts.append(("host", str(rank.get("host", "?"))))
         facts.append(("device", str(rank.get("device", "?"))))
         for name, key in {"processor": "cpu", "cores of a rank": "cores"}.items():
-            if rank.get(key):  # older runs have not recorded all
+            if rank.get(key):  # older runs have not recorded all of these
                 facts.append((name, str(rank[key])))
     return facts + _variables(about.get("variables"))
 
@@ -177,11 +177,11 @@ _PLAIN = {
     "collectives": "backend",
     "threads per rank": "threads_per_rank",
 }
-"""Facts of a run's environment, by their name for people."""
+"""Facts of a run's environment, by display name."""
 
 
 def _variables(recorded: object) -> list[tuple[str, str]]:
-    if not isinstance(recorded, dict):  # which no run writes
+    if not isinstance(recorded, dict):  # no run writes anything else
         return []
     found = []
     for name, value in recorded.items():

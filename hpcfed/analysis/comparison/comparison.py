@@ -1,5 +1,5 @@
-"""A and B side by side: what changed, the points that both have, and all of them
-together.
+"""A and B side by side: what changed, the points that both have, and a summary over all
+of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,9 +31,9 @@ class Comparison:
     points: list[PointPair]
     """At least one."""
     only_before: list[Group]
-    """Points that A alone has."""
+    """Points that only A has."""
     only_after: list[Group]
-    """Points that B alone has."""
+    """Points that only B has."""
 
     @cached_property
     def costs(self) -> list[Figure]:
@@ -42,26 +42,27 @@ class Comparison:
 
     @cached_property
     def phases(self) -> list[Figure]:
-        """Seconds of every phase, over all points."""
+        """Seconds of each phase, over all points."""
         return _overall(self.points, lambda point: point.phases)
 
     @cached_property
     def headlines(self) -> list[Figure]:
-        """Accuracies, or what the task is judged by, over all points."""
+        """Accuracies, or the task's main metric, over all points."""
         return _overall(self.points, lambda point: point.headlines)
 
 
 def compare(
     names: tuple[str, str], before: Sequence[Group], after: Sequence[Group]
 ) -> Comparison | None:
-    """Compare groups of A with groups of B; None where they have no point in common."""
+    """Compare groups of A with groups of B; None if they have no point in common."""
     if not before or not after:
         return None
     changed = changed_as_a_whole(before, after)
     pairs, only_before, only_after = matched(before, after, changed)
     if not pairs:
         return None
-    # Options that changed as a whole have one value in all of A: they set nothing apart.
+    # Options that changed as a whole have one value in all of A, so they are not in the
+    # keys.
     keys = distinguish([group.options for group, _ in pairs])
     points = []
     for (ours, theirs), key in zip(pairs, keys, strict=True):
@@ -79,7 +80,7 @@ def compare(
 def _overall(
     points: Sequence[PointPair], figures_of: Callable[[PointPair], Sequence[Figure]]
 ) -> list[Figure]:
-    """Return every figure over the points that have it, in the order of the first."""
+    """Return each figure over the points that have it, in the order of the first."""
     by_name: dict[str, list[Figure]] = {}
     for point in points:
         for figure in figures_of(point):
@@ -88,7 +89,7 @@ def _overall(
 
 
 def overall(figures: Sequence[Figure]) -> Figure:
-    """Return the mean change over points, the geometric mean of ratios."""
+    """Return the mean change over points; for ratios, the geometric mean."""
     first = figures[0]
     if len(figures) == 1:
         return first
@@ -107,24 +108,24 @@ def overall(figures: Sequence[Figure]) -> Figure:
         return replace(whole, found=Difference(Estimate(fmean(centres)), ONE_RUN))
     found = _mean([_log(change) for change in changes], over_runs=over_runs)
     if first.counted and not over_runs:
-        # What points differ in is no noise.
+        # Differences between points are not noise.
         found = Difference(Estimate(found.change.centre), f"{len(figures)} points")
     change = Estimate(*(bounded_exp(end) for end in astuple(found.change)))
     return replace(whole, found=replace(found, change=change))
 
 
 def _log(change: Estimate) -> Estimate:
-    """Return a ratio on the scale of logarithms."""
+    """Return a ratio on a logarithmic scale."""
     if not change.bounded or change.low <= 0:
         return Estimate(log(change.centre))
     return Estimate(log(change.centre), log(change.low), log(change.high))
 
 
 def _mean(changes: Sequence[Estimate], *, over_runs: bool) -> Difference:
-    """Return the mean change of these very points.
+    """Return the mean change of exactly these points.
 
-    Where each point tells its own noise from run to run, distances to the ends add up as
-    squares. Otherwise the points' spread has to tell it.
+    If each point knows its own noise from run to run, distances to the ends add up as
+    squares. Otherwise the interval comes from the spread of the points.
     """
     number = len(changes)
     centres = [change.centre for change in changes]

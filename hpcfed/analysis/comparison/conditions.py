@@ -18,7 +18,7 @@ IN_PER_CENT = {
     "more-bytes": "sent per round, up and down",
     "more-energy": "energy per round",
 }
-"""Conditions about ratios, with the figure that each looks at."""
+"""Conditions about ratios, with the figure that each checks."""
 LESS_ACCURATE = "less-accurate"
 NAMES = (*IN_PER_CENT, LESS_ACCURATE)
 
@@ -27,23 +27,25 @@ NAMES = (*IN_PER_CENT, LESS_ACCURATE)
 class Condition:
     name: str
     limit: float
-    """The largest ratio, or loss of points, that is no failure."""
+    """The largest ratio, or loss of points, that does not fail."""
     text: str
-    """The words that the user wrote."""
+    """The condition as the user wrote it."""
 
 
 class Decision(IntEnum):
-    """What became of a condition, the worst last."""
+    """The result of a condition, the worst last."""
 
     DOES_NOT_HOLD = 0
     UNDECIDED = 1
-    """It would hold by one run of a side, which the machine's load may have slowed."""
+    """It would hold, but only by a single run of a side, which the machine's load may
+    have slowed.
+    """
     HOLDS = 2
 
 
 @dataclass(frozen=True)
 class JudgedCondition:
-    """A condition, and the figure that came closest to it."""
+    """A condition, and the figure that came closest to failing it."""
 
     condition: Condition
     decision: Decision
@@ -51,7 +53,7 @@ class JudgedCondition:
 
     @property
     def line(self) -> str:
-        """What is printed."""
+        """The line to print."""
         decision = self.decision.name.lower().replace("_", " ")
         about = f"{self.figure.name}: {change_text(self.figure)}"
         line = f"--fail-if {self.condition.text}: {decision}: {about}"
@@ -61,7 +63,7 @@ class JudgedCondition:
 
 
 def read_conditions(texts: Sequence[str], paths: Sequence[Path]) -> list[Condition]:
-    """Read what was given with --fail-if, which needs two paths."""
+    """Read the arguments of --fail-if, which needs two paths."""
     if texts and len(paths) != 2:
         given = count(len(paths), "path")
         raise UserError(f"--fail-if compares two paths, A and B; {given} given")
@@ -95,8 +97,8 @@ def judge_all(
     *,
     one_run_decides: bool = False,
 ) -> list[JudgedCondition]:
-    """Judge every condition, which needs a comparison. With `one_run_decides`, nothing
-    stays undecided.
+    """Judge all conditions; this needs a comparison. With `one_run_decides`, none stays
+    undecided.
     """
     if comparison is None:
         return []
@@ -124,19 +126,19 @@ def _judge(condition: Condition, comparison: Comparison) -> JudgedCondition:
         JudgedCondition(condition, _decide(condition, figure), figure)
         for figure in figures
     ]
-    # Accuracy is that of clients and that of the global model: either may fall.
+    # There are two accuracies, the clients' and the global model's: either may fall.
     return max(judged, key=_badness)
 
 
 def _decide(condition: Condition, figure: Figure) -> Decision:
-    # Of one run each, the interval over rounds has to do, or the figure alone.
+    # With one run each, use the interval over rounds, or the figure alone.
     if _worse(figure) <= condition.limit or not figure.beyond_interval:
         return Decision.DOES_NOT_HOLD
     return Decision.HOLDS if figure.repeated else Decision.UNDECIDED
 
 
 def _worse(figure: Figure) -> float:
-    """Return the ratio, or the points that were lost."""
+    """Return the ratio, or the points lost."""
     centre = figure.change.centre
     return centre if figure.neutral else -centre
 

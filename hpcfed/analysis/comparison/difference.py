@@ -1,5 +1,5 @@
-"""How two sides differ in a figure, with its uncertainty: over pairs of runs where both
-have the same seeds, by Welch's t otherwise.
+"""How two sides differ in a figure, with its uncertainty: over pairs of runs if both
+have the same seeds, otherwise by Welch's t.
 """
 
 from collections import Counter
@@ -11,12 +11,12 @@ from statistics import fmean
 from hpcfed.analysis.statistics import Estimate, bounded_exp, difference
 
 ONE_RUN = "one run each"
-"""How a difference without an interval was found."""
+"""The basis of a difference without an interval."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one process has measured."""
+    """A measurement of one process."""
 
     seeds: tuple[int, ...]
     value: float
@@ -24,13 +24,13 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Difference:
-    """What B has more than A: a difference, or a ratio."""
+    """How B differs from A: a difference, or a ratio."""
 
     change: Estimate
     basis: str
-    """What the interval is about, in a few words."""
+    """What the interval is based on, in a few words."""
     over_runs: bool = False
-    """Whether the interval holds the noise from run to run."""
+    """Whether the interval covers the noise from run to run."""
 
 
 Measurements = Sequence[Measurement]
@@ -41,7 +41,7 @@ def subtract(before: Measurements, after: Measurements) -> Difference:
     if _same_seeds(before, after):
         change = difference(_by_seed(after), _by_seed(before))
         return Difference(change, f"{len(before)} pairs of runs", over_runs=True)
-    # Different keys on both sides: nothing is paired.
+    # Different keys on both sides, so nothing is paired.
     change = difference(_by_number(after, "B"), _by_number(before, "A"))
     if not change.bounded:
         return Difference(change, ONE_RUN)
@@ -54,7 +54,7 @@ def divide(before: Measurements, after: Measurements) -> Difference:
     sizes are skewed.
     """
     smallest = min(*_values(before), *_values(after))
-    if smallest <= 0:  # which has no logarithm
+    if smallest <= 0:  # has no logarithm
         return Difference(Estimate(_plain_ratio(before, after)), ONE_RUN)
     found = subtract(_logs(before), _logs(after))
     change = Estimate(*(bounded_exp(end) for end in astuple(found.change)))
@@ -62,8 +62,8 @@ def divide(before: Measurements, after: Measurements) -> Difference:
 
 
 def _same_seeds(before: Measurements, after: Measurements) -> bool:
-    """Whether both sides have the same seeds, and more than one: repeats of one seed
-    have no reason to be paired in any order.
+    """Tell whether both sides have the same seeds, and more than one. Repeats of one
+    seed cannot be paired in any meaningful order.
     """
     ours = sorted(measurement.seeds for measurement in before)
     theirs = sorted(measurement.seeds for measurement in after)
@@ -71,8 +71,8 @@ def _same_seeds(before: Measurements, after: Measurements) -> bool:
 
 
 def _by_seed(measurements: Measurements) -> dict[object, float]:
-    """Return values by seed and repeat: data and clients of a seed are the same on both
-    sides, so what they add to a figure cancels out.
+    """Return values by seed and repeat. A seed has the same data and clients on both
+    sides, so their effect on a figure cancels out.
     """
     repeats: Counter[tuple[int, ...]] = Counter()
     found: dict[object, float] = {}
@@ -87,7 +87,9 @@ def _by_number(measurements: Measurements, side: str) -> dict[object, float]:
 
 
 def _plain_ratio(before: Measurements, after: Measurements) -> float:
-    """Divide means where a measurement is zero, as the bytes of a method that sends nothing."""
+    """Divide the means if a measurement is zero, such as the bytes of a method that
+    sends nothing.
+    """
     bottom, top = fmean(_values(before)), fmean(_values(after))
     if bottom:
         return top / bottom

@@ -1,4 +1,4 @@
-"""Points of A and B that are the same but for what changed as a whole, and how their
+"""Points of A and B that match except for what changed as a whole, and how their
 figures differ.
 """
 
@@ -30,12 +30,12 @@ from hpcfed.runtime.timer import PHASES
 from hpcfed.words import MIB
 
 ROUNDS = "rounds"
-"""What the interval of a ratio of times is about where a side has one run."""
+"""What the interval of a ratio of times is based on if a side has one run."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of A and of B, and what B has more."""
+    """A figure of A and of B, and their difference."""
 
     name: str
     unit: str
@@ -43,11 +43,11 @@ class Figure:
     after: float
     found: Difference
     neutral: float
-    """What the change is where nothing has changed: 1 for a ratio, 0 for a difference."""
+    """The change if nothing has changed: 1 for a ratio, 0 for a difference."""
     words: tuple[str, str]
-    """What B is called where it has more, and where it has less."""
+    """What B is called if it has more, and if it has less."""
     counted: bool = False
-    """Whether it is counted, not measured: one run has no noise then."""
+    """Whether it is counted, not measured; then a single run has no noise."""
 
     @property
     def change(self) -> Estimate:
@@ -55,7 +55,7 @@ class Figure:
 
     @property
     def beyond_interval(self) -> bool:
-        """Whether the interval, if there is one, excludes that nothing has changed."""
+        """Whether the interval, if any, excludes "no change"."""
         change = self.change
         if not change.bounded:
             return change.centre != self.neutral
@@ -63,15 +63,15 @@ class Figure:
 
     @property
     def repeated(self) -> bool:
-        """Whether it is told from noise by several runs, or has no noise."""
+        """Whether several runs separate it from noise, or it has no noise."""
         return self.counted or self.found.over_runs
 
     @property
     def told_apart(self) -> bool:
         """Whether something has changed, beyond the noise from run to run.
 
-        Rounds of one run do not tell it: on a machine that others use, the same run took
-        1.8 times as long a minute later, and its rounds agreed on that.
+        Rounds of one run cannot tell: on a shared machine, the same run took 1.8 times
+        as long a minute later, and its rounds agreed on that.
         """
         return self.repeated and self.beyond_interval
 
@@ -83,18 +83,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class PointPair:
-    """Runs of A and runs of B with the same options, apart from those that changed as a
+    """Runs of A and runs of B with the same options, except those that changed as a
     whole.
     """
 
     before: Group
     after: Group
     key: Combination
-    """The options that set it apart from other points, beyond clients and ranks."""
+    """The options that distinguish it from other points, beyond clients and ranks."""
 
     @cached_property
     def seconds(self) -> Figure:
-        """Seconds per round, of the slowest rank."""
+        """Seconds per round, on the slowest rank."""
         before = _measured(self.before, attrgetter("round_seconds"))
         after = _measured(self.after, attrgetter("round_seconds"))
         if min(len(before), len(after)) > 1:
@@ -114,8 +114,9 @@ class PointPair:
 
     @cached_property
     def phases(self) -> list[Figure]:
-        """Seconds per round of phases that one of both sides has. A phase that few
-        rounds go through, as where the server learns, has a mean over rounds instead.
+        """Seconds per round of each phase that a side has. For a phase that only few
+        rounds have, such as the server's learning, this is the mean over rounds
+        instead.
         """
         every = [self._phase(phase) for phase in PHASES]
         return [figure for figure in every if figure is not None]
@@ -160,9 +161,9 @@ class PointPair:
 
     @cached_property
     def common_round(self) -> int | None:
-        """The last round that was evaluated on both sides, where their runs have
-        different rounds: after more of them, a model is usually better. None where each
-        run is judged at its end; 0 where no round was evaluated on both sides.
+        """The last round that both sides evaluated, if their runs have different
+        numbers of rounds: after more rounds, a model is usually better. None if each
+        run is judged at its end; 0 if no round was evaluated on both sides.
         """
         ours, theirs = self.before.seeds, self.after.seeds
         if self.before.options["rounds"] == self.after.options["rounds"]:
@@ -181,7 +182,7 @@ class PointPair:
 
     @cached_property
     def headlines(self) -> list[Figure]:
-        """Accuracies, and the main metric of a task that is judged by another."""
+        """Accuracies, and the main metric of a task if it is another one."""
         headline = HEADLINES[self.before.first.task]
         if headline == "accuracy" or self.before.first.task != self.after.first.task:
             return self.accuracies
@@ -213,7 +214,7 @@ class PointPair:
         *,
         counted: bool = False,
     ) -> Figure | None:
-        """Compare what every process has measured; None where a side does not know."""
+        """Compare the measurements of all processes; None if a side has none."""
         before = _measured(self.before, measured)
         after = _measured(self.after, measured)
         if not before or not after:
@@ -231,7 +232,7 @@ class PointPair:
 
 
 def _measured(group: Group, measured: Callable[[Process], float]) -> list[Measurement]:
-    """Return what every process has measured, as far as it has."""
+    """Return the measurements of all processes that have one."""
     measurements = []
     for process in group.processes:
         value = measured(process)
@@ -263,7 +264,7 @@ def _bytes(process: Process) -> float:
 
 
 def _virtual(process: Process) -> float:
-    """Return the mean over rounds of a seed, by the virtual clock."""
+    """Return the mean over rounds of a seed, on the virtual clock."""
     return fmean(run.last("virtual_seconds") / run.rounds_done for run in process.runs)
 
 
@@ -288,7 +289,7 @@ def _evaluated(run: RunRecord, names: Sequence[str]) -> set[int]:
 def _judged(
     group: Group, series: str, scale: float, after: int | None
 ) -> list[Measurement]:
-    """Return every seed's value after a round, or its last one."""
+    """Return each seed's value after a round, or its last one."""
     measurements = []
     for run in group.seeds:
         if after is None:
@@ -308,8 +309,8 @@ def _middle(measurements: Measurements) -> float:
 def matched(
     before: Sequence[Group], after: Sequence[Group], changed: set[str]
 ) -> tuple[list[tuple[Group, Group]], list[Group], list[Group]]:
-    """Return pairs of groups that agree in all options but the `changed` ones, then the
-    groups that only A has, and those that only B has.
+    """Return pairs of groups that agree in all options except the `changed` ones, then
+    the groups that only A has, then the groups that only B has.
     """
     # Lists, because runs of an older version may lack an option of their method.
     partners: dict[Combination, list[Group]] = defaultdict(list)

@@ -24,14 +24,14 @@ from hpcfed.errors import count
 from hpcfed.words import DASH, MINUS, formatted, number, ratio, signed
 
 LEAST_SHARE = 0.01
-"""The share of a round's time below which a phase is left out of tables."""
+"""Phases below this share of a round's time are left out of tables."""
 MOST_ROWS = 20
-"""Points or changes that are printed; the page has all of them."""
+"""Most points or changes to print; the page has all of them."""
 RATIO = Kind("1", ratio)
 
 
 def change_table(comparison: Comparison) -> Table:
-    """Return options, then code and machine, that changed."""
+    """Return the options that changed, then code and machine."""
     rows = []
     for change in (*comparison.options, *comparison.code):
         rows.append([change.name, change.before, change.after, change.default])
@@ -39,13 +39,13 @@ def change_table(comparison: Comparison) -> Table:
 
 
 def cost_table(comparison: Comparison) -> Table:
-    """Return the costs of a round, the seconds also by phase."""
+    """Return the costs of a round, with the seconds also by phase."""
     rows = [_figure_row(figure) for figure in shown_costs(comparison)]
     return Table(("costs", "A", "B", "B / A", "verdict", "interval over"), rows)
 
 
 def shown_costs(comparison: Comparison) -> list[Figure]:
-    """Return all costs, with the phases that take more than a moment of a round."""
+    """Return all costs, with the phases that take a noticeable share of a round."""
     seconds, *others = comparison.costs
     least = LEAST_SHARE * max(seconds.before, seconds.after)
     phases = comparison.phases
@@ -54,7 +54,7 @@ def shown_costs(comparison: Comparison) -> list[Figure]:
 
 
 def headline_table(comparison: Comparison) -> Table:
-    """Return accuracies, or what the task is judged by."""
+    """Return accuracies, or the task's main metric."""
     rows = [_figure_row(figure) for figure in comparison.headlines]
     columns = (when(comparison.points), "A", "B", f"B {MINUS} A", "verdict")
     return Table((*columns, "interval over"), rows)
@@ -83,8 +83,8 @@ def _change_cell(figure: Figure | None) -> str | Cell:
 
 
 def point_table(comparison: Comparison) -> Table:
-    """Return a row for every point, where there are several. Memory and bytes have
-    columns where they differ at a point.
+    """Return a row for each point, if there are several. Memory and bytes have columns
+    if they differ at a point.
     """
     points = comparison.points
     costs = {
@@ -126,7 +126,7 @@ def _point_row(point: PointPair) -> Row:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """Return all tables that have rows, in their order."""
+    """Return all tables that have rows, in order."""
     every = [cost_table(comparison), headline_table(comparison)]
     if len(comparison.points) > 1:
         together = [replace(table, caption="all points together") for table in every]
@@ -135,7 +135,7 @@ def tables(comparison: Comparison) -> list[Table]:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print what changed, how the figures differ, and what that says."""
+    """Print what changed, how the figures differ, and the verdicts."""
     for side, name in zip("AB", comparison.names, strict=True):
         say(console, f"{side}  {name}")
     for table in tables(comparison):
@@ -145,13 +145,13 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         hidden = len(table.rows) - MOST_ROWS
         if hidden > 0:
             say(console, f"… and {count(hidden, 'row')} more on the page")
-    # The first table has what changed.
+    # The first table lists what changed.
     nothing = [] if change_table(comparison).rows else [changed(comparison)]
     say(console, "", *nothing, *verdicts(comparison))
 
 
 def exported(comparison: Comparison) -> dict[str, Any]:
-    """Return what the page says about A and B, as plain values."""
+    """Return the page's statements about A and B as plain values."""
     before, after = comparison.names
     return {
         "a": before,

@@ -11,18 +11,20 @@ from hpcfed.analysis.statistics import Estimate
 from hpcfed.words import interval, number, ratio, signed
 
 MOST_NAMED = 5
-"""Changes or points that a sentence names; more are counted."""
+"""Most changes or points that a sentence names; more are counted."""
 WIDEST = 60
-"""Letters of a name in a sentence or on the terminal; tables of the page have all."""
+"""Longest name in a sentence or on the terminal, in characters; the page's tables have
+full names.
+"""
 NOISE = (
     "one run on a side cannot tell noise; a folder of several runs may stand for A or B"
 )
-"""Said of figures that several runs would tell better."""
+"""Added to figures that need several runs."""
 ARROW = "\N{RIGHTWARDS ARROW}"
 
 
 def verdicts(comparison: Comparison) -> list[str]:
-    """Return how B differs from A, a sentence for each question."""
+    """Return how B differs from A, one sentence per question."""
     lines = _points(comparison)
     seconds, *others = comparison.costs
     lines.append(_speed(seconds, comparison.phases))
@@ -33,7 +35,7 @@ def verdicts(comparison: Comparison) -> list[str]:
 
 
 def _different_rounds(points: Sequence[PointPair]) -> list[str]:
-    """Say when sides are judged that have not learnt for as long."""
+    """Say at which round the sides are judged, if one has learnt for longer."""
     rounds = {point.common_round for point in points} - {None}
     if not rounds:
         return []
@@ -75,7 +77,7 @@ def _change(change: Change) -> str:
 
 
 def cut(text: str) -> str:
-    """Shorten what may be long in a file that somebody handed in."""
+    """Shorten texts that may be long in an untrusted file."""
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
 
 
@@ -104,7 +106,7 @@ def group_name(group: Group) -> str:
 
 
 def point_name(point: PointPair) -> str:
-    """Return `lr 0.1, 20 clients on 2 ranks`, with both where they changed."""
+    """Return `lr 0.1, 20 clients on 2 ranks`, with both numbers if they changed."""
     clients = both(point.before.clients, point.after.clients)
     ranks = both(point.before.ranks, point.after.ranks)
     return ", ".join(filter(None, (label(point.key), f"{clients} on {ranks}")))
@@ -121,7 +123,7 @@ def _speed(seconds: Figure, phases: Sequence[Figure]) -> str:
 
 
 def _share(figure: Figure) -> str:
-    """Return `12.3 % slower`; without the share where it would be hard to read."""
+    """Return `12.3 % slower`; without the percentage if it would be hard to read."""
     change = figure.change.centre
     if not 0.5 < change < 2:
         return _word(figure)
@@ -129,14 +131,14 @@ def _share(figure: Figure) -> str:
 
 
 def _largest(phases: Sequence[Figure]) -> str:
-    """Return the phase whose time has changed most."""
+    """Return the phase whose time changed most."""
     most = max(phases, key=lambda phase: abs(phase.after - phase.before))
     phase = most.name.removeprefix("phase ")
     return f"{phase}, {number(most.before)} {ARROW} {number(most.after)} ms"
 
 
 def _other_costs(figures: Sequence[Figure]) -> list[str]:
-    """Tell which other costs have changed, in one sentence."""
+    """Say which other costs have changed, in one sentence."""
     changed = []
     for figure in figures:
         if figure.told_apart:
@@ -162,7 +164,7 @@ def _word(figure: Figure) -> str:
 
 
 def verdict(figure: Figure) -> str:
-    """Return one word or a few: `slower`, `not told apart`, `same`."""
+    """Return one or a few words: `slower`, `not told apart`, `same`."""
     if figure.same:
         return "same"
     if not figure.repeated:
@@ -189,5 +191,5 @@ def signed_text(change: Estimate) -> str:
 
 
 def both(before: int, after: int) -> str:
-    """Return `20`, or `20 → 40` where they differ."""
+    """Return `20`, or `20 → 40` if they differ."""
     return f"{before:,}" if before == after else f"{before:,} {ARROW} {after:,}"
