@@ -1,8 +1,8 @@
-"""What malicious clients and a malicious server do; any method can be attacked.
+"""Attacks by malicious clients and by a malicious server, on any method.
 
-Clients, one file per attack: `label_flip` changes the data that attackers train on. The
+Clients have one file per attack. `label_flip` changes the attackers' training data. The
 others have a function `forge`, which makes the attackers' uploads from an `AttackView`,
-the round as attackers see it. `tampering` puts them in place of honest uploads.
+the round as attackers see it. `tampering` replaces the honest uploads by these.
 
-The server: `idlg` tries to see clients' images in what they upload.
+The server: `idlg` tries to reconstruct clients' images from their uploads.
 """

@@ -1,5 +1,5 @@
-"""The figure of stolen images: originals above, and below them what each method let the
-server see.
+"""The figure of stolen images: originals on top, and below what the server reconstructs
+from each method's uploads.
 """
 
 import os
@@ -16,11 +16,11 @@ from hpcfed.errors import UserError
 from hpcfed.results.folder import check_export
 
 SIDE, GAP, NAMES = 96, 8, 150
-"""Pixels of an image's side, between two images, and for the names at the left."""
+"""Pixels of an image's side, between two images, and for the names on the left."""
 
 
 def check_figure(path: Path) -> None:
-    """Refuse, before hours of work, what cannot become a figure."""
+    """Refuse a path that cannot become a figure, before hours of work."""
     from PIL import Image
 
     known = Image.registered_extensions()
@@ -47,7 +47,7 @@ def save_figure(thefts: Sequence[Theft], path: Path) -> None:
         pen.text((GAP, top + SIDE // 2), name, "black", font, anchor="lm")
         for column, image in enumerate(images):
             drawn = Image.fromarray(_pixels(image))
-            # Nearest: an image of 8 × 8 pixels shows its pixels.
+            # Nearest, so that an image of 8 × 8 pixels shows its pixels.
             drawn = drawn.resize((SIDE, SIDE), Image.Resampling.NEAREST)
             sheet.paste(drawn, (NAMES + column * pitch, top))
     try:
@@ -62,7 +62,7 @@ def _lines(thefts: Sequence[Theft]) -> dict[str, list[Tensor]]:
     by_method: dict[str, list[Theft]] = {}
     for theft in thefts:
         by_method.setdefault(theft.method, []).append(theft)
-    # All methods were tried on the same images.
+    # All methods were attacked on the same images.
     first = next(iter(by_method.values()))
     lines = {"original": [theft.original for theft in first]}
     for method, stolen in by_method.items():

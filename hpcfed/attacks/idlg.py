@@ -1,14 +1,14 @@
-"""A server that tries to steal images: iDLG (Zhao et al. 2020) on what each method
+"""A server that tries to steal images by iDLG (Zhao et al. 2020) from each method's
 uploads.
 
-A client takes one step on one image, so that the server knows the gradient of all that
-is uploaded. From noise it searches, by L-BFGS, the image whose gradient is the same: Σ
-‖g − g′‖² over the uploaded columns. Its network has the client's weights where they are
-uploaded, and random ones elsewhere. The label follows from the gradient of the last
-layer, whose row is negative for the right class alone; where that layer is not
-uploaded, the server is given it.
+A client takes one step on one image, so the server knows the gradient of all uploaded
+columns. Starting from noise, it searches by L-BFGS for the image with the same
+gradient: it minimises Σ ‖g − g′‖² over the uploaded columns. Its network has the
+client's weights in uploaded columns, and random ones elsewhere. The label follows from
+the gradient of the last layer, whose row is negative only for the right class. If that
+layer is not uploaded, the server is given the label.
 
-The client's network is a fresh one, or one that a run has trained: GENE-FL's paper
+The client's network is untrained, or one that a run has trained: GENE-FL's paper
 attacks "the same network" as it trains.
 """
 
@@ -37,13 +37,14 @@ Named = dict[str, Tensor]
 """Tensors by the names of their parameters."""
 METHODS = ("fedavg", "fedavg-noise", "parfed", "fedlg", "genefl")
 STEP = 0.01
-"""Learning rate of the client's step, by which FedLG and GENE-FL judge their layers."""
+"""Learning rate of the client's step, from which FedLG and GENE-FL choose their layers.
+"""
 SMOOTH_LAYERS = {"parfed": "conv1,conv3", "fedlg": "conv1,conv2,conv3"}
-"""What stands for ResNet-18's layers in the smooth network."""
+"""Layers of the smooth network that replace those of ResNet-18."""
 
 
 class Theft(NamedTuple):
-    """What became of one image."""
+    """The result of the attack on one image."""
 
     method: str
     share: float
@@ -78,7 +79,7 @@ class ImageThief:
     """Variance of the noise on the gradient of fedavg-noise."""
     seed: int = 0
     trained: TrainedNetwork | None = None
-    """What the client's network has learned; None for a fresh one."""
+    """The client's trained network; None for an untrained one."""
 
     def steal(
         self,
@@ -87,25 +88,25 @@ class ImageThief:
         images: int,
         device: torch.device,
     ) -> Iterator[Theft]:
-        """Try to steal some images of the test set, drawn by the seed, from every
+        """Try to steal some images of the test set, which the seed selects, from every
         method.
         """
-        # In float64 the search comes near a loss of 1e-20, where it ends.
-        # ResNet-18 would take too long in it.
+        # In float64 the search gets near a loss of 1e-20, where it ends. ResNet-18
+        # would take too long in float64.
         dtype = torch.float32 if self.model == "resnet18" else torch.float64
         all_labels = dataset.labels("test")
         total = len(all_labels)
         generator = randomness.generator(self.seed, "victims")
         index = generator.choice(total, min(images, total), replace=False)
         originals = dataset.inputs("test", index, device=device, dtype=dtype)
-        # To [0, 1], where PSNR is defined: data sets are standardised.
+        # Data sets are standardised; scale them to [0, 1], where PSNR is defined.
         least, most = originals.min(), originals.max()
         originals = (originals - least) / (most - least)
         clients = self._network(dataset, 0).to(device, dtype)
         servers = self._network(dataset, 1).to(device, dtype)
         if self.trained is not None:
             start_from(clients, self.trained.weights, self.trained.folder)
-            # It has learned standardised images, and must see such ones.
+            # It was trained on standardised images, so its input is scaled back.
             _rescale_input(clients, float(least), float(most))
         for method in methods:
             for original, label in zip(originals, all_labels[index], strict=True):
@@ -113,7 +114,7 @@ class ImageThief:
                 yield self._stolen(method, clients, servers, victim, int(label))
 
     def _network(self, dataset: Dataset, number: int) -> nn.Module:
-        """Build network 0, the client's, or 1, what the server has where nothing is
+        """Build network 0, the client's, or 1, which the server uses where nothing is
         uploaded.
         """
         generator = randomness.generator(self.seed, "networks", number)
@@ -145,9 +146,9 @@ class ImageThief:
         # iDLG: only the right class's row of the last layer has a negative gradient.
         head = f"{layout.head}.weight"
         guess = int(target[head].sum(1).argmin()) if head in names else label
-        # What is not uploaded the server does not know: its own random weights stand in.
+        # For weights that are not uploaded, the server uses its own random ones.
         known = random | {name: weights[name] for name in names}
-        # Running statistics of batch norms travel with their layer.
+        # Running statistics of batch norm are sent with their layer.
         layers = {name.rpartition(".")[0] for name in names}
         for name, tensor in statistics.items():
             sent = method.startswith("fedavg") or name.rpartition(".")[0] in layers
@@ -195,14 +196,14 @@ class ImageThief:
             return set(compress(candidates, sent[0].tolist()))
         gene = self._fitted(genefl.Options())
         scores = genefl.scores(gene, layout, before - STEP * update, before)
-        # So late that the gene has shrunk to its last size.
+        # A late round, in which the gene has shrunk to its final size.
         sent = genefl.gene(gene, scores, round=10**6)
         blocks = compress(layout.blocks, sent[0].tolist())
         return set(chain.from_iterable(blocks))
 
     def _fitted(self, options: AnyOptions, **smooth: str) -> AnyOptions:
-        """Return a method's options with what they choose for the attacked network;
-        the `smooth` one has layers that no catalogue knows.
+        """Return a method's options as fitted to the attacked network. The catalogue
+        does not know the smooth network's layers, so `smooth` gives them.
         """
         if self.model == "smooth":
             return options.model_copy(update=smooth)
@@ -222,7 +223,7 @@ class ImageThief:
     ) -> Tensor:
         """Search, from noise, for the image whose gradient is nearest to the target.
 
-        Returns the best of all that the search came by; values in [0, 1].
+        Return the best image of the whole search, with values in [0, 1].
         """
         draw = torch.Generator().manual_seed(self.seed)
         noise = torch.rand(like.shape, generator=draw, dtype=like.dtype)
@@ -244,8 +245,8 @@ class ImageThief:
 
         for step in range(self.steps + 1):
             found = image.detach().clone()
-            # A step returns the loss of the image before it, so the last image needs a
-            # look of its own.
+            # A step returns the loss before it, so the last image needs one more
+            # evaluation.
             last = step == self.steps
             loss = (closure() if last else search.step(closure)).item()
             if loss < least:
@@ -264,7 +265,7 @@ def _gradient(
     names: Sequence[str] | None = None,
     differentiable: bool = False,
 ) -> Named:
-    """Return the gradient of the loss by the named parameters, or by all."""
+    """Return the loss's gradient with respect to the named parameters, or all."""
     leaves = {}
     parameters = dict(network.named_parameters())
     for name, tensor in weights.items():
@@ -279,7 +280,7 @@ def _gradient(
 
 
 def smooth(shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """Build three convolutions of 12 channels with sigmoids, and a linear layer: all
+    """Build three convolutions of 12 channels with sigmoids, and a linear layer. All
     derivatives exist, and none is small.
     """
     network = nn.Sequential()
@@ -297,7 +298,7 @@ def smooth(shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
 
 
 def _rescale_input(network: nn.Module, low: float, high: float) -> None:
-    """Let a network take images of values in [0, 1] for ones between low and high."""
+    """Scale a network's input from [0, 1] to [low, high]."""
 
     def rescaled(_: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
         return low + (high - low) * inputs[0]

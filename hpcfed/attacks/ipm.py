@@ -9,6 +9,6 @@ from hpcfed.attacks.view import AttackView
 
 def forge(view: AttackView) -> Tensor:
     start, _ = view.own_updates()
-    # With ε = 1 and as many attackers as benign clients, updates cancel and w stays.
+    # With ε = 1 and equally many attackers and benign clients, w does not move.
     update = view.benign_update()
     return start - view.strength * update

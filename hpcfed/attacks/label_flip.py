@@ -1,8 +1,8 @@
 """Label flip: attackers train honestly on labels y → classes − 1 − y.
 
-A sample has one label for all clients (and all stacked seeds) that hold it, so flipped
-samples are samples of their own: the training set is followed by itself with flipped
-labels, and attackers hold samples of the second half.
+A sample has the same label for all clients (and all stacked seeds) that hold it. So
+flipped samples must be separate samples: the training set is there twice, the second
+time with flipped labels, and attackers hold samples of the second half.
 """
 
 from collections.abc import Sequence
@@ -56,8 +56,8 @@ class Flipped(Dataset):
     def poison(
         self, lists: Sequence[np.ndarray], attackers: np.ndarray
     ) -> list[np.ndarray]:
-        """Return the training samples of all clients, flipped ones for attackers."""
-        # By their number in the doubled set: the second half has the flipped labels.
+        """Return all clients' training samples, with flipped ones for attackers."""
+        # Indices into the doubled set: the second half has the flipped labels.
         poisoned = list(lists)
         for attacker in attackers:
             poisoned[attacker] = lists[attacker] + self._num_train

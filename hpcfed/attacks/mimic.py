@@ -1,7 +1,7 @@
-"""Mimic (Karimireddy et al. 2022): a copy of a benign upload, which then counts too
-much.
+"""Mimic (Karimireddy et al. 2022): upload a copy of a benign upload, which then has too
+much weight.
 
-Read here: every attacker draws the client that it copies anew in every round.
+Our reading: in every round each attacker draws anew which client it copies.
 """
 
 from torch import Tensor
@@ -10,6 +10,6 @@ from hpcfed.attacks.view import AttackView
 
 
 def forge(view: AttackView) -> Tensor:
-    # One generator for all ranks: attackers of one rank may copy clients of another.
+    # All ranks draw the same numbers: an attacker may copy a client of another rank.
     victims = view.generator().choice(view.benign, len(view.attackers))
     return view.copies(victims)

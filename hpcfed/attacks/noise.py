@@ -1,5 +1,5 @@
-"""Gaussian noise on an honest upload, strength × as large as the attacker's update: so
-any network suits it.
+"""Gaussian noise on an honest upload, strength × as large as the attacker's update, so
+that one strength suits any network.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Sign flip: w − strength × the attacker's own update, as if it climbed its loss."""
+"""Sign flip: w − strength × the attacker's own update, as if it maximised its loss."""
 
 from torch import Tensor
 
@@ -6,6 +6,6 @@ from hpcfed.attacks.view import AttackView
 
 
 def forge(view: AttackView) -> Tensor:
-    # It needs no other client: it works even if all sampled clients are malicious.
+    # It needs no other client, so it works even if all sampled clients are malicious.
     start, update = view.own_updates()
     return start - view.strength * update

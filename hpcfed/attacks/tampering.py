@@ -1,8 +1,8 @@
-"""What attackers do to uploads: their forgeries take the place of their rows.
+"""Replace the uploads of attackers by forged ones.
 
-Attacks that copy or mirror benign clients need one in the round: where all that were
-sampled are attackers, they upload what they trained, and the run says so once. The
-others always act.
+Attacks that copy or mirror benign clients need one in the round. If all sampled clients
+are attackers, they upload what they trained, and the run says so once. The other
+attacks always act.
 """
 
 from collections.abc import Callable
@@ -40,10 +40,10 @@ class Tampering:
     _told_of_no_benign: bool = field(default=False, init=False)
 
     def __call__(self, upload: Upload) -> Upload:
-        """Put forged rows in the place of attackers' rows."""
+        """Replace attackers' rows by forged ones."""
         rows, sent, cohort = upload.rows, upload.sent, upload.cohort
         if sent is not None:
-            # What stays with a client is not sent: the server never sees it.
+            # The server never sees columns that a client does not send.
             rows = rows.where(sent.columns(), upload.start)
         malicious = np.isin(cohort.clients, self.attackers)
         if not malicious.any():
@@ -63,7 +63,7 @@ class Tampering:
             mean=Aggregation(self.config, self.collectives).mean,
             sent=sent,
         )
-        # A copy: clients keep what they trained.
+        # `index_copy` returns a new tensor: clients keep the rows that they trained.
         forged = FORGERS[self.config.attack](view)
         return replace(upload, rows=rows.index_copy(0, view.attackers_here, forged))
 
@@ -80,8 +80,8 @@ class Tampering:
 def tampering(
     config: RunConfig, attackers: np.ndarray, collectives: Collectives
 ) -> Tampering | None:
-    """Return what malicious clients do to uploads; None where all uploads are honest,
-    as those of clients with flipped labels are.
+    """Return the stage that forges uploads; None if all uploads are honest, as they are
+    with flipped labels.
     """
     if config.attack not in FORGERS or not len(attackers):
         return None

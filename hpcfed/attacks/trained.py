@@ -23,7 +23,7 @@ def read_trained(
     folder: Path, client: int | None, data_root: Path | None
 ) -> TrainedNetwork:
     """Read a run's global model, or a client's row from its last snapshot. Without
-    `client`, a method that has no global model gives the first client that took part.
+    `client` and without a global model, take the first client that took part.
     """
     if not (folder / RECORD).exists() and (seeds := seed_folders(folder)):
         raise UserError(f"--run {folder} has several seeds; name one, as in {seeds[0]}")
@@ -47,13 +47,13 @@ def read_trained(
 
 
 def _config(folder: Path, record: RunRecord, data_root: Path | None) -> RunConfig:
-    """Return the run's options, as far as they say what its network and data are."""
+    """Return the run's options that define its network and data."""
     known = {}
     for name, value in record.config.items():
         if name in RunConfig.model_fields and value is not None:
             known[name] = value
     config = RunConfig.model_validate(known | {"data_root": data_root})
-    # A folder may have been handed in: no code that its record names is run.
+    # The folder may be from someone else: never run code that its record names.
     ours = config.dataset in DATASETS or config.dataset.startswith("file:")
     if not ours or config.model_info() is None:
         raise UserError(
@@ -66,7 +66,7 @@ def _config(folder: Path, record: RunRecord, data_root: Path | None) -> RunConfi
 def _weights_of_client(
     folder: Path, config: RunConfig, client: int | None
 ) -> tuple[Tensors, str]:
-    """Return a client's tensors in the last snapshot, and whose they are."""
+    """Return a client's tensors from the last snapshot, and whose they are."""
     snapshot = read_parameters(folder)
     took_part = ~np.isnan(snapshot.rows).any(1)
     there = snapshot.clients[took_part].tolist()

@@ -15,30 +15,31 @@ from hpcfed.runtime.device import on_device
 
 @dataclass(frozen=True)
 class AttackView:
-    """What attackers know of a round: they see all uploads, and share what they know."""
+    """What attackers know of a round: they see all uploads and share their knowledge."""
 
     rows: Tensor
-    """This rank's members of the cohort as they trained."""
+    """Trained rows of this rank's members of the cohort."""
     start: Tensor
-    """What the server had sent to each of them: rows − start is an update as the server
-    sees it.
+    """What the server sent to each of them; rows − start is the update that the server
+    sees.
     """
     cohort: Cohort
     attackers: np.ndarray
     """Positions of the malicious members in the whole cohort."""
     benign: np.ndarray
-    """Positions of all others."""
+    """Positions of all other members."""
     strength: float
     seed: int
     collectives: Collectives
     mean: Callable[[Tensor, Cohort], Tensor]
-    """Takes the mean of rows over all ranks, by the weights of their cohort."""
+    """Takes the mean of rows over all ranks, with the weights of the cohort."""
     sent: Sent | None = None
-    """Which columns each of them sends, where not all; elsewhere rows are as `start`."""
+    """Which columns each member sends; None: all. In other columns rows equal `start`.
+    """
 
     @property
     def attackers_here(self) -> Tensor:
-        """The attackers among this rank's members, counted from 0."""
+        """Indices of the attackers among this rank's members."""
         here, _ = self.cohort.only(self.attackers)
         return on_device(here, self.rows.device)
 
@@ -49,28 +50,27 @@ class AttackView:
         return start, self.rows[at] - start
 
     def own_sizes(self) -> Tensor:
-        """Return the root mean square of what each attacker of this rank would honestly
-        send, [attackers, 1].
+        """Return the root mean square of the honest update of each attacker on this
+        rank, [attackers, 1].
         """
         _, update = self.own_updates()
         squares = update.square()
         if self.sent is None:
             return squares.mean(1, keepdim=True).sqrt()
-        # The update is 0 in columns that are not sent: the mean is over the others.
+        # The update is 0 in columns that are not sent: take the mean over the others.
         sent = self.sent.columns()[self.attackers_here]
         num_columns = sent.sum(1, keepdim=True).clamp(min=1)
         sums = squares.sum(1, keepdim=True)
         return (sums / num_columns).sqrt()
 
     def benign_update(self) -> Tensor:
-        """Return the mean update of all benign members that send a column, each counts
-        alike; 0 where none does.
+        """Return, for each column, the unweighted mean update of the benign members
+        that send it; 0 if none does.
 
-        Members that have diverged do not count, as long as there are others: the server
-        leaves them out, too.
+        Leave out members that have diverged, as the server does, unless all have.
         """
         update = self._mean_update(self.benign)
-        # One row to look at, not all of them; all ranks find the same.
+        # Checking the mean is cheaper than checking all rows; all ranks agree on it.
         if bool(update.isfinite().all()):
             return update
         finite = self.rows.isfinite().all(1).cpu().numpy()
@@ -87,7 +87,7 @@ class AttackView:
         updates = self.rows[at] - self.start[at]
         if self.sent is None:
             return self.mean(updates, cohort.equally())
-        # Who sends a group of columns travels with the updates, in one collective.
+        # One collective for the updates and for who sends which group of columns.
         groups = self.sent.groups[at].to(updates.dtype)
         both = torch.cat([updates, groups], 1)
         mean = self.mean(both, cohort.equally())
@@ -98,12 +98,12 @@ class AttackView:
         return torch.where(by_column > 0, update / by_column, 0)
 
     def copies(self, victims: np.ndarray) -> Tensor:
-        """Return for each attacker of this rank the row of its victim, whose position
-        in the cohort `victims` has for every attacker of the cohort.
+        """Return the victim's row for each attacker on this rank. `victims` holds the
+        victims' positions in the cohort, for all attackers of the cohort.
         """
         ranks = self.cohort.ranks()
         here = self.collectives.world.role_rank
-        # A victim may be on another rank: each rank sends the rows of its own.
+        # A victim may be on another rank: each rank sends the rows of its victims.
         of_this_rank = victims[ranks[victims] == here]
         wanted = np.searchsorted(self.cohort.chosen, of_this_rank)
         rows = self.rows[on_device(wanted, self.rows.device)]
@@ -111,7 +111,7 @@ class AttackView:
         return self.collectives.relocate(rows, senders, receivers)
 
     def generator(self) -> np.random.Generator:
-        """Return random numbers for what all ranks decide alike."""
+        """Return a generator for decisions that all ranks must make alike."""
         return randomness.generator(self.seed, "attack", self.cohort.round)
 
     def keys(self) -> Tensor:

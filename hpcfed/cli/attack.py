@@ -25,10 +25,10 @@ def command(arguments: list[str]) -> None:
         trained = read_trained(options.run, options.client, options.data_root)
         config = trained.config
     else:
-        # The attack needs no run, but a data set as a run would name it.
+        # The attack needs no run, only a data set by the name that a run would use.
         dataset = options.dataset or "digits"
         config = RunConfig(dataset=dataset, data_root=options.data_root)
-    # A data set that is unknown or not there is refused here.
+    # This refuses an unknown or missing data set.
     data = config.data()
     if not data.side or data.task != "classification":
         raise UserError(f"--dataset {config.dataset} has no images to steal")
@@ -44,7 +44,7 @@ def _parser() -> CommandParser:
         description="Shows what a malicious server can steal: images that iDLG "
         "reconstructs from what each method uploads.",
     )
-    # These are not options of a run: only the data set's have the same names.
+    # These are not options of a run; only --dataset and --data-root mean the same.
     add = parser.add_argument
 
     def number(flag: str, default: float, meaning: str) -> None:
@@ -122,6 +122,6 @@ def _check(options: argparse.Namespace) -> None:
         number = getattr(options, flag)
         if number < 1:
             raise UserError(f"--{flag} {number}: must be at least 1")
-    # Written so that NaN is refused, too: it compares as neither.
+    # `not a <= x < b` refuses NaN, too: every comparison with it is False.
     if not 0 <= options.noise < inf or not 0 <= options.seed < 2**63:
         raise UserError("--noise must be a number from 0 on, and --seed one below 2^63")

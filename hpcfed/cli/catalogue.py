@@ -26,7 +26,7 @@ def command(arguments: list[str]) -> None:
         "rules of aggregation, compressors and ready studies.",
     )
     parser.parse_args(arguments)
-    # Summaries are read from the sources: a method that cannot be imported is listed.
+    # Summaries are read from the source, so a method that cannot be imported is listed.
     _print("methods", methods.summaries())
     datasets = {name: info.summary for name, info in DATASETS.items()}
     _print("data sets", datasets | _announced("datasets"))
@@ -43,8 +43,8 @@ def command(arguments: list[str]) -> None:
 
 
 def _announced(group: str) -> dict[str, str]:
-    """Return a line for everything that installed packages announce; one that cannot be
-    imported has a line that says so.
+    """Return a line for everything that installed packages announce. The line of one
+    that cannot be imported says so.
     """
     lines = {}
     for name, entry in sorted(plugins.installed(group).items()):

@@ -1,6 +1,6 @@
 """The program's entry point: finds the command and reports how it ended.
 
-Nothing heavy is imported before the command line has been understood.
+Nothing heavy is imported before the command line has been parsed.
 """
 
 import argparse
@@ -53,13 +53,12 @@ UNLISTED: dict[str, ModuleType] = {"stack": stack}
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
-    The process ends with 0, with 1 where something failed, or with 2 where the user
-    made a mistake.
+    The exit code is 0, 1 if something failed, or 2 if the user made a mistake.
     """
-    # Tests and programs of the user call this with words of their own.
+    # Tests and users' programs call this with their own arguments.
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, TextIOWrapper):
-        # A locale may lack ← or ö. Python's stderr replaces them already.
+        # A locale may lack ← or ö: replace them. Python's stderr already does.
         sys.stdout.reconfigure(errors="replace")
     try:
         with telling_a_good_end():
@@ -70,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         remark("hpcfed: interrupted")
         sys.exit(130)  # 128 + SIGINT, as shells expect
     except BrokenPipeError:
-        # The reader of our output has gone, as in `hpcfed show … | head`. Closing
-        # stderr keeps Python from complaining about it at exit.
+        # The reader of our output has closed it, as in `hpcfed show … | head`. Close
+        # stderr, or Python complains about it at exit.
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
@@ -85,11 +84,11 @@ def _refuse(error: UserError) -> NoReturn:
 
 
 def _fail(error: OSError) -> NoReturn:
-    """End over an error of the file system that has a plain cause; raise all others."""
-    # Only a path of the command line can be so long.
+    """Exit with one line if a file system error has a simple cause; else raise it."""
+    # Only a path from the command line can be too long.
     if error.errno == ENAMETOOLONG and error.filename is not None:
         _refuse(UserError(f"{error.filename}: {error.strerror}"))
-    # Without a file's name it was stdout.
+    # Without a file name, the error was on stdout.
     if error.filename is None and error.errno in (ENOSPC, EIO):
         remark(f"hpcfed: cannot write to stdout: {error.strerror}")
         sys.exit(1)
@@ -97,8 +96,8 @@ def _fail(error: OSError) -> NoReturn:
 
 
 def _dispatch(arguments: list[str]) -> None:
-    # Not argparse's subcommands: each would build its parser, and `run` its hundred flags,
-    # for every command.
+    # Not argparse's subcommands: they would build all parsers for every command, also
+    # the hundred flags of `run`.
     if not arguments or arguments[0].startswith("-"):
         parser = _parser()
         parser.parse_args(arguments)
@@ -137,7 +136,7 @@ def _parser() -> CommandParser:
 
 
 class _Version(argparse.Action):
-    """Print versions and end; only who asks for them waits for git."""
+    """Print versions and exit. An action, so that git runs only on demand."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(nargs=0, **options)

@@ -1,4 +1,4 @@
-"""`hpcfed examples`: what comes with hpcfed, as a list or as copies to work on."""
+"""`hpcfed examples`: list what is shipped with hpcfed, or copy it to work on."""
 
 import shutil
 from pathlib import Path
@@ -50,12 +50,12 @@ def _is_example(path: Path) -> bool:
 
 
 def _copy(folder: Path) -> None:
-    """Copy what is not there yet; say what was kept."""
+    """Copy files that are missing; say which existing ones were kept."""
     files = shipped.files_below(shipped.top())
     kept = []
     for path in files:
         target = folder / path
-        # A link that leads nowhere is somebody's file, too.
+        # `exists` is False for a broken link, but we must not overwrite it either.
         if target.exists() or target.is_symlink():
             kept.append(str(target))
             continue

@@ -25,9 +25,9 @@ METHOD_TITLES = {
     "method": "options of method {method}",
     "server": "the server's model, of method {method}",
 }
-"""Headings of the groups that a method's options may be in."""
+"""Headings of the groups of a method's options."""
 
-# What else there is, such as seeds, is a list.
+# Any other type, such as seeds, is a list.
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME", Path: "PATH"}
 
 
@@ -36,7 +36,7 @@ def run_parser(
 ) -> tuple[dict[str, str], CommandParser]:
     """Return the flags by option, and their parser.
 
-    Values stay text here; the options' types judge them later.
+    Values stay text here; the options' types validate them later.
     """
     parser = CommandParser(
         "run",
@@ -52,7 +52,8 @@ def run_parser(
         metavar="CONFIG.toml",
         help="options as keys, e.g. rounds = 10; flags win",
     )
-    # No flag has a type or a limit here: pydantic's messages name file and flag alike.
+    # Flags have no types or limits here: pydantic checks values of files and flags
+    # alike, and its messages name either.
     flags = {}
     for title, fields in _titled(method_fields, method):
         group = parser.add_argument_group(title)
@@ -78,7 +79,7 @@ def _titled(
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
-    # argparse would format a single per cent sign.
+    # argparse would take a single per cent sign for a format.
     text = str(field.description).replace("%", "%%")
     if field.annotation is bool:
         if field.default:
@@ -87,7 +88,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
             flag_of(name),
             dest=name,
             action=argparse.BooleanOptionalAction,
-            # What is not given stays absent, so that a file's value is not overridden.
+            # A flag that is not given stays absent, so that the file's value counts.
             default=argparse.SUPPRESS,
             help=text,
         )
@@ -106,7 +107,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
 
 
 def _takes_zero(field: FieldInfo) -> bool:
-    """Return whether a number of this option may be 0."""
+    """Tell whether this option is a number that may be 0."""
     for limit in field.metadata:
         above = getattr(limit, "gt", None)
         if (above is not None and above >= 0) or (getattr(limit, "ge", None) or 0) > 0:
@@ -118,12 +119,12 @@ def _metavar(field: FieldInfo) -> str:
     kind = field.annotation
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
-    # `int | None` is shown as `int`: nobody can type None.
+    # Show `int | None` as `int`: None cannot be typed.
     members = [member for member in get_args(kind) if member is not NoneType]
     if len(members) == 1:
         kind = members[0]
     elif get_origin(members[-1] if members else None) is Literal:
-        # A number, or one of some words.
+        # A number, or one of a few words.
         words = map(str, get_args(members[-1]))
         return "|".join([METAVARS[members[0]], *words])
     return METAVARS.get(kind, "LIST")
@@ -132,14 +133,14 @@ def _metavar(field: FieldInfo) -> str:
 def all_method_fields(*more: str) -> dict[str, FieldInfo]:
     """Return the options of all our methods together, and of `more`."""
     fields: dict[str, FieldInfo] = {}
-    # A first look needs the names only, and which of them are bools.
+    # The first pass only needs the names, and which options are bools.
     for declared in methods.options(*more).values():
         fields |= declared
     return fields
 
 
 def unknown_flag(word: str, flags: Mapping[str, str]) -> str:
-    """Say what is wrong with a word of the command line, and what may be meant."""
+    """Say what is wrong with a word of the command line, and suggest what was meant."""
     flag = word.partition("=")[0]
     if not flag.startswith("-"):
         return (

@@ -36,11 +36,11 @@ def steal(
     if options.out is not None:
         check_figure(options.out)
     device = _device(options.device)
-    # Synthetic images follow from the seed of the run that has learned them.
+    # Synthetic images are made from the seed of the run that has trained on them.
     dataset = _dataset(config, trained.seed if trained else options.seed)
     model = config.network() if trained else options.model or "smooth"
     thief = ImageThief(model, options.steps, options.noise, options.seed, trained)
-    # Each theft takes seconds to minutes: print it as it comes.
+    # Each theft takes seconds to minutes: print each as soon as it is done.
     thefts: list[Theft] = []
     begin = time.monotonic()
     for theft in thief.steal(dataset, methods, options.images, device):
@@ -67,7 +67,7 @@ def _device(wanted: str) -> torch.device:
 
 
 def _dataset(config: RunConfig, seed: int) -> Dataset:
-    # Only test images are stolen: synthetic data needs few of them.
+    # Only test images are stolen: a few synthetic samples are enough.
     size = SyntheticSize(
         shape=config.shape, classes=config.synthetic_classes, train=100, test=100
     )

@@ -1,4 +1,4 @@
-"""The parser of one command: its help, its examples, and how it reports a mistake."""
+"""The parser of one command: its help, its examples, and its error messages."""
 
 import argparse
 from typing import Any, NoReturn
@@ -24,13 +24,13 @@ class CommandParser(argparse.ArgumentParser):
             f"hpcfed {command}".strip(),
             epilog=epilog,
             formatter_class=_Help,
-            # An abbreviation that is clear today is ambiguous with the next option.
+            # An abbreviation that is unique today may be ambiguous with a new option.
             allow_abbrev=False,
             **options,
         )
 
     def error(self, message: str) -> NoReturn:
-        # argparse would print the usage, more than a hundred flags, and exit.
+        # argparse would print the usage, which has more than a hundred flags, and exit.
         _, required, names = message.partition("arguments are required: ")
         if required:
             message = f"{self._command} needs {names}, as in: {self._first_example()}"
@@ -40,7 +40,7 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(message)
 
     def _strange(self, word: str) -> str:
-        """Say what is wrong with a word that the command has no use for."""
+        """Say what is wrong with a word that the command does not know."""
         flag = word.partition("=")[0]
         if not flag.startswith("-"):
             return f"unexpected argument '{word}'; hpcfed {self._command} --help"
@@ -49,5 +49,5 @@ class CommandParser(argparse.ArgumentParser):
     def _first_example(self) -> str:
         lines = (self.epilog or "").splitlines()
         first = next(line for line in lines if line.startswith("  hpcfed "))
-        # Two spaces part an example from what is said about it.
+        # Two spaces separate an example from its explanation.
         return first.strip().partition("  ")[0]

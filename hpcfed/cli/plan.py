@@ -1,4 +1,4 @@
-"""`hpcfed plan`: what a run will take on machines that are not at hand."""
+"""`hpcfed plan`: predict time and memory of a run on machines that are not at hand."""
 
 import argparse
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def command(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
     check_text(str(options.config), "CONFIG.toml")
     values = read_toml(options.config)
-    # Nothing is written there by a plan.
+    # A plan writes no run folder, so drop the options about it.
     for name in named(study_sets=True):
         values.pop(name, None)
     settings = keyword_settings(values)
@@ -97,7 +97,7 @@ def _parser() -> CommandParser:
 
 
 def _quantity(parse: Callable[[str], float]) -> Callable[[str], float]:
-    """Return a parser of quantities whose mistakes argparse reports."""
+    """Wrap a parser of quantities so that argparse reports its errors."""
 
     def read(text: str) -> float:
         try:

@@ -1,4 +1,4 @@
-"""`hpcfed privacy`: ε for a noise, or the noise for an ε, without a run."""
+"""`hpcfed privacy`: compute ε from the noise, or the noise from ε, without a run."""
 
 from hpcfed.cli.parser import CommandParser
 from hpcfed.cli.settings import parse_run

@@ -1,4 +1,4 @@
-"""`hpcfed profile`: a run, and where its time goes."""
+"""`hpcfed profile`: run, and show where the time goes."""
 
 import argparse
 import os
@@ -18,12 +18,12 @@ EXAMPLES = """\
 
 
 def command(arguments: list[str]) -> None:
-    # Words that the profile does not know are options of the run.
+    # All words that this parser does not know are options of the run.
     options, words = _parser().parse_known_args(arguments)
     settings = parse_run(words)
     _check_profiled(settings.config)
     check_start(settings, launched())
-    # Torch's profiler would complain about missing GPUs. It reads this when it loads.
+    # Else torch's profiler would complain about missing GPUs. It reads this on import.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from hpcfed.profile.profile_run import profile_run
 
@@ -84,7 +84,7 @@ def _check_profiled(config: RunConfig) -> None:
 
 
 def _positive(text: str) -> int:
-    # Nine digits are plenty, and int() is slow on very long numbers.
+    # Nine digits are enough, and int() is slow on very long numbers.
     if not fullmatch("0*[1-9][0-9]{0,8}", text):
         raise argparse.ArgumentTypeError(
             f"must be a whole number from 1 on, got '{text}'"

@@ -1,4 +1,4 @@
-"""`hpcfed report`: one page of runs and studies, and their figures for programs."""
+"""`hpcfed report`: make one page of runs and studies, and figures for programs."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Settings of a run that is resumed, by a user or by Slurm's requeueing.
+"""Settings of a resumed run, whether the user or Slurm's requeueing resumes it.
 
-Modules that read HDF5 are imported late: most command lines resume nothing.
+Modules that read HDF5 are imported late: most command lines do not resume.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
-    """Return the settings of the run in a folder, for all seeds that are unfinished.
+    """Return the settings of the run in a folder, for all unfinished seeds.
 
     `beside` are the options that the user gave with --resume.
     """
@@ -42,13 +42,14 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
         values.pop(name, None)
     values["rounds"] = planned = _planned(runs, record)
     values |= beside
-    # The record is one seed's; the resumed run advances all that are left.
+    # The record is that of one seed; the resumed run advances all unfinished seeds.
     if seeds:
         del values["seed"]
         values["seeds"] = ",".join(map(str, seeds))
     sources = {name: f"{folder}: {name}" for name in values}
     method_options = methods.load(str(values.get("method"))).Options
-    # A record holds all options, also those that cannot act: none is refused for that.
+    # A record holds all options, also those without effect. `shared` keeps the checks
+    # from refusing these.
     settings = resolve(values, sources, method_options, shared=values)
     extended = settings.config.rounds != planned
     if extended:
@@ -59,7 +60,7 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
 
 
 def _check_places(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse to run code that came with a folder: somebody may have handed it in."""
+    """Refuse to run code inside the run folder: the folder may be from someone else."""
     for name, stated in facts().items():
         if not stated.names_code:
             continue
@@ -76,9 +77,9 @@ def _check_places(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _planned(runs: Sequence[Path], record: "RunRecord") -> int:
-    """Return how many rounds the runs were to have.
+    """Return the planned number of rounds of the runs.
 
-    `record` may be a checkpoint's, from before the run was made longer.
+    `record` may be that of a checkpoint from before the run was made longer.
     """
     from hpcfed.results.folder import records
     from hpcfed.results.sandbox import try_out
@@ -93,7 +94,7 @@ def _planned(runs: Sequence[Path], record: "RunRecord") -> int:
 
 
 def _check_longer(folder: Path, settings: Settings, planned: int) -> None:
-    """Refuse a number of rounds that a run cannot be brought to."""
+    """Refuse a number of rounds that the run cannot be extended to."""
     config = settings.config
     if config.rounds < planned:
         raise UserError(
@@ -114,7 +115,7 @@ def _check_longer(folder: Path, settings: Settings, planned: int) -> None:
         )
     if launched().rank != 0:
         return
-    # The server's is an option of some methods only.
+    # Only some methods have a schedule of the server's learning rate.
     of_server = settings.flat().get("server_lr_schedule", "constant")
     schedules = {"--server-lr-schedule": of_server}
     if config.lr_schedule_by == "round":
@@ -141,13 +142,13 @@ def can_be_longer(settings: Settings) -> bool:
 
 
 def _seeds_left(folder: Path, rounds: Any = None) -> list[int]:
-    """Return the seeds of a folder that are to be resumed; none where it is one run.
+    """Return the seeds of a folder to resume; none if the folder is a single run.
 
-    Finished seeds are left alone, unless all are finished.
+    Leave finished seeds out, unless all are finished.
     """
     from hpcfed.results.folder import RECORD, holds_run, seed_folder, seeds
 
-    # One run; `check_one_kind` has refused a folder that holds both.
+    # A single run: `check_one_kind` has refused a folder with a run and seeds.
     if (folder / RECORD).exists():
         return []
     begun, left = [], []
@@ -161,13 +162,13 @@ def _seeds_left(folder: Path, rounds: Any = None) -> list[int]:
 
 
 def _read_first(folder: Path, runs: Sequence[Path]) -> "RunRecord":
-    """Read the record of the first run, after trying out the files of all."""
+    """Read the record of the first run, after test-reading the files of all runs."""
     from hpcfed.results import checkpoints
     from hpcfed.results.folder import PLAN, RECORD, STUDY
     from hpcfed.results.sandbox import try_out
     from hpcfed.results.stored import read_run
 
-    # The root checks all files that any rank may read; others need the options alone.
+    # The root checks all files that any rank may read; other ranks only need options.
     record_only = launched().rank > 0
     files: list[Path] = []
     for run in runs:
@@ -188,7 +189,7 @@ def _read_first(folder: Path, runs: Sequence[Path]) -> "RunRecord":
 def _check_checkpoints(
     folder: Path, runs: Sequence[Path], record: "RunRecord", *, extended: bool
 ) -> None:
-    """Refuse to start again, unasked, where rounds are recorded but no checkpoint is."""
+    """Refuse to silently start over if rounds are recorded without a checkpoint."""
     from hpcfed.results import checkpoints
 
     lost = 0 if all(map(checkpoints.exist, runs)) else record.rounds_done
@@ -197,7 +198,7 @@ def _check_checkpoints(
 
 
 def _check_files(folder: Path, record: "RunRecord") -> None:
-    """Refuse to go on with another method, network or data than the run began with;
+    """Refuse to continue if the user's method, network or data file has changed. Check
     before any of the files is imported.
     """
     from hpcfed.results.stored import changed_files
@@ -212,8 +213,8 @@ def _check_files(folder: Path, record: "RunRecord") -> None:
 def requeued(settings: Settings) -> Settings:
     """Return the settings of a job that Slurm may requeue.
 
-    The job starts, or resumes in a folder that it has begun itself. A folder that
-    another job has begun is left to `check`, which refuses it.
+    The job starts, or resumes in a folder that it began itself. `check` refuses a
+    folder that another job began.
     """
     from hpcfed.results import checkpoints
     from hpcfed.results.claim import begun_by, this_job, was_requeued
@@ -226,12 +227,12 @@ def requeued(settings: Settings) -> Settings:
         )
     if config.resume is not None:
         return settings
-    # A requeued job keeps its number, and so finds its folder again.
+    # A requeued job keeps its number, so it finds its folder again.
     out = config.out or Path("runs") / f"slurm-{job.split()[0]}"
-    # Two clusters may number jobs alike: `begun_by` compares the cluster, too.
+    # Two clusters may use the same job number: `begun_by` compares the cluster, too.
     ours = was_requeued() and begun_by(out) == job
     if ours and any(checkpoints.exist(run) or complete(run) for run in runs(out)):
-        # A job may overwrite what it has begun itself, and sends where it did before.
+        # A job may overwrite what it began itself, and sends to the same trackers.
         given = {"overwrite": True}
         for name in named(package=True, from_record=False):
             if getattr(config, name) is not None:
@@ -242,8 +243,8 @@ def requeued(settings: Settings) -> Settings:
 
 
 def complete(folder: Path, rounds: Any = None) -> bool:
-    """Tell whether a run, or every seed of it, is complete, with so many rounds where a
-    number is given; a damaged record is not.
+    """Tell whether a run, or every seed of it, is complete; with `rounds`, whether it
+    has that many. A damaged record is not complete.
     """
     from hpcfed.results.folder import records
     from hpcfed.results.sandbox import try_out
@@ -253,7 +254,7 @@ def complete(folder: Path, rounds: Any = None) -> bool:
         try_out(records(folder))
     except UserError:
         return False
-    # The number may still be as the user wrote it: `resolve` judges it.
+    # The number may still be the user's text: `resolve` validates it.
     with suppress(TypeError, ValueError):
         return is_complete(folder, int(rounds))
     return is_complete(folder)

@@ -17,7 +17,7 @@ def command(arguments: list[str]) -> None:
     settings = parse_run(arguments)
     if settings.config.requeue:
         settings = requeued(settings)
-    # Every rank checks, so that none enters MPI with a mistake; the root reports it.
+    # Every rank checks, so that none starts MPI with a mistake; the root reports it.
     check_start(settings, launched())
     resume = settings.config.resume
     if resume is not None and complete(resume, settings.config.rounds):

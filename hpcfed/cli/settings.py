@@ -29,12 +29,12 @@ def parse_run(arguments: list[str]) -> Settings:
     """Read the settings of a run from a TOML file and flags; flags win."""
     path, method = _peek(arguments)
     if path is not None:
-        check_text(str(path), "CONFIG.toml")  # the record keeps the command line
+        check_text(str(path), "CONFIG.toml")  # it goes into the record
     from_file = {} if path is None else read_toml(path)
     method = _method(method, from_file)
     method_options = methods.load(method).Options
     flags, parser = run_parser(method_options.model_fields, method)
-    # Words that argparse does not know get a message with a guess.
+    # Our message for unknown words has a suggestion; argparse's has none.
     known, strange = parser.parse_known_args(arguments)
     if strange:
         raise UserError(unknown_flag(strange[0], flags))
@@ -55,9 +55,9 @@ def parse_run(arguments: list[str]) -> Settings:
 
 
 def keyword_settings(options: Mapping[str, Any], path: Path | None = None) -> Settings:
-    """Make the settings of a run from keywords, and a TOML file; keywords win.
+    """Make the settings of a run from keywords and a TOML file; keywords win.
 
-    None stands for an option that is not given.
+    None means that an option is not given.
     """
     given = {}
     for name, value in options.items():
@@ -75,40 +75,40 @@ def keyword_settings(options: Mapping[str, Any], path: Path | None = None) -> Se
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a TOML file would have it: programs hand in paths, ranges, and
-    numbers of numpy's.
+    """Convert a value to what a TOML file would hold: programs pass paths, ranges and
+    numpy numbers.
     """
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, range | tuple | set | frozenset):
         return [_plain(entry) for entry in value]
-    # Not by numpy's own type: most command lines load no numpy.
+    # Do not test for numpy's type: most command lines do not import numpy.
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
     return value
 
 
 def _method(named: str | None, from_file: Mapping[str, Any]) -> str:
-    """Return the method of a run: that of the command line, else the file's."""
+    """Return the method of a run: the given one, else the file's, else the default."""
     usual = RunConfig.model_fields["method"].default
     return str(named or from_file.get("method", usual))
 
 
 def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
-    """Find the TOML file and the method: they decide which other options there are.
+    """Find the TOML file and the method, which decide what other options there are.
 
-    So the flags of any method are allowed here, and help waits for the second look.
+    So this first pass allows the flags of any method, and leaves --help to the second.
     """
     words = [word for word in arguments if word not in ("-h", "--help")]
     named = _named_methods(words)
     fields: dict[str, FieldInfo] = {}
     for name in named or [_method(None, {})]:
-        # A name that is none is told when the method is loaded in earnest.
+        # The second pass reports a method that does not exist.
         with suppress(UserError):
             fields |= methods.load(name).Options.model_fields
     known, strange, flags = _parsed(words, fields)
     if strange:
-        # Only now all methods, which take a tenth of a second to import.
+        # Import all methods only if necessary: it takes a tenth of a second.
         ours = methods.names()
         others = [name for name in named if name not in ours]
         known, strange, flags = _parsed(words, all_method_fields(*others))
@@ -121,8 +121,8 @@ def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
 def _parsed(
     words: list[str], method_fields: Mapping[str, FieldInfo]
 ) -> tuple[argparse.Namespace, list[str], dict[str, str]]:
-    """Return what is known with these options of methods, words that are not, and the
-    flags by option.
+    """Parse words with these options of methods. Return what was parsed, unknown words,
+    and the flags by option.
     """
     flags, parser = run_parser(method_fields, "", add_help=False)
     known, strange = parser.parse_known_args(words)
@@ -130,8 +130,8 @@ def _parsed(
 
 
 def _named_methods(words: list[str]) -> list[str]:
-    """Find what may be the method among the words of a command line, before anybody
-    knows which flags there are: a file of the user's adds its own.
+    """Find candidates for the method among the words of a command line. The flags are
+    not yet known, because a user's method file adds its own.
     """
     found = []
     for word, following in pairwise([*words, ""]):
@@ -139,7 +139,7 @@ def _named_methods(words: list[str]) -> list[str]:
         if name == "--method":
             found.append(value if equals else following)
         elif word.endswith(".toml") and Path(word).is_file():
-            # A mistake in the file is told later, when it is read in earnest.
+            # The second pass reports mistakes in the file.
             with suppress(UserError):
                 found.append(_method(None, read_toml(Path(word))))
     return found
@@ -169,7 +169,7 @@ def _resume(given: Mapping[str, Any], path: Path | None) -> Settings:
     if not folder:
         raise UserError("--resume: must be a path, got nothing")
     check_text(folder, "--resume")
-    # A job that resumes by name has nothing to find out.
+    # --resume names the folder, so --requeue has nothing to look up.
     beside = {name: given[name] for name in allowed if name in given}
     beside.pop("requeue", None)
     return resumed(Path(folder), beside)

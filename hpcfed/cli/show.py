@@ -1,4 +1,4 @@
-"""`hpcfed show`: what is in a run, in its seeds, or in a study."""
+"""`hpcfed show`: show the content of a run, of its seeds, or of a study."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def _print_json(folder: Path) -> None:
 
     seeds = read_seeds(folder)
     content = shown_json(seeds or [read_run(folder)], seeds=bool(seeds))
-    # JSON has no NaN: what is missing is null already.
+    # JSON has no NaN: missing values are already null.
     print(json.dumps(content, indent=1, allow_nan=False))
 
 
@@ -72,8 +72,8 @@ def print_run(folder: Path) -> None:
     from hpcfed.analysis.render.show import show, show_seeds
     from hpcfed.results.stored import read_run, read_seeds
 
-    # Open MPI gives each rank a terminal of its own, even when the user's output goes
-    # to a file.
+    # Open MPI gives each rank a pseudo-terminal, even if the user's output goes to a
+    # file.
     console = Output(force_terminal=None if launched().alone else False)
     seeds = read_seeds(folder)
     if seeds:

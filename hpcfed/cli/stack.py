@@ -1,5 +1,5 @@
-"""`hpcfed stack FILE`: the trials of a stack as one process. `hpcfed study --stack` starts
-it; users do not need it, and no help lists it.
+"""`hpcfed stack FILE`: run the trials of a stack as one process. `hpcfed study --stack`
+starts it; users do not need it, and the help does not list it.
 """
 
 from dataclasses import replace
@@ -14,13 +14,13 @@ from hpcfed.runtime.launcher import launched
 def command(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise UserError("hpcfed stack takes one file; hpcfed study --stack writes it")
-    # Late, as is torch below: every command loads this module, and few read HDF5.
+    # Late: every command imports this module, and few read HDF5.
     from hpcfed.options.command_line import flags
     from hpcfed.studies.stacks import read_stack
 
     points = []
     for options in read_stack(Path(arguments[0])):
-        # The record names the command that makes this run alone.
+        # The record holds the command that repeats this trial alone.
         words = ("hpcfed", "run", *flags(options))
         settings = replace(keyword_settings(options), command=words)
         check_start(settings, launched())

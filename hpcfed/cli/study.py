@@ -1,4 +1,4 @@
-"""`hpcfed study`: a sweep over any options, here or on Slurm."""
+"""`hpcfed study`: sweep over any options, here or on Slurm."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from hpcfed.options.seeds import MOST_SEEDS
 
 SUMMARY = "a sweep over any options, here or on Slurm"
 USUAL = 32
-"""Points of a stack, unless a number is given."""
+"""The default number of points in a stack."""
 EXAMPLES = """\
   hpcfed study quick                                          a ready study; hpcfed list has all
   hpcfed study my.toml --dry-run                              its points, commands and costs
@@ -22,7 +22,7 @@ EXAMPLES = """\
 
 
 def command(arguments: list[str]) -> None:
-    # argparse would take sbatch's words after -- for further arguments of ours.
+    # argparse would take sbatch's words after -- for our own arguments.
     words, for_sbatch = _split(arguments)
     options = _parser().parse_args(words)
     if for_sbatch and not options.submit:

@@ -1,4 +1,4 @@
-"""`hpcfed watch`: a run or a study while it goes on."""
+"""`hpcfed watch`: follow a run or a study while it is running."""
 
 import argparse
 import sys
