@@ -11,9 +11,9 @@ from hpcfed.errors import UserError
 from hpcfed.results.folder import check_export
 
 LONGEST_NAME = 80
-"""Letters, without the number and the ending."""
+"""Characters, without the number and the suffix."""
 WIDTHS = (1.0, 20.0)
-"""Inches that a figure may be wide."""
+"""Allowed widths of a figure, in inches."""
 
 
 def check_chart_files(
@@ -37,7 +37,7 @@ def check_chart_files(
 
 
 def formats(kinds: str | None) -> list[str]:
-    """Return the formats that `pdf,png` names; PDF alone where none is named."""
+    """Return the formats in `pdf,png`; PDF if none is named."""
     chosen = [] if kinds is None else [kind.strip() for kind in kinds.split(",")]
     for kind in chosen:
         if kind not in FORMATS:
@@ -57,7 +57,7 @@ def chart_files(
 
 
 def named(sections: Sequence[Section]) -> Iterator[tuple[str, Drawing]]:
-    """Yield every drawing under a name such as `accuracy-digits-20-clients`."""
+    """Yield each drawing with a name such as `accuracy-digits-20-clients`."""
     seen: dict[str, int] = {}
     for section in sections:
         for drawing in section.charts:
@@ -66,11 +66,13 @@ def named(sections: Sequence[Section]) -> Iterator[tuple[str, Drawing]]:
                 name = f"{section.id}-{name}"
             name = name[:LONGEST_NAME].strip("-")
             seen[name] = seen.get(name, 0) + 1
-            # Charts of many lines are cut into several of one title.
+            # Charts with many lines are split into several with the same title.
             number = f"-{seen[name]}" if seen[name] > 1 else ""
             yield name + number, drawing
 
 
 def _plain(title: str) -> str:
-    """Return a title in letters that every system and every \\includegraphics takes."""
+    """Return a title in characters that every system and every \\includegraphics
+    accepts.
+    """
     return sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")

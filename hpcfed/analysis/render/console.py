@@ -10,36 +10,38 @@ from hpcfed.analysis import findings
 from hpcfed.errors import printable
 
 WIDEST = 200
-"""Columns that a table may take, whatever the terminal has."""
+"""Most columns of a table, whatever the terminal's width."""
 
 
 class Output(Console):
-    """A console that prints tables as wide as they are, because a narrow terminal would
-    cut digits off numbers. `| head` is not an error.
+    """A console that prints tables at full width, because a narrow terminal would cut
+    digits off numbers. `| head` is not an error.
     """
 
     def __init__(self, *, force_terminal: bool | None = None) -> None:
         super().__init__(force_terminal=force_terminal)
-        # Lines wrap at the terminal's edge, which loses no digit.
+        # Lines wrap at the terminal's edge, so no digit is lost.
         self.width = max(self.width, WIDEST)
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # which the command line knows; rich would exit with 1
+        raise BrokenPipeError  # handled by the command line; rich would exit with 1
 
 
 def say(console: Console, *lines: str) -> None:
-    """Print lines as they are, without rich's styles or line breaks."""
+    """Print lines unchanged, without rich's styles or line breaks."""
     for line in lines:
         console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def plain_text(name: str) -> Text:
-    """Return a name from a file as text, because rich reads brackets as styles."""
+    """Return a name from a file as text, because rich interprets brackets as styles."""
     return Text(printable(name))
 
 
 def bare_table(*columns: str | Text, words: bool = False) -> Table:
-    """Return a table without lines: the first column to the left, numbers to the right."""
+    """Return a table without lines: the first column left-aligned, numbers
+    right-aligned.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
     for number, column in enumerate(columns):
         table.add_column(
@@ -49,7 +51,7 @@ def bare_table(*columns: str | Text, words: bool = False) -> Table:
 
 
 def print_tables(console: Console, tables: Iterable[findings.Table]) -> None:
-    """Print findings below each other, each with its caption."""
+    """Print tables of findings, each with its caption."""
     for number, table in enumerate(tables):
         if number:
             console.print()
@@ -59,7 +61,7 @@ def print_tables(console: Console, tables: Iterable[findings.Table]) -> None:
 
 
 def rendered(found: findings.Table) -> Table:
-    """Return findings as a table of the terminal."""
+    """Return findings as a terminal table."""
     table = bare_table(*map(plain_text, found.columns), words=found.words)
     for row in found.texts:
         table.add_row(*map(plain_text, row))

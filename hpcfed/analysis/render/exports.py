@@ -1,5 +1,5 @@
-"""The figures for other programs: CSV of every round, rank and point, JSON of what the
-page shows, and input of Extra-P.
+"""Figures for other programs: CSV of all rounds, ranks and points, JSON of what the
+page shows, and input for Extra-P.
 """
 
 import csv
@@ -51,13 +51,13 @@ ESTIMATED: dict[str, Callable[[Group], Estimate]] = {
     "virtual_seconds": run_virtual_seconds,
     "epsilon": run_epsilon,
 }
-"""Figures of a point; each has columns of its own for the ends of its interval."""
+"""Figures of a point; each has separate columns for the ends of its interval."""
 SECONDS = [f"{phase}_seconds" for phase in PHASES]
 """Columns of phases."""
 
 
 def csv_text(every: Sequence[Group]) -> str:
-    """Return a line for every round of every run, with a column for each option that
+    """Return a line for each round of each run, with a column for each option that
     differs. Phases are means over ranks.
     """
     series = [*ROUND_SERIES, *_metric_series(every)]
@@ -74,8 +74,8 @@ def csv_text(every: Sequence[Group]) -> str:
 
 
 def ranks_csv_text(every: Sequence[Group]) -> str:
-    """Return a line for every rank of every round; source, seed and round say which
-    line of `csv_text` it belongs to.
+    """Return a line for each rank of each round; source, seed and round identify its
+    line in `csv_text`.
     """
     head = ["source", "seed", "round", "rank", "rank_seconds", *SECONDS]
     lines: list[list[Any]] = [head]
@@ -87,8 +87,8 @@ def ranks_csv_text(every: Sequence[Group]) -> str:
 
 
 def points_csv_text(every: Sequence[Group]) -> str:
-    """Return a line for every point, with a column for each option that differs. Runs
-    and seeds are summed up: the mean, and the ends of its confidence interval.
+    """Return a line for each point, with a column for each option that differs. Runs
+    and seeds are summarised by the mean and the ends of its confidence interval.
     """
     estimated = [*ESTIMATED, *_metric_series(every)]
     figures = ["runs", "seeds"]
@@ -111,7 +111,7 @@ def points_csv_text(every: Sequence[Group]) -> str:
 def _estimate(group: Group, name: str) -> Estimate:
     if name in ESTIMATED:
         return ESTIMATED[name](group)
-    # A metric that --metrics has added.
+    # A metric added by --metrics.
     return known_metric(metric_of(name), [run.last(name) for run in group.seeds])
 
 
@@ -127,7 +127,7 @@ def _metric_series(every: Sequence[Group]) -> list[str]:
 
 def _swept(every: Sequence[Group], known: Sequence[str]) -> list[str]:
     """Return options in which the groups differ and that have no column yet."""
-    # A dict as an ordered set: methods have options of their own.
+    # A dict as an ordered set, because methods have their own options.
     names: dict[str, None] = {}
     for group in every:
         names |= dict.fromkeys(group.options)
@@ -138,8 +138,8 @@ def _swept(every: Sequence[Group], known: Sequence[str]) -> list[str]:
 
 
 def _cell(value: Any) -> Any:
-    """Return an option's value as a cell: lists as JSON, and nothing where a method has
-    no such option.
+    """Return an option's value as a cell: lists as JSON, and an empty cell if a method
+    does not have the option.
     """
     if isinstance(value, list | dict):
         return json.dumps(value)
@@ -165,7 +165,7 @@ def _round_lines(
             run.stacked_seeds,
             counted,
         ]
-        # Whatever the table of series holds: a new one needs no change here.
+        # Follows the table of series: a new series needs no change here.
         cells = [run.rounds.get(name, unknown)[round] for name in series]
         phases = run.phases[round].mean(0)
         yield [*about, *swept, round + 1, *cells, *phases]
@@ -180,7 +180,7 @@ def _rank_lines(process: Process, run: RunRecord) -> Iterator[list[Any]]:
 
 
 def _csv(lines: Iterable[Sequence[Any]]) -> str:
-    # Not the module's default \r\n, which Unix tools trip over.
+    # Not the module's default \r\n, which confuses Unix tools.
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
@@ -191,8 +191,8 @@ def json_text(
     comparison: Comparison | None = None,
     sections: Sequence[Section] = (),
 ) -> str:
-    """Return what the page shows, with the tables of its sections, and every seed's
-    summary, as JSON.
+    """Return as JSON what the page shows, including the tables of its sections, and the
+    summary of each seed.
     """
     tables = {}
     for section in sections:
@@ -206,7 +206,7 @@ def json_text(
         "cost_models": [_cost_model(one) for one in fit_groups(every)],
         "tables": tables,
     }
-    # JSON has no NaN and no infinity: `plain` makes them null.
+    # JSON has neither NaN nor infinity: `plain` turns them into null.
     return json.dumps(plain(content), indent=1, allow_nan=False)
 
 
@@ -253,8 +253,8 @@ def _cost_model(one: Fitted) -> dict[str, Any]:
 
 
 def extrap_text(every: Sequence[Group]) -> str:
-    """Return JSON Lines as Extra-P reads them: every counted round is a repetition,
-    phases are call paths.
+    """Return JSON Lines for Extra-P: each counted round is a repetition, phases are
+    call paths.
     """
     lines = []
     for group in every:
@@ -267,7 +267,7 @@ def extrap_text(every: Sequence[Group]) -> str:
                     "callpath": f"{name}->{path}",
                     "metric": "time",
                 }
-                # Extra-P reads no NaN.
+                # Extra-P cannot read NaN.
                 for value in seconds[np.isfinite(seconds)]:
                     line = about | {"value": float(value)}
                     lines.append(json.dumps(line))
@@ -275,7 +275,7 @@ def extrap_text(every: Sequence[Group]) -> str:
 
 
 def _call_paths(process: Process) -> dict[str, np.ndarray]:
-    """Return the counted rounds' seconds, whole and by phase; a phase's are means over
+    """Return the counted rounds' seconds, in total and by phase; phases are means over
     ranks.
     """
     paths = {"round": process.seconds}

@@ -1,4 +1,4 @@
-"""The page as HTML: sections with their charts, in one file that needs nothing beside it."""
+"""The page as HTML: sections with their charts, in one self-contained file."""
 
 import json
 import time
@@ -18,7 +18,7 @@ from hpcfed.version import __version__
 
 @dataclass(frozen=True)
 class Content:
-    """What a page holds, before it is one."""
+    """The content of a page, before it is rendered."""
 
     title: str
     lead: Sequence[str]
@@ -31,8 +31,8 @@ def page(content: Content) -> str:
     """Return the page as HTML."""
     environment = Environment(
         loader=PackageLoader("hpcfed.analysis.render", "."),
-        autoescape=True,  # titles and names of folders may come from others
-        undefined=StrictUndefined,  # a slip in the template is an error, not a gap
+        autoescape=True,  # titles and folder names may be untrusted
+        undefined=StrictUndefined,  # a typo in the template is an error, not a gap
         trim_blocks=True,
     )
     drawings = [drawing for section in content.sections for drawing in section.charts]
@@ -46,16 +46,16 @@ def page(content: Content) -> str:
     )
 
 
-# Charts in the page: their descriptions, and what draws them.
+# Charts in the page: their descriptions, and the library that draws them.
 
 SNIPPET = "Object.assign(window, { vega, vegaLite, vegaEmbed });"
-"""Gives the page's own script the names by which it calls them."""
+"""Gives the page's own script the names by which it calls the library."""
 
 
 def library() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script.
 
-    Putting it together takes seconds, so it is kept in the user's cache.
+    Bundling takes seconds, so the result is kept in the user's cache.
     """
     name = f"vega-{version('vl-convert-python')}.js"
     kept = cache.read(name)
@@ -69,18 +69,18 @@ def library() -> str:
 
 
 def packed(drawings: Sequence[Drawing]) -> str:
-    """Return all drawings as JSON that may stand inside a script of a page."""
+    """Return all drawings as JSON that is safe inside a script element."""
     every = []
     for drawing in drawings:
         spec = _pack(drawing.spec)
         every.append({"title": drawing.title, "dense": drawing.dense, "spec": spec})
     text = json.dumps(every, allow_nan=False, separators=(",", ":"))
-    # A name such as `</script>` must not end the script that it stands in.
+    # A name such as `</script>` must not end the script that contains it.
     return text.replace("<", "\\u003c")
 
 
 def _pack(part: Any) -> Any:
-    """Replace every list of records in a description by its columns."""
+    """Replace each list of records in a description by its columns."""
     if isinstance(part, dict):
         packed = {key: _pack(value) for key, value in part.items()}
         if isinstance(part.get("data"), dict) and "values" in part["data"]:
@@ -92,7 +92,9 @@ def _pack(part: Any) -> Any:
 
 
 def _columns(records: Sequence[Record]) -> dict[str, Any]:
-    """Return columns by field. Words are numbers in a column, and stand in `words`."""
+    """Return columns by field. Words are stored once in `words`, and as their numbers
+    in the column.
+    """
     fields: dict[str, None] = {}
     for record in records:
         fields |= dict.fromkeys(record)

@@ -1,9 +1,9 @@
-"""Charts of the report, described once: the page draws them to look at, `images` writes
+"""Charts of the report, described once: the page draws them on screen, `images` writes
 them for a paper.
 
 Every function returns a `Drawing`. Its description is Vega-Lite's own JSON, because
-building it through Altair's classes took 0.2 s a chart and 1.6 s to load. Names out of
-runs are values of its data, never names of fields or part of an expression.
+building it through Altair's classes took 0.2 s per chart and 1.6 s to load. Names from
+runs are values of its data, never field names or part of an expression.
 """
 
 from hpcfed.analysis.render.charts.bars import (

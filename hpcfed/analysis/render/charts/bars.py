@@ -16,12 +16,14 @@ from hpcfed.analysis.render.charts.drawing import (
 from hpcfed.analysis.render.charts.marks import interactive, series_colour, short, tips
 
 STRIPE = 46
-"""Height of a lying bar with its name."""
+"""Height of a horizontal bar with its name."""
 LEVEL_LETTERS = 48
-"""Letters of all names that stand level under upright bars; longer names rise."""
+"""Total length of names that stay horizontal under vertical bars; longer ones are
+rotated.
+"""
 
 Segments = Mapping[str, Sequence[float]]
-"""By name, the value in every bar."""
+"""The value in each bar, by segment name."""
 
 
 def bars(
@@ -31,7 +33,7 @@ def bars(
     y: Axis,
     x_label: str,
 ) -> Drawing:
-    """Draw an upright bar for every category, with all segments upon each other."""
+    """Draw a vertical bar for each category, with all segments stacked."""
     shown = _shown(segments)
     level = sum(map(len, categories)) <= LEVEL_LETTERS
     across = {
@@ -50,7 +52,7 @@ def bars(
 def stripes(
     title: str, categories: Sequence[str], segments: Segments, x: Axis
 ) -> Drawing:
-    """Draw a lying bar for every category, under its name: for few bars that have long
+    """Draw a horizontal bar for each category, below its name: for few bars with long
     names.
     """
     shown = _shown(segments)
@@ -94,7 +96,7 @@ def _records(categories: Sequence[str], segments: Segments) -> list[Record]:
 def _layer(
     segments: Segments, shown: Segments, axis: Axis, *, bar: str, length: str
 ) -> Spec:
-    """Return bars along one of the directions, still without their places."""
+    """Return bars along one direction, without their positions."""
     names = list(segments)
     measure: Spec = {
         "field": "y",
@@ -103,7 +105,7 @@ def _layer(
         "stack": "zero",
         "axis": {"format": NUMBERS},
     }
-    # Names stand over lying bars; upright ones have theirs under the axis.
+    # Names are above horizontal bars; vertical ones have theirs under the axis.
     told = {"x": "title"} if len(shown) == 1 else {"x": "title", "series": "what"}
     return {
         **interactive(list(shown), zoom=()),
@@ -117,7 +119,7 @@ def _layer(
     }
 
 
-# Timelines: what each of several rows did when.
+# Timelines: what each of several rows did, and when.
 
 LANE = 26
 """Height of a row."""
@@ -126,17 +128,17 @@ LANE = 26
 @dataclass(frozen=True)
 class Stretch:
     row: str
-    """Such as a rank."""
+    """For example a rank."""
     start: float
     end: float
     series: str
-    """What it did, which gives the colour."""
+    """What it did, which determines the colour."""
 
 
 def timeline(
     title: str, stretches: Sequence[Stretch], x: Axis, *, names: Sequence[str] = ()
 ) -> Drawing:
-    """Draw stretches of time in their rows. `names` fixes the order of the colours."""
+    """Draw intervals of time in their rows. `names` fixes the order of the colours."""
     rows = list(dict.fromkeys(stretch.row for stretch in stretches))
     shown = list(dict.fromkeys(stretch.series for stretch in stretches))
     data: list[Record] = []
@@ -149,7 +151,7 @@ def timeline(
         }
         data.append(record | {"series": stretch.series, "took": took})
     across = x.encoding("x")
-    across["scale"]["nice"] = False  # the axis ends with the last stretch
+    across["scale"]["nice"] = False  # the axis ends with the last interval
     layer = {
         **interactive(shown, zoom=["x"]),
         "mark": {"type": "bar", "clip": True},
@@ -166,11 +168,13 @@ def timeline(
     return Drawing(title, spec, dense=len(data) > 1000)
 
 
-# Histograms, with figures of the distribution marked in them.
+# Histograms, with statistics of the distribution marked in them.
 
 MOST_BINS = 20
 DASHES = [[1, 0], [7, 3], [1, 0], [3, 3]]
-"""Patterns of columns and of the first marks; the third of Vega's own is hardly seen."""
+"""Patterns of columns and of the first marks; Vega's own third pattern is hardly
+visible.
+"""
 
 
 def histogram(
@@ -181,8 +185,8 @@ def histogram(
     counted: str,
     marks: Mapping[str, float] | None = None,
 ) -> Drawing:
-    """Draw how many values lie where; `counted` says of what. `marks` are figures by
-    name, drawn as upright lines.
+    """Draw a histogram of values; `counted` says what they are. `marks` are figures by
+    name, drawn as vertical lines.
     """
     known = np.asarray([value for value in values if x.shows(value)])
     counts, edges = np.histogram(known, bins=_bins(known))
@@ -196,7 +200,7 @@ def histogram(
 
 
 def _bins(values: np.ndarray) -> int:
-    """Return about as many bins as the root of the number of values."""
+    """Return about the square root of the number of values."""
     return int(min(MOST_BINS, max(4, np.ceil(np.sqrt(len(values))))))
 
 
@@ -214,13 +218,14 @@ def _bars_of_bins(x: Axis, y: Axis) -> Spec:
 
 
 def _marks(marks: Mapping[str, float], x: Axis) -> list[Spec]:
-    """Draw an upright line for each figure; their names stand in the legend."""
+    """Draw a vertical line for each figure, with its name in the legend."""
     data = [{"series": name, "x": short(value)} for name, value in marks.items()]
     if not data:
         return []
     # The columns have the first colour.
     colour = series_colour(["columns", *marks], shown=list(marks))
-    # Both differ, for those who cannot tell the colours; one legend tells both.
+    # Colour and dash both differ, for readers who cannot distinguish colours; one
+    # legend shows both.
     colour["legend"] = {"columns": 1, "values": list(marks), "symbolType": "stroke"}
     return [
         {
@@ -239,7 +244,7 @@ def _marks(marks: Mapping[str, float], x: Axis) -> list[Spec]:
 # Heat maps: a table of numbers as colours.
 
 MOST_ACROSS = 75
-"""Cells beside each other; more are put together as means."""
+"""Most cells side by side; more are averaged."""
 MOST_DOWN = 100
 
 
@@ -253,16 +258,16 @@ def heatmap(
     first: tuple[float, float] = (0, 0),
     span: Sequence[float] = (),
 ) -> Drawing:
-    """Draw a table [down, across] of numbers; cells without one stay empty.
+    """Draw a table [down, across] of numbers; cells without a number stay empty.
 
-    `first` is the number of the first column and of the first row. `span` holds the
-    ends of the colours, where they must not be those of the values.
+    `first` is the number of the first column and of the first row. `span` sets the ends
+    of the colour scale, if they should not be those of the values.
     """
     down, across = (_numbers_per_cell(size, most) for size, most in _sizes(values))
     cells = _means(values, down, across)
     data: list[Record] = []
     for row, column in np.argwhere(np.isfinite(cells)).tolist():
-        # A cell's middle is at its number, so it begins half a number before.
+        # A cell is centred at its number, so it begins half a unit before.
         left = first[0] + column * across - 0.5
         top = first[1] + row * down - 0.5
         data.append({"x": left, "y": top, "value": short(cells[row, column])})
@@ -280,12 +285,12 @@ def _sizes(values: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _numbers_per_cell(size: int, most: int) -> int:
-    """Return how many numbers one cell stands for."""
+    """Return how many numbers one cell represents."""
     return max(1, -(-size // most))
 
 
 def _means(values: np.ndarray, down: int, across: int) -> np.ndarray:
-    """Return the mean of the known values of every cell."""
+    """Return the mean of each cell's known values."""
     known = np.isfinite(values)
     sums = _sums(np.where(known, values, 0.0), down, across)
     counts = _sums(known.astype(float), down, across)

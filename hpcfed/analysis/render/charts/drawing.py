@@ -1,4 +1,4 @@
-"""What all charts are made of: drawings, their axes and layers."""
+"""The parts of all charts: drawings, their axes and layers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -6,16 +6,16 @@ from math import ceil, floor, isfinite
 from typing import Any
 
 Spec = dict[str, Any]
-"""A description in Vega-Lite."""
+"""A Vega-Lite description."""
 Record = dict[str, Any]
-"""A row of data, by the names of its fields."""
+"""A row of data, by field name."""
 
 HEIGHT = 260
 """Pixels, without title and legend."""
 NUMBERS = ",.6~g"
-"""How axes and tooltips write numbers: up to six digits, without trailing zeros."""
+"""Number format of axes and tooltips: up to six digits, without trailing zeros."""
 FEW_TICKS = 12
-"""Whole numbers that have a tick each."""
+"""Up to this number of whole numbers, each has a tick."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,23 @@ class Axis:
     """With its unit."""
     log: bool = False
     ticks: Sequence[float] = ()
-    """Where ticks must be; empty for round numbers."""
+    """Positions of ticks; empty for round numbers."""
     zero: bool = False
     """Whether the axis begins at zero."""
     whole: bool = False
-    """Whether only whole numbers have a meaning."""
+    """Whether only whole numbers are meaningful."""
     most: float | None = None
-    """Where the axis ends, whatever lies beyond."""
+    """The end of the axis, even if values lie beyond."""
 
     def shows(self, value: float) -> bool:
-        """Whether a value has a place on the axis."""
+        """Tell whether a value has a place on the axis."""
         if self.log and value <= 0:
             return False
         return isfinite(value)
 
     def over(self, values: Iterable[float]) -> "Axis":
-        """Return the axis with a tick at each of few whole numbers: Vega would have
-        halves between them.
+        """Return the axis with a tick at each whole number, if there are few. Vega
+        would add halves between them.
         """
         known = [value for value in values if self.shows(value)]
         if not (self.whole and known) or max(known) - min(known) > FEW_TICKS:
@@ -58,7 +58,7 @@ class Axis:
         return replace(self, ticks=[float(number) for number in numbers])
 
     def encoding(self, field: str) -> Spec:
-        """Place marks along this axis by a field of numbers."""
+        """Position marks along this axis by a numeric field."""
         axis: Spec = {"format": NUMBERS}
         if self.ticks:
             axis["values"] = list(self.ticks)
@@ -79,9 +79,9 @@ class Axis:
 
 
 def chart(description: str, data: Sequence[Record], layers: Sequence[Spec]) -> Spec:
-    """Put layers over each other that share their data."""
+    """Overlay layers that share their data."""
     return {
-        # Read to those who cannot see it.
+        # Read by screen readers.
         "description": description,
         "data": {"values": list(data)},
         "height": HEIGHT,
@@ -90,7 +90,9 @@ def chart(description: str, data: Sequence[Record], layers: Sequence[Spec]) -> S
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the largest value by the smallest, to choose between scales."""
+    """Return the ratio of the largest to the smallest value, to choose between
+    scales.
+    """
     positive = [value for value in values if isfinite(value) and value > 0]
     if not positive:
         return 1.0

@@ -1,5 +1,5 @@
-"""Charts as files for a paper: as wide as a column, in its letters, without a screen's
-colours alone to tell lines apart.
+"""Charts as files for a paper: as wide as a column, in its font, with lines that differ
+in more than their colours.
 """
 
 import json
@@ -11,14 +11,14 @@ from hpcfed.analysis.render.charts.themes import PAPER
 
 FORMATS = ("pdf", "svg", "png")
 COLUMN = 3.4
-"""Inches: a column of most conferences."""
+"""Inches; a column of most conferences."""
 POINTS = 72
-"""Points of an inch; Vega's pixels become points."""
+"""Points per inch; Vega's pixels become points."""
 PNG_DPI = 300
 PAGE_WIDTH = 480
-"""Pixels that heights of drawings were chosen for."""
+"""Width in pixels that the heights of drawings were chosen for."""
 LENGTHS = ("size", "height", "yOffset", "dy")
-"""What of a mark is given in the page's pixels."""
+"""Properties of a mark that are in the page's pixels."""
 DASHES = [[1, 0], [5, 2], [2, 2], [7, 2, 2, 2], [1, 3], [9, 3], [4, 1, 1, 1], [3, 4]]
 
 
@@ -30,8 +30,8 @@ def image(
     title: str = "",
     notes: Sequence[str] = (),
 ) -> bytes:
-    """Return a drawing as the content of a file, with a title and notes over it where
-    there are any.
+    """Return a drawing as the content of a file, with a title and notes above it, if
+    any.
     """
     import vl_convert
 
@@ -48,7 +48,7 @@ def image(
 
 
 def _still(spec: Spec, width: float) -> Spec:
-    """Return a description with its size, and dashes where lines have no markers."""
+    """Return a description with its size, and with dashes for lines without markers."""
     smaller = width / PAGE_WIDTH
     layers = [_smaller(layer, smaller) for layer in spec["layer"]]
     if not any("shape" in layer["encoding"] for layer in layers):

@@ -1,8 +1,8 @@
-"""Charts of estimates with their intervals: dots beside a line to compare with, and rows
-of marks.
+"""Charts of estimates with their intervals: dots beside a reference line, and rows of
+marks.
 
-An interval is a bar with an end each: a short line where the interval ends, an arrow
-where the chart does before it. A bar without ends would look like an axis.
+An interval is a bar with two ends: a short line where the interval ends, or an arrow
+where the chart ends before it. A bar without ends would look like an axis.
 """
 
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ def whiskers(
 ) -> list[Spec]:
     """Draw the intervals between two fields along one direction.
 
-    `measure` is the encoding along it, `place` all others: where it stands, its colour.
-    `domain` are the ends of the axis, where these are not those of the data. `mark` are
+    `measure` is the encoding along it, `place` are all others: position and colour.
+    `domain` are the ends of the axis, if they are not those of the data. `mark` are
     further properties of all marks.
     """
     known = interactive(names, known=low)["transform"]
@@ -85,7 +85,7 @@ def _arrows(
     ends: tuple[str, str],
     extra: Spec,
 ) -> list[Spec]:
-    """Point to where intervals go on beyond the chart."""
+    """Mark where intervals continue beyond the chart."""
     layers: list[Spec] = []
     for which, end, edge, sign in zip(
         ("low", "high"), ends, domain, ("<", ">"), strict=True
@@ -110,35 +110,39 @@ def _arrows(
     return layers
 
 
-# Dots: which estimates differ from a line.
+# Dots: which estimates differ from a reference line.
 
 ROW = 24
 """Height of a dot with its name beside it."""
 HIGH_ROW = 36
-"""Height of a dot with its name over it."""
+"""Height of a dot with its name above it."""
 BESIDE = 32
-"""Letters of names that stand beside their dots; longer ones stand over them."""
+"""Longest names that are beside their dots, in characters; longer ones are above
+them.
+"""
 MOST_REACH = 2.0
-"""How many times the distance of dots an axis follows the ends of their intervals."""
+"""How far an axis follows the ends of intervals, as a multiple of the distance of the
+dots.
+"""
 
 
 @dataclass(frozen=True)
 class Dot:
     name: str
-    """Different from all others."""
+    """Unique among all dots."""
     centre: float
     low: float
-    """NaN if there is no interval."""
+    """NaN without an interval."""
     high: float
     series: str
-    """What gives it its colour."""
+    """Determines its colour."""
 
 
 def dots(
     title: str, every: Sequence[Dot], x: Axis, *, line: float, order: Sequence[str]
 ) -> Drawing:
-    """Draw a dot and its interval in a row for every estimate, and a dashed upright line.
-    `order` are the series in the order of their colours.
+    """Draw a dot and its interval in a row for each estimate, and a dashed vertical
+    line. `order` lists the series in the order of their colours.
     """
     shown = [dot for dot in every if x.shows(dot.centre)]
     names = [one for one in order if one in {dot.series for dot in shown}]
@@ -177,8 +181,8 @@ def _record(dot: Dot) -> Record:
 
 
 def _domain(shown: Sequence[Dot], line: float) -> list[float | None]:
-    """Return what the axis spans: all dots and the line, and ends of intervals unless
-    they are far away and would press everything else together.
+    """Return the range of the axis: all dots and the line, and the ends of intervals,
+    unless they are so far away that they would squeeze everything else.
     """
     centres = [line, *(dot.centre for dot in shown)]
     least, most = min(centres), max(centres)
@@ -187,7 +191,7 @@ def _domain(shown: Sequence[Dot], line: float) -> list[float | None]:
     if reach:
         ends = [min(max(end, least - reach), most + reach) for end in ends]
     low, high = min(least, *ends, least), max(most, *ends, most)
-    # Room for the dots at the edges; something to see where all is equal.
+    # A margin for the dots at the edges, and a visible range if all values are equal.
     room = 0.06 * (high - low) or 0.01 * max(abs(line), 1.0)
     return [short(low - room), short(high + room)]
 
@@ -230,7 +234,7 @@ def _names(row: Spec) -> Spec:
 # Rows of marks: a row for each name, with a mark for each series.
 
 MARK_ROW = 16
-"""Height of a mark's place; those of one row stand below each other."""
+"""Height of one mark; the marks of a row are below each other."""
 
 
 @dataclass(frozen=True)
@@ -239,12 +243,12 @@ class Mark:
     value: float
     series: str = ""
     low: float = nan
-    """The lower end of the confidence interval; NaN if there is none."""
+    """The lower end of the confidence interval; NaN without one."""
     high: float = nan
 
 
 def rows(title: str, every: Sequence[Mark], x: Axis) -> Drawing:
-    """Draw a row of marks for each name, in the order in which they come."""
+    """Draw a row of marks for each name, in the given order."""
     names = list(dict.fromkeys(mark.series for mark in every))
     named = list(dict.fromkeys(mark.row for mark in every))
     data = [_mark_record(mark) for mark in every if x.shows(mark.value)]
@@ -274,8 +278,8 @@ def rows(title: str, every: Sequence[Mark], x: Axis) -> Drawing:
 
 
 def _span(every: Sequence[Mark], x: Axis) -> list[float | None]:
-    """Return the ends of the axis: it follows intervals as far again as the marks are
-    apart, since those of few runs would press everything else together.
+    """Return the ends of the axis. It follows intervals beyond the marks only by the
+    marks' own range, since the intervals of few runs would squeeze everything else.
     """
     values = [mark.value for mark in every if x.shows(mark.value)]
     ends = [end for mark in every for end in (mark.low, mark.high) if x.shows(end)]
@@ -285,7 +289,7 @@ def _span(every: Sequence[Mark], x: Axis) -> list[float | None]:
     reach = (most - least) or abs(most) or 1.0
     low = max(min([*ends, *values]), least - reach)
     high = min(max([*ends, *values]), most + reach)
-    # Room for the marks at both ends.
+    # A margin for the marks at both ends.
     room = 0.04 * (high - low) or 0.1 * reach
     if x.log:
         return [short(max(low, least / 2)), short(high)]

@@ -1,4 +1,4 @@
-"""Charts of lines, with intervals as bands or bars, and of areas upon each other."""
+"""Charts of lines, with intervals as bands or bars, and of stacked areas."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,11 @@ from hpcfed.analysis.render.charts.intervals import whiskers
 from hpcfed.analysis.render.charts.marks import interactive, series_colour, short, tips
 
 MOST_MARKERS = 24
-"""On one line: more would hide it. They still have their tooltips."""
+"""Most markers on one line, because more would hide it. The points still have
+tooltips.
+"""
 MOST_REACH = 2.5
-"""How many times beyond the points an axis follows the ends of their intervals."""
+"""How far an axis follows the ends of intervals beyond the points, as a multiple."""
 
 
 @dataclass(frozen=True)
@@ -21,20 +23,22 @@ class Line:
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] = ()
-    """Lower ends of the confidence intervals; NaN if there are none."""
+    """Lower ends of the confidence intervals; NaN without intervals."""
     high: Sequence[float] = ()
     """Their upper ends."""
     interval: str = "95 %"
-    """What the intervals are, in a word."""
+    """The kind of the intervals, in a word."""
     band: bool = False
-    """Intervals as a band, for curves with many points, instead of bars."""
+    """Whether intervals are drawn as a band, for curves with many points, instead of
+    bars.
+    """
     ideal: bool = False
-    """A dashed line without points, to compare with."""
+    """Whether this is a dashed reference line without points."""
 
     @property
     def near_ends(self) -> list[float]:
         """Ends of intervals, as far as an axis follows them: those of few runs would
-        press everything else together.
+        squeeze everything else.
         """
         known = [value for value in self.y if isfinite(value)]
         if not known:
@@ -58,14 +62,14 @@ def lines(title: str, every: Sequence[Line], x: Axis, y: Axis) -> Drawing:
         data += _records(line, x, y)
     up = _reach(y.encoding("y"), every, y)
     across = x.over(at for line in every for at in line.x).encoding("x")
-    # Room for the markers at both ends.
+    # A margin for the markers at both ends.
     across["scale"] |= {"padding": 6, "nice": False}
     layers = _intervals(coloured, across, up)
     layers.append(_curve(names, across, up))
     layers.append(_points(coloured, x, y, across, up))
     highest = max((max(line.y) for line in every if line.y), default=0.0)
     for line in ideals:
-        # A level line at the top has no room for its name above it.
+        # A horizontal line at the top has no space for its name above it.
         below = min(line.y) == highest
         layers += _ideal(line, x, y, across, up, below=below)
     spec = chart(f"{y.label} over {x.label}", data, layers)
@@ -79,7 +83,7 @@ def _records(line: Line, x: Axis, y: Axis) -> list[Record]:
         if not (x.shows(across) and y.shows(up)):
             continue
         record: Record = {"series": line.name, "x": short(across), "y": short(up)}
-        # A line without intervals has no ends at all.
+        # A line without intervals has no ends.
         ends = (line.low[number], line.high[number]) if line.low else ()
         if ends and all(y.shows(end) for end in ends):
             record |= {"low": short(ends[0]), "high": short(ends[1])}
@@ -103,8 +107,10 @@ def _reach(up: Spec, every: Sequence[Line], y: Axis) -> Spec:
 
 
 def _intervals(every: Sequence[Line], across: Spec, up: Spec) -> list[Spec]:
-    """Draw intervals, under the lines: a band for curves, otherwise a bar for a point."""
-    # Of single runs all ends are NaN.
+    """Draw intervals below the lines: a band for curves, otherwise a bar for each
+    point.
+    """
+    # For single runs, all ends are NaN.
     if not any(isfinite(end) for line in every for end in line.low):
         return []
     names = [line.name for line in every]
@@ -136,7 +142,9 @@ def _curve(names: Sequence[str], across: Spec, up: Spec) -> Spec:
 
 
 def _points(every: Sequence[Line], x: Axis, y: Axis, across: Spec, up: Spec) -> Spec:
-    """Mark points, or only let them be found by the mouse where there are many."""
+    """Draw markers; if there are many points, make them invisible but keep their
+    tooltips.
+    """
     names = [line.name for line in every]
     longest = max((len(line.x) for line in every), default=0)
     few = longest <= MOST_MARKERS
@@ -147,7 +155,8 @@ def _points(every: Sequence[Line], x: Axis, y: Axis, across: Spec, up: Spec) -> 
     encoding: Spec = {"x": across, "y": up, "color": series_colour(names)}
     encoding["tooltip"] = tips({"series": "title"}, told)
     if few:
-        # Lines differ in their markers too, for those who cannot tell the colours.
+        # Lines also differ in their markers, for readers who cannot distinguish
+        # colours.
         encoding["shape"] = series_colour(names)
     mark: Spec = {"type": "point", "filled": True, "size": 40, "clip": True}
     if not few:
@@ -187,14 +196,14 @@ def areas(
     x: Axis,
     y: Axis,
 ) -> Drawing:
-    """Draw every segment's values over x, upon each other."""
+    """Draw the values of all segments over x, stacked."""
     names = list(segments)
     shown = [name for name in names if max(segments[name], default=0.0) > 0]
     edges = _edges(across)
     data: list[Record] = []
     for order, name in enumerate(shown):
         values = list(segments[name])
-        # A step ends where the next one begins; the last one at the last edge.
+        # A step ends where the next one begins; the last one ends at the last edge.
         for at, value in zip(edges, [*values, values[-1]], strict=True):
             record = {"x": short(at), "y": short(value), "series": name}
             data.append(record | {"order": order})
@@ -215,7 +224,7 @@ def areas(
 
 
 def _edges(across: Sequence[float]) -> list[float]:
-    """Return where columns begin and end: in the middle between two places, and as far
+    """Return the edges of columns: midway between two places, and the same distance
     beyond the first and the last.
     """
     if len(across) < 2:

@@ -1,5 +1,5 @@
-"""What marks of all charts share: numbers, colours of series, tooltips, and what a click
-does.
+"""What the marks of all charts share: numbers, colours of series, tooltips, and
+reactions to clicks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,17 @@ from math import isfinite
 from hpcfed.analysis.render.charts.drawing import NUMBERS, Spec
 
 LEGEND_LETTERS = 56
-"""Letters of a legend that fit beside each other under a chart."""
+"""Total length of names that fit side by side in a legend under a chart, in
+characters.
+"""
 SYMBOL_LETTERS = 8
-"""Letters that a symbol and the gap to the next take, on paper too."""
+"""Width of a symbol and the gap to the next, in characters, also on paper."""
 ZOOM = "wheel![event.ctrlKey || event.metaKey || event.altKey]"
-"""Plain turns of the wheel belong to the page."""
+"""A plain turn of the wheel scrolls the page."""
 
 
 def short(value: float) -> float | None:
-    """Round a number to five digits, which keeps pages small; None if it is not finite."""
+    """Round a number to five digits, to keep pages small; None if it is not finite."""
     if not isfinite(value):
         return None
     rounded = float(f"{value:.5g}")
@@ -24,15 +26,15 @@ def short(value: float) -> float | None:
 
 
 def series_colour(names: Sequence[str], *, shown: Sequence[str] | None = None) -> Spec:
-    """Colour marks by the field `series`. A name keeps its colour where only some are
-    shown in the legend.
+    """Colour marks by the field `series`. A name keeps its colour even if the legend
+    shows only some names.
     """
     listed = list(dict.fromkeys(names if shown is None else shown))
     longest = max(map(len, listed), default=1)
     legend: Spec | None = {
         "columns": max(1, LEGEND_LETTERS // (longest + SYMBOL_LETTERS))
     }
-    # What is alone needs no name, which the title or the axis has.
+    # A single series needs no legend: the title or the axis names it.
     if len(listed) < 2:
         legend = None
     elif shown is not None:
@@ -49,11 +51,11 @@ def series_colour(names: Sequence[str], *, shown: Sequence[str] | None = None) -
 def interactive(
     names: Sequence[str], *, zoom: Sequence[str] | None = None, known: str = ""
 ) -> Spec:
-    """Let marks follow clicks: show the series that the legend chooses, and of these
-    the marks whose field `known` has a value.
+    """Make marks interactive: show the series chosen in the legend, and of these the
+    marks whose field `known` has a value.
 
-    A single layer of a chart has `zoom`. It makes the legend choose, and lets the mouse
-    zoom and pan along these axes.
+    Only one layer of a chart has `zoom`. It makes the legend clickable, and lets the
+    mouse zoom and pan along these axes.
     """
     several = len(set(names)) > 1
     shown: list[Spec] = [{"filter": {"param": "chosen"}}] if several else []
@@ -72,8 +74,8 @@ def interactive(
 
 
 def tips(names: Mapping[str, str], numbers: Mapping[str, str]) -> list[Spec]:
-    """Return what a tooltip tells: fields with their titles. A name whose title is
-    `title` stands above the rest.
+    """Return the fields of a tooltip with their titles. A name whose title is `title`
+    is shown above the rest.
     """
     told: list[Spec] = []
     for field, title in names.items():

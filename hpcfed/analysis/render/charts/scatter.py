@@ -1,4 +1,4 @@
-"""Charts of points, with their names, and the steps of a frontier."""
+"""Charts of points with their names, and the steps of a frontier."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ class ScatterPoint:
     x: float
     y: float
     name: str = ""
-    """Told in the tooltip."""
+    """Shown in the tooltip."""
     series: str = ""
-    """What gives it its colour and marker."""
+    """Determines its colour and marker."""
     label: str = ""
     """Written beside it; short."""
     x_ends: tuple[float, float] = (nan, nan)
-    """The interval of x; NaN if there is none."""
+    """The interval of x; NaN without one."""
     y_ends: tuple[float, float] = (nan, nan)
 
 
@@ -36,18 +36,18 @@ def scatter(
 ) -> Drawing:
     """Draw points over both axes.
 
-    `frontier` are corners that steps lead along, by rising x. `diagonal` names a dashed
-    line on which y equals x. `roofs` are dashed lines over the points, by name.
+    `frontier` are the corners of steps, by increasing x. `diagonal` names a dashed line
+    on which y equals x. `roofs` are dashed lines above the points, by name.
     """
     shown = [point for point in points if x.shows(point.x) and y.shows(point.y)]
     names = [point.series for point in shown]
     data = [_record(point) for point in shown]
     across, up = x.encoding("x"), y.encoding("y")
-    # Room for the markers at the edges.
+    # A margin for the markers at the edges.
     for encoding in (across, up):
         encoding["scale"]["padding"] = 8
     across["scale"]["nice"] = False  # the axis ends with the points
-    # The axes follow the points: intervals of few runs would press them together.
+    # The axes follow the points, because intervals of few runs would squeeze them.
     for encoding, axis, values in (
         (across, x, [point.x for point in shown]),
         (up, y, [point.y for point in shown]),
@@ -60,7 +60,8 @@ def scatter(
         _points(names, x, y, across, up),
     ]
     if any(point.label for point in shown):
-        # Twice: letters stand on a rim of the page's colour, since points lie around.
+        # Drawn twice: the text has a rim in the page's colour, since points lie around
+        # it.
         for style in ("point-rim", "point-name"):
             layers.append(_labels(names, across, up, style))
     if frontier:
@@ -94,8 +95,8 @@ def _ends(points: Sequence[ScatterPoint], along: str) -> list[float]:
 
 
 def _domain(axis: Axis, values: Sequence[float], ends: Sequence[float]) -> Spec:
-    """End an axis at most as far again beyond the points as they are apart; nothing
-    where intervals do not matter.
+    """Extend an axis beyond the points by at most the points' own range; return nothing
+    if intervals do not matter.
     """
     if not values or not ends or axis.log:
         return {}
@@ -163,7 +164,7 @@ def _path(
 
 def _path_name(end: Record, across: Spec, up: Spec, *, below: bool = False) -> Spec:
     text = {"text": {"field": "series", "type": "nominal"}}
-    # A line that ends at the top has no room for its name above it.
+    # A line that ends at the top has no space for its name above it.
     place = {"baseline": "top", "dy": 4} if below else {}
     return {
         "data": {"values": [end]},

@@ -1,12 +1,12 @@
-"""How charts look: on a light page, on a dark page, and on paper."""
+"""The look of charts: on a light page, on a dark page, and on paper."""
 
 from typing import Any
 
 Theme = dict[str, Any]
-"""A configuration of Vega-Lite."""
+"""A Vega-Lite configuration."""
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, made darker or lighter
-# where they would be faint on the page.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, made darker or
+# lighter where they would be faint on the page.
 ON_LIGHT = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#5b4b9a",
     "#b3263b", "#4d4d4d", "#999999",
@@ -18,7 +18,7 @@ ON_DARK = (
 
 
 SANS = "Helvetica, Arial, 'Liberation Sans', sans-serif"
-"""The last but one comes with what writes the files."""
+"""The last font but one comes with the library that writes the files."""
 
 
 def _theme(
@@ -31,7 +31,7 @@ def _theme(
     size: float,
     font: str = "system-ui, sans-serif",
 ) -> Theme:
-    """Return a theme; `size` is that of letters."""
+    """Return a theme; `size` is the font size."""
     legend: Theme = {"orient": "bottom", "labelColor": ink, "titleColor": ink}
     legend |= {
         "labelFontSize": size,
@@ -62,7 +62,7 @@ def _theme(
             "labelLimit": 140,
             "labelOverlap": True,
         },
-        # Vega's own number of ticks crowds a chart of half a page.
+        # Vega's default number of ticks is too high for a chart of half a page.
         "axisQuantitative": {"tickCount": 7},
         "legend": legend,
         "title": {
@@ -77,7 +77,8 @@ def _theme(
         "point": {"opacity": 1},
         "rule": {"color": ink},
         "style": {
-            # A gap between the columns of a histogram, in the page's colour or none.
+            # A gap between the columns of a histogram, in the page's colour or
+            # transparent.
             "bin": {"color": colours[0], "stroke": paper, "strokeWidth": 1},
             "ideal": {"color": soft, "strokeDash": [5, 4], "strokeWidth": 1.5},
             "ideal-name": {

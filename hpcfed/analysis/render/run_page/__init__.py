@@ -1,7 +1,7 @@
-"""The page of one run, or of the seeds of one: what came of it, and where its time went.
+"""The page of one run, or of its seeds: the results, and where its time went.
 
-Its tables are those of `hpcfed show`; the page adds charts. A section that has nothing to
-show is left out.
+Its tables are those of `hpcfed show`; the page adds charts. Empty sections are left
+out.
 """
 
 from hpcfed.analysis.collect import Found
@@ -25,7 +25,7 @@ def is_one_run(every: list[Group], found: Found) -> bool:
 
 
 def run_content(group: Group, found: Found) -> Content:
-    """Return what the page of a run holds."""
+    """Return the content of a run's page."""
     first = group.first
     files = read_files(first)
     problems = [*found.unread, *([files.problem] if files.problem else [])]
@@ -35,7 +35,7 @@ def run_content(group: Group, found: Found) -> Content:
     made = []
     try:
         profiled = read_profile(first.folder)
-        # Whoever has profiled a run asks first where its time went.
+        # Users who profiled a run want to know first where its time went.
         if profiled is not None:
             made += [profile(profiled), operators(profiled)]
     except UserError as error:

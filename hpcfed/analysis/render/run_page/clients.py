@@ -1,5 +1,5 @@
-"""Charts of the clients of a run: how well each does, which classes each has, and where
-their uploads lie in the space of the server's model.
+"""Charts of a run's clients: their accuracy, their classes, and the position of their
+uploads in the latent space of the server's model.
 """
 
 import numpy as np
@@ -20,11 +20,11 @@ from hpcfed.results.run import RunRecord
 from hpcfed.results.server import LatentMap
 
 NAME_SIZE = (0.05, 0.06)
-"""Shares of a map's width and height that a client's number takes."""
+"""Width and height of a client's number, as shares of a map."""
 
 
 def accuracy(group: Group) -> Section:
-    """Draw every client's accuracy, over rounds and at the last evaluation."""
+    """Draw each client's accuracy, over rounds and at the last evaluation."""
     section = Section("clients", "Clients' accuracy")
     run = group.first
     if len(evaluated_rounds(run)) > 1 and len(run.evaluated) >= FEWEST:
@@ -61,7 +61,7 @@ def accuracy(group: Group) -> Section:
 
 
 def _never_judged(run: RunRecord) -> list[str]:
-    """Say what the empty rows of the map are."""
+    """Explain the empty rows of the map."""
     empty = int((~np.isfinite(run.client_accuracy).any(0)).sum())
     if not empty:
         return []
@@ -79,8 +79,8 @@ def evaluated_rounds(run: RunRecord) -> np.ndarray:
 
 
 def over_rounds(run: RunRecord) -> np.ndarray:
-    """Return clients' accuracy by round. A round that was not evaluated has the figures
-    of the next one that was.
+    """Return clients' accuracy by round. A round that was not evaluated has the values
+    of the next evaluated one.
     """
     rounds = evaluated_rounds(run)
     every = np.arange(rounds[-1] + 1)
@@ -106,7 +106,9 @@ def classes(details: RunDetails) -> Section:
 
 
 def latents(details: RunDetails) -> Section:
-    """Draw where uploads lie in the space in which the server's model generates."""
+    """Draw the positions of uploads in the space in which the server's model
+    generates.
+    """
     section = Section("latents", "Latents of uploads")
     found = details.latents
     if found is None:
@@ -136,7 +138,7 @@ def latents(details: RunDetails) -> Section:
 
 
 def apart(found: LatentMap) -> set[int]:
-    """Return the newest upload of every client whose name would not lie on another's."""
+    """Return the newest upload of each client whose label would not overlap another."""
     newest = {client: place for place, client in enumerate(found.clients.tolist())}
     span = np.maximum(np.ptp(found.places, axis=0), np.finfo(float).tiny)
     scaled = found.places / span

@@ -1,4 +1,4 @@
-"""Charts of what a run cost: phases of every rank, training of the server's model, bytes
+"""Charts of a run's costs: phases of all ranks, training of the server's model, bytes
 and memory.
 """
 
@@ -23,18 +23,22 @@ from hpcfed.runtime.timer import PHASES
 from hpcfed.words import MIB
 
 MOST_RANKS = 32
-"""Ranks of a chart. Of more, a timeline has some at even distances."""
+"""Most ranks in a chart. A timeline of more shows an even selection."""
 MOST_REACH = 4.0
-"""How many times a usual round a chart of all rounds shows."""
+"""The longest round that a chart of all rounds shows, as a multiple of a typical
+one.
+"""
 SLOW = 2.0
-"""How many times a usual round the slowest takes to be drawn beside it."""
+"""The slowest round is drawn beside a typical one if it takes this many times as
+long.
+"""
 MOST_STEPS = 200
-"""Points of a loss; more steps are drawn as means."""
+"""Most points of a loss curve; more steps are averaged."""
 SENT = {"bytes_up": "sent by clients", "bytes_down": "sent to clients"}
 
 
 def timing(run: RunRecord) -> Section:
-    """Draw the phases of all rounds, and of every rank in a usual round."""
+    """Draw the phases of all rounds, and of all ranks in a typical round."""
     section = Section("time", "Where the time went")
     first = run.untimed
     phases = run.phases[first:]
@@ -43,7 +47,7 @@ def timing(run: RunRecord) -> Section:
     if len(phases) > 1:
         section.charts.append(_phases(phases, first))
     seconds = phases.sum(2).max(1)
-    # The first round warms up, so it is usual only if there is no other.
+    # The first round warms up, so it is typical only if it is the only one.
     steady = counted(seconds)
     middle = np.argsort(steady)[len(steady) // 2] + len(seconds) - len(steady)
     slowest = int(seconds.argmax())
@@ -59,7 +63,7 @@ def timing(run: RunRecord) -> Section:
 
 
 def _phases(phases: np.ndarray, first: int) -> Drawing:
-    """Draw means over ranks, upon each other, with many rounds in windows."""
+    """Draw stacked means over ranks, averaging windows of rounds if there are many."""
     means = 1e3 * phases.mean(1)
     across: list[float] = []
     heights: dict[str, list[float]] = {phase: [] for phase in PHASES}
@@ -70,7 +74,7 @@ def _phases(phases: np.ndarray, first: int) -> Drawing:
     totals = np.sum(list(heights.values()), axis=0)
     x, y = Axis("rounds", whole=True), Axis("ms of a round", zero=True)
     title = "phases of every round, mean over ranks"
-    # One round in which the server learns may be as long as all others together.
+    # One round in which the server learns may take as long as all others together.
     usual = float(per_round(totals))
     if totals.max() > MOST_REACH * usual:
         y = Axis("ms of a round (cut)", zero=True, most=MOST_REACH * usual)
@@ -79,7 +83,7 @@ def _phases(phases: np.ndarray, first: int) -> Drawing:
 
 
 def _ranks(run: RunRecord, round: int, which: str) -> Drawing:
-    """Draw what every rank did in a round, phase after phase."""
+    """Draw what each rank did in a round, phase by phase."""
     ranks = run.phases.shape[1]
     chosen = np.linspace(0, ranks - 1, min(ranks, MOST_RANKS)).round().astype(int)
     stretches = []
@@ -95,7 +99,7 @@ def _ranks(run: RunRecord, round: int, which: str) -> Drawing:
 
 
 def server(run: RunRecord, details: RunDetails) -> Section:
-    """Draw losses and times of every training of the server's model."""
+    """Draw losses and times of all trainings of the server's model."""
     section = Section("server", "The server's model")
     if not run.learnings:
         return section
@@ -114,7 +118,7 @@ def server(run: RunRecord, details: RunDetails) -> Section:
 
 
 def _loss(network: str, losses: np.ndarray, rounds: list[int]) -> list[Drawing]:
-    """Draw the loss over steps, a line for each of the last trainings."""
+    """Draw the loss over steps, one line for each of the last trainings."""
     drawn = []
     for after, of_steps in list(zip(rounds, losses, strict=False))[-MOST_LINES:]:
         known = np.flatnonzero(np.isfinite(of_steps))
@@ -130,7 +134,9 @@ def _loss(network: str, losses: np.ndarray, rounds: list[int]) -> list[Drawing]:
 
 
 def traffic_and_memory(run: RunRecord) -> Section:
-    """Draw what was sent in every round and until then, and the memory of every rank."""
+    """Draw what was sent in each round and in total so far, and the memory of each
+    rank.
+    """
     section = Section("costs", "Traffic, memory and energy")
     section.charts += _traffic(run)
     peaks = run.peak_memory / MIB
@@ -162,8 +168,7 @@ def _traffic(run: RunRecord) -> list[Drawing]:
         by_round.append(curve(whose, [values], scale=1 / MIB))
         until_then.append(curve(whose, [np.nancumsum(values)], scale=1 / MIB))
     charts = [_sent("traffic up to each round", until_then)]
-    # A method that sends the same in every round has a flat line, and the table says
-    # as much.
+    # A method that sends the same in every round has a flat line; the table is enough.
     if any(_changes(values) for values in sent.values()):
         charts.insert(0, _sent("traffic of every round", by_round))
     return charts

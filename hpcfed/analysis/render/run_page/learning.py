@@ -27,7 +27,7 @@ COVERED = (
     "and virtual time; nor an end of the run that followed from them. Every run and every "
     "seed on the same data spends its own ε."
 )
-"""What ε of a run's page is about."""
+"""What ε on a run's page covers."""
 COVERED_BY_DP_SGD = (
     "ε is that of one sample of one client, in the eyes of whoever sees what its client "
     "sends. It covers what clients learn by local training, and not accuracy and loss, "
@@ -37,7 +37,7 @@ COVERED_BY_DP_SGD = (
 
 
 def learning(group: Group) -> Section:
-    """Draw every metric and the losses over rounds."""
+    """Draw all metrics and the losses over rounds."""
     section = Section("accuracy", "Accuracy and loss")
     metrics = dict.fromkeys(group.metrics)
     if group.first.task in METRICS["accuracy"].tasks:
@@ -81,7 +81,7 @@ def _drawn(title: str, curves: list[Line], axis: Axis) -> list[Drawing]:
 
 
 def virtual_time(group: Group) -> Section:
-    """Draw accuracy by the virtual clock, what rounds took, and who arrived."""
+    """Draw accuracy on the virtual clock, the duration of rounds, and who arrived."""
     section = Section("virtual-time", "Virtual time")
     if not group.first.has_clock:
         return section
@@ -98,7 +98,7 @@ def virtual_time(group: Group) -> Section:
 
 
 def _over_virtual_time(group: Group) -> list[Drawing]:
-    """Draw what the run is judged by over virtual time, unless that is one point."""
+    """Draw the run's main metric over virtual time, unless it is a single point."""
     unit, size = VIRTUAL_TIME.unit(group.first.last("virtual_seconds"))
     judged = measures([group])
     curves = []
@@ -114,7 +114,7 @@ def _over_virtual_time(group: Group) -> list[Drawing]:
 
 
 def _arrived(run: RunRecord) -> np.ndarray:
-    """Return the share of every round's participants whose uploads counted."""
+    """Return the share of each round's participants whose uploads counted."""
     cohort = run.rounds["cohort"]
     unknown = np.full(len(cohort), np.nan)
     return np.divide(run.rounds["arrived"], cohort, out=unknown, where=cohort > 0)
@@ -123,7 +123,7 @@ def _arrived(run: RunRecord) -> np.ndarray:
 def _over_rounds(
     axis: str, by_seed: list[np.ndarray], *, scale: float = 1.0
 ) -> list[Drawing]:
-    """Draw a series over rounds, unless it never changes."""
+    """Draw a series over rounds, unless it is constant."""
     drawn = curve("", by_seed, scale=scale)
     # Differences of sums, such as virtual seconds, differ in their last digits.
     if len({f"{value:.5g}" for value in drawn.y}) < 2:
@@ -133,7 +133,7 @@ def _over_rounds(
 
 
 def privacy(group: Group) -> Section:
-    """Draw the privacy spent round by round, and the norm that updates are clipped to."""
+    """Draw the privacy spent by round, and the norm that updates are clipped to."""
     section = Section("privacy", "Privacy")
     spent = [run.rounds["epsilon"] for run in group.seeds]
     section.charts += _over_rounds("ε spent", spent)

@@ -1,4 +1,4 @@
-"""What `hpcfed profile` has found: where the time goes, what limits it, what to try."""
+"""Results of `hpcfed profile`: where the time goes, what limits it, what to try."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,23 +20,23 @@ from hpcfed.runtime.timer import PHASES
 from hpcfed.words import number
 
 MOST_OPERATORS = 8
-"""Operators that a chart names; the others are one more bar."""
+"""Most operators that a chart names; the others share one more bar."""
 MOST_RANKS = 32
-"""Ranks of a timeline; of more, the first ones, and those of the server."""
+"""Most ranks in a timeline; of more, the first ones and the server's."""
 MOST_LANES = 400
-"""Pieces of a rank's time that are drawn."""
+"""Most intervals of a rank's time to draw."""
 ROUNDS = "rounds"
 """The session of clients' rounds; others have the names of the server's networks."""
 TERAFLOPS = Kind("FLOP/s", number, 1e-12)
 GIGABYTES = Kind("bytes/s", number, 1e-9)
 MARGIN = 4.0
-"""How many times beyond parts and corners the roofs reach."""
+"""How far the roofs extend beyond parts and corners, as a factor."""
 
 
 def profile(found: Profile) -> Section:
-    """Make the section of a run that was profiled."""
+    """Make the section of a profiled run."""
     section = Section("profile", "Profile")
-    # What takes longest comes first: that is where a change pays.
+    # The longest comes first, because a change pays most there.
     longest_first = sorted(found.parts, key=lambda part: -part.seconds)
     section.text += [_sentence(part) for part in longest_first]
     section.text += _unsteady(found)
@@ -79,7 +79,7 @@ def _unsteady(found: Profile) -> list[str]:
 
 
 def _ceilings(found: Profile) -> list[Table]:
-    """Return the speeds that shares are of; older profiles do not have them."""
+    """Return the ceilings that shares refer to; older profiles do not have them."""
     rows: list[Row] = []
     for name, one in found.ceilings.items():
         speeds = [TERAFLOPS(one.flops), GIGABYTES(one.bytes_per_second)]
@@ -90,8 +90,8 @@ def _ceilings(found: Profile) -> list[Table]:
 
 
 def _roofline(found: Profile) -> list[Drawing]:
-    """Draw what every part reaches under the roofs that were measured: bytes times
-    FLOP per byte, up to the products' speed.
+    """Draw what each part reaches under the measured roofs: bytes times FLOP per byte,
+    up to the speed of matrix products.
     """
     reached = []
     for part in found.parts:
@@ -101,7 +101,7 @@ def _roofline(found: Profile) -> list[Drawing]:
             continue
         flops = part.compute * roof.flops
         moved = part.bandwidth * copies.bytes_per_second
-        if moved > 0:  # a file that somebody handed in may have numbers too small
+        if moved > 0:  # an untrusted file may have numbers that are too small
             reached.append(ScatterPoint(flops / moved, flops / 1e9, series=part.name))
     if not reached:
         return []
@@ -119,7 +119,7 @@ def _roofline(found: Profile) -> list[Drawing]:
 def _roofs(
     found: Profile, intensities: Sequence[float]
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return the roof of every type of number: a slope, a corner, and a level."""
+    """Return the roof of each number type: a slope, a corner, and a plateau."""
     every = found.ceilings
     bandwidth = every.get("float32", next(iter(every.values()))).bytes_per_second
     ridges = [one.flops / bandwidth for one in every.values()]
@@ -134,7 +134,7 @@ def _roofs(
 
 
 def _ranks(ranks: Sequence[Rank]) -> list[Drawing]:
-    """Draw what every rank did when, also those of the server."""
+    """Draw what each rank did when, including the server's ranks."""
     servers = [rank for rank in ranks if rank.role == "server"]
     workers = [rank for rank in ranks if rank.role != "server"]
     shown = [*workers[: max(1, MOST_RANKS - len(servers))], *servers][:MOST_RANKS]
@@ -154,8 +154,8 @@ def _ranks(ranks: Sequence[Rank]) -> list[Drawing]:
 
 
 def _colours(shown: Sequence[str]) -> list[str]:
-    """Return names in the order of their colours: phases have those of other charts,
-    and the server's parts those of phases that are not there.
+    """Return names in the order of their colours: phases have the same colours as in
+    other charts, and the server's parts those of absent phases.
     """
     names = list(PHASES)
     free = [name for name in names if name not in shown]
@@ -170,7 +170,7 @@ def _colours(shown: Sequence[str]) -> list[str]:
 
 
 def _operator_charts(sessions: list[Session]) -> Iterator[Drawing]:
-    """Draw the longest operators or kernels of every session."""
+    """Draw the longest operators or kernels of each session."""
     for session in sessions:
         if not session.operators:
             continue

@@ -1,4 +1,4 @@
-"""A run in three sentences: how well its models do, how long it took, and on what."""
+"""A run in three sentences: how good its models are, how long it took, and on what."""
 
 from math import isnan
 
@@ -14,11 +14,11 @@ from hpcfed.words import interval, time_text
 LEAST_SHARE = 0.05
 """Phases below this share of a round are not mentioned."""
 UNEVEN = 1.2
-"""The slowest rank is mentioned if it trains this many times as long as the mean."""
+"""The slowest rank is mentioned if its training takes this many times the mean."""
 
 
 def verdict(group: Group) -> list[str]:
-    """Return the sentences that have something to say."""
+    """Return the sentences that apply to this run."""
     every = (_accuracy(group), _time(group), _where(group))
     return [sentence for sentence in every if sentence]
 
@@ -44,7 +44,7 @@ def _accuracy(group: Group) -> str:
 
 
 def _target(group: Group) -> str:
-    """Say whether the target was reached; nothing if there was no target."""
+    """Say whether the target was reached; empty without a target."""
     if group.first.target is None:
         return ""
     reached = [run.reached() for run in group.seeds]
@@ -88,7 +88,7 @@ def _time(group: Group) -> str:
 
 
 def _where(group: Group) -> str:
-    """Say what the time of all rounds went to: a single round that trains the server's
+    """Say where the time of all rounds went: a single round that trains the server's
     model may be most of it.
     """
     totals = group.first.phase_totals()

@@ -24,11 +24,9 @@ from hpcfed.analysis.swept import swept
 def sections(
     every: Sequence[Group], found: Found, compared: Comparison | None = None
 ) -> list[Section]:
-    """Make the sections of a study, in the page's order, without those that have
-    nothing to show.
-    """
+    """Make the sections of a study, in the page's order, without empty ones."""
     varied = swept(every)
-    # A comparison of two points has their curves already.
+    # A comparison of two points already has their curves.
     drawn = compared is None or len(compared.points) > 1
     learnt = [
         accuracy.accuracy(every, varied, drawn=drawn),
@@ -41,7 +39,7 @@ def sections(
     if compared is not None:
         made = [comparison.comparison(compared), first, *learnt]
     else:
-        # Beside a comparison, these would let its two sides compete.
+        # Left out of a comparison, because they would let its two sides compete.
         made = [
             overview.verdicts(every),
             first,

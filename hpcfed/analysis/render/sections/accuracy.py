@@ -1,5 +1,5 @@
-"""Accuracy and other metrics over rounds: curves, best values, and what methods judge at
-the end.
+"""Accuracy and other metrics over rounds: curves, best values, and methods' final
+evaluations.
 """
 
 from collections import defaultdict
@@ -33,13 +33,13 @@ from hpcfed.options.metrics import METRICS, label_of, metric_of
 from hpcfed.results.run import RunRecord, mean_accuracy
 
 CLASSES_PER_ROW = 10
-"""Classes beside each other in a table, by their last digit."""
+"""Classes per row of a table, by their last digit."""
 MOST_BANDS = 4
-"""Curves of a chart up to which their bands can be told apart."""
+"""Up to this number of curves in a chart, their bands are distinguishable."""
 MOST_FAMILIES = 4
-"""Data sets and numbers of clients that have charts of their own."""
+"""Most combinations of data set and number of clients with their own charts."""
 MOST_CURVES = 2 * MOST_LINES
-"""In two charts for each series."""
+"""Fills two charts for each series."""
 
 
 def accuracy(
@@ -67,7 +67,7 @@ def add_charts(
     options: Sequence[Swept],
     draw: Callable[[str, Sequence[Group]], Iterator[Drawing]],
 ) -> None:
-    """Draw a few charts for each data set, with few enough points to see."""
+    """Draw a few charts for each data set, with few enough points to be readable."""
     families = chart_families(every)
     for about, family in islice(families.items(), MOST_FAMILIES):
         shown = held(family, options, keep=("ranks",), most=MOST_CURVES)
@@ -79,8 +79,8 @@ def add_charts(
 
 
 def chart_families(every: Sequence[Group]) -> dict[str, list[Group]]:
-    """Put groups together whose curves stand in one chart, by what the chart is about:
-    the data set, and the clients where there are too many curves otherwise.
+    """Group curves by chart: by data set, and also by clients if there are too many
+    curves.
     """
     datasets: dict[str, list[Group]] = defaultdict(list)
     for group in fewest_ranks(every):
@@ -100,19 +100,21 @@ def _several_clients(members: Sequence[Group]) -> bool:
 
 
 def recorded_metrics(every: Sequence[Group]) -> dict[str, str]:
-    """Return the metrics beside accuracy that some run has, and what they are called."""
+    """Return the metrics besides accuracy that some run has, with their display
+    names.
+    """
     found: dict[str, str] = {}
     for group in every:
         for name in group.metrics:
             metric = label_of(name, group.first.task)
-            # Where tasks differ, their losses are different things under one name.
+            # If tasks differ, their losses are different things with the same name.
             same = found.setdefault(name, metric) == metric
             found[name] = metric if same else METRICS[name].label
     return found
 
 
 def _charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
-    """Draw accuracies, then every metric beside them, of groups that have it."""
+    """Draw accuracies, then each further metric, for groups that have it."""
     for series, whose in ALL_ACCURACIES.items():
         yield from _draw(
             f"{about}: {whose}", _curves(members, series), Axis("accuracy, %")
@@ -125,7 +127,7 @@ def _charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
 
 
 def _metric_tables(every: Sequence[Group]) -> Iterator[Table]:
-    """Return last and best values of every metric beside accuracy."""
+    """Return last and best values of each metric besides accuracy."""
     for name, metric in recorded_metrics(every).items():
         in_percent = METRICS[name].in_percent
         unit = ", %" if in_percent else ""
@@ -152,8 +154,8 @@ def _metric(
 
 
 def _class_tables(every: Sequence[Group]) -> Iterator[Table]:
-    """Return the last accuracy of every class, of the global model or else of the
-    clients; a mean over seeds.
+    """Return the last accuracy of each class, of the global model or else of the
+    clients, as a mean over seeds.
     """
     for group in every:
         lasts = [run.last_class_accuracy() for run in group.seeds]
@@ -176,15 +178,15 @@ def _class_tables(every: Sequence[Group]) -> Iterator[Table]:
 
 
 def _curves(members: Sequence[Group], series: str) -> list[Line]:
-    """Return the curves of groups that were evaluated at all."""
+    """Return the curves of groups that were evaluated."""
     return told_apart(members, partial(curve_of, name=series))
 
 
 def told_apart(
     members: Sequence[Group], curve_of_group: Callable[[Group], Line]
 ) -> list[Line]:
-    """Return the curves that have points, with clients in their names where these
-    differ, and without bands where there are too many.
+    """Return the curves that have points. Their names include clients if these differ,
+    and bands are dropped if there are too many.
     """
     curves = []
     for group in members:
@@ -200,14 +202,14 @@ def told_apart(
 
 
 def curve_of(group: Group, name: str) -> Line:
-    """Return a series over rounds, its mean over seeds; without points if there was no
-    evaluation.
+    """Return a series over rounds as the mean over seeds; without points if there was
+    no evaluation.
     """
     recorded = [run.rounds[name] for run in group.seeds if name in run.rounds]
     metric = metric_of(name)
     least, most = metric_limits(metric)
     return curve(
-        label(group.key.without("dataset")),  # which the chart's title has
+        label(group.key.without("dataset")),  # already in the chart's title
         recorded,
         scale=100 if METRICS[metric].in_percent else 1,
         least=least,
@@ -216,8 +218,8 @@ def curve_of(group: Group, name: str) -> Line:
 
 
 def _draw(title: str, curves: Sequence[Line], axis: Axis) -> Iterator[Drawing]:
-    """Draw curves over rounds, or lying bars where runs were evaluated once. A single
-    value is in the overview already.
+    """Draw curves over rounds, or horizontal bars if runs were evaluated once. A single
+    value is already in the overview.
     """
     longest = max((len(curve.x) for curve in curves), default=1)
     once = longest == 1
@@ -256,7 +258,7 @@ def _evaluations(run: RunRecord, name: str) -> int:
 
 
 def _finals_table(every: Sequence[Group]) -> list[Table]:
-    """Return what methods had judged at the end, where one did."""
+    """Return the final evaluations of methods, if any has them."""
     rows = []
     for group in every:
         for name in group.first.finals:
@@ -267,7 +269,7 @@ def _finals_table(every: Sequence[Group]) -> list[Table]:
 
 
 def _final(group: Group, name: str) -> Estimate:
-    """Estimate what the method had judged at the end, over the seeds that have it."""
+    """Estimate a final evaluation of the method, over the seeds that have it."""
     means = []
     for run in group.seeds:
         if name in run.finals:

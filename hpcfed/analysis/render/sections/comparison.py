@@ -1,4 +1,4 @@
-"""Comparison of two paths, A and B: what changed, and what it did."""
+"""Comparison of two paths, A and B: what changed, and its effect."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from hpcfed.results.pace import SECONDS_PER_ROUND
 from hpcfed.words import MINUS
 
 MOST_DOTS = 16
-"""In a chart; of more points, those that differ most."""
+"""Most dots in a chart; of more points, it shows those that differ most."""
 VERDICTS = (
     "not told apart", "slower", "faster", "more", "less", "one run each", "same",
     "lower", "higher",
@@ -36,7 +36,7 @@ def comparison(compared: Comparison) -> Section:
 
 
 def _of_one(compared: Comparison) -> Iterator[Drawing]:
-    """Draw ratios of all costs, and curves of A and B over each other."""
+    """Draw ratios of all costs, and curves of A and B in one chart."""
     by_name = {figure.name: figure for figure in shown_costs(compared)}
     yield _dots("costs of a round, B / A", by_name, "B / A")
     (point,) = compared.points
@@ -58,7 +58,7 @@ def _curves(point: PointPair) -> Iterator[Drawing]:
 
 
 def _of_points(compared: Comparison) -> Iterator[Drawing]:
-    """Draw what every point has of seconds and accuracies."""
+    """Draw the seconds and accuracies of all points."""
     points = compared.points
     seconds = {point_name(point): point.seconds for point in points}
     yield _dots(f"{SECONDS_PER_ROUND}, B / A", seconds, "B / A")
@@ -77,7 +77,7 @@ def _of_points(compared: Comparison) -> Iterator[Drawing]:
 
 
 def _dots(title: str, figures: Mapping[str, Figure], unit: str) -> Drawing:
-    """Draw a dot for every figure, or for those that differ most."""
+    """Draw a dot for each figure, or for those that differ most."""
     most_first = sorted(figures, key=lambda name: -_distance(figures[name]))
     chosen = set(most_first[:MOST_DOTS])
     if len(chosen) < len(figures):
@@ -93,7 +93,7 @@ def _dots(title: str, figures: Mapping[str, Figure], unit: str) -> Drawing:
 
 
 def _distance(figure: Figure) -> float:
-    """Return how far a figure is from no change; half as much counts as twice as much."""
+    """Return how far a figure is from no change; half counts as much as double."""
     centre = figure.change.centre
     if not figure.neutral:
         return abs(centre)

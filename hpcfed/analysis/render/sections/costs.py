@@ -57,7 +57,7 @@ def phases(every: Sequence[Group], options: Sequence[Swept]) -> Section:
         )
     shown = few_bars(every, options)
     section.text += held_text(shown)
-    # All groups have the same phases, those of a round.
+    # All groups have the same phases.
     segments = {}
     for phase in every[0].phase_seconds:
         segments[phase] = partial(_phase_milliseconds, phase=phase)
@@ -67,7 +67,9 @@ def phases(every: Sequence[Group], options: Sequence[Swept]) -> Section:
 
 
 def _phase_table(every: Sequence[Group]) -> Table:
-    """Return the milliseconds of all phases that took any time, of every point."""
+    """Return the milliseconds of each point's phases, without phases that took no time
+    anywhere.
+    """
     columns = {}
     for phase in PHASES:
         if any(_usual(group, phase) for group in every):
@@ -90,7 +92,7 @@ def _usual(group: Group, phase: str) -> bool:
 
 
 def _seldom(every: Sequence[Group]) -> list[str]:
-    """Return phases that few rounds go through at some point: their median is 0."""
+    """Return phases that only few rounds of some point have: their median is 0."""
     found = []
     for phase in PHASES:
         for group in every:
@@ -120,7 +122,7 @@ def memory(every: Sequence[Group], options: Sequence[Swept]) -> Section:
             Axis(unit),
         )
         return section
-    # Over clients, a line for each number of ranks.
+    # Over clients, one line for each number of ranks.
     shown = held(every, options, keep=("clients",), most=MOST_LINES)
     section.text += held_text(shown)
     peaks_by_clients = []
@@ -141,7 +143,7 @@ def _peak_mib(group: Group) -> float:
 
 
 def sent(every: Sequence[Group]) -> Section:
-    """Show what clients and the server send each other."""
+    """Show the bytes exchanged between clients and the server."""
     section = Section("bytes", "Bytes")
     columns = {
         "up, MiB per round": lambda group: MEBIBYTES(group.per_round("bytes_up")),
@@ -154,11 +156,11 @@ def sent(every: Sequence[Group]) -> Section:
 
 
 def _sent_in_all(group: Group) -> float:
-    """Return bytes of all rounds of a run, up and down."""
+    """Return the bytes of all rounds of a run, up and down."""
     total = 0.0
     for run in group.seeds:
         total += float(run.rounds["bytes_up"].sum() + run.rounds["bytes_down"].sum())
-    # Of one run: seeds may have stopped after different numbers of rounds.
+    # Per run, since seeds may have stopped after different numbers of rounds.
     return total / len(group.seeds)
 
 
@@ -168,7 +170,7 @@ def server(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     members = [group for group in every if group.first.learnings]
     if not members:
         return section
-    # Runs of several versions may name their phases differently.
+    # Runs of different versions may name their phases differently.
     phases = _learning_phases(members)
     segments = {name: partial(_learning_seconds, phase=name) for name in phases}
     shown = few_bars(members, options)
@@ -187,7 +189,7 @@ def server(every: Sequence[Group], options: Sequence[Swept]) -> Section:
 
 
 def _learning_phases(members: Sequence[Group]) -> list[str]:
-    """Return the phases of all runs, in the order in which they are first met."""
+    """Return the phases of all runs, in order of first appearance."""
     names: dict[str, None] = {}
     for group in members:
         for run in group.runs:
@@ -197,8 +199,8 @@ def _learning_phases(members: Sequence[Group]) -> list[str]:
 
 
 def _learning_seconds(group: Group, phase: str) -> float:
-    """Return seconds of a phase over all times that the server's model was trained, for
-    all seeds of a process; the mean over processes.
+    """Return the seconds of a phase over all trainings of the server's model, for all
+    seeds of a process, as the mean over processes.
     """
     totals = []
     for process in group.processes:
@@ -211,8 +213,8 @@ def _learning_seconds(group: Group, phase: str) -> float:
 
 
 def _network_rows(group: Group, phases: Sequence[str]) -> list[Row]:
-    """Return a row for each of the server's networks, as it was trained last."""
-    # The last time stands for all: the first one also warms up.
+    """Return a row for each of the server's networks, from its last training."""
+    # The last training represents all: the first one also warms up.
     last = group.first.learnings[-1]
     seconds = sum(_learning_seconds(group, phase) for phase in phases)
     whole = fmean(
@@ -230,7 +232,8 @@ def _network_rows(group: Group, phases: Sequence[str]) -> list[Row]:
                 COUNT(parameters),
                 PLAIN(last.samples_per_second[network]),
                 PER_CENT_OF(last.utilisation[network]),
-                # These two are the server's as a whole, alike for all its networks.
+                # These two belong to the server as a whole, so they are the same for
+                # all its networks.
                 MEBIBYTES(float(last.peak_memory.max())),
                 PER_CENT_OF(seconds / whole),
             ]
