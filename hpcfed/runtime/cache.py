@@ -1,9 +1,9 @@
-"""The user's cache: what takes seconds to make and is the same the next time, such as
-compiled kernels.
+"""The user's cache for what takes seconds to make and stays the same, such as compiled
+kernels.
 
-Every entry can be made again. So whatever is wrong with the cache (no home, a full disk,
-a damaged file, a file of somebody else's) costs those seconds and nothing else. Many
-ranks may read and write at once: an entry appears whole, by rename.
+Every entry can be made again. So any problem with the cache (no home, a full disk, a
+damaged file, a file of another user) costs those seconds and nothing else. Many ranks
+may read and write at once: an entry appears whole, by rename.
 """
 
 import hashlib
@@ -15,19 +15,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 VARIABLE = "HPCFED_CACHE"
-"""The environment variable that names another folder; `off`: nothing is kept."""
+"""The environment variable that names another folder; `off`: keep nothing."""
 MOST_BYTES = 512 * 2**20
-"""What the folder may hold; beyond that the oldest entries go."""
+"""The most bytes in the folder; beyond that the oldest entries are removed."""
 DIGEST_BYTES = 32
 
 
 def folder() -> Path | None:
-    """Return the cache's folder; None where the user wants none, or has no home."""
+    """Return the cache's folder; None if the user wants none, or has no home."""
     wanted = os.environ.get(VARIABLE)
     if wanted:
         return None if wanted == "off" else Path(wanted).absolute()
     home = os.environ.get("XDG_CACHE_HOME", "")
-    # Its standard has a relative path ignored.
+    # The XDG standard says to ignore a relative path.
     if os.path.isabs(home):
         return Path(home) / "hpcfed"
     try:
@@ -38,7 +38,7 @@ def folder() -> Path | None:
 
 def own_folder(name: str) -> Path | None:
     """Return a folder within the cache for files that others write there; None unless
-    it is this user's own, and nobody else can write to it.
+    it belongs to this user and no other user can write to it.
     """
     path = folder()
     try:
@@ -53,10 +53,10 @@ def own_folder(name: str) -> Path | None:
 
 
 def read(name: str) -> bytes | None:
-    """Return an entry; None unless it is there, whole, and this user's own."""
+    """Return an entry; None unless it exists, is whole, and belongs to this user."""
     try:
         with _opened() as where:
-            # Not through a link, and without waiting for the writer of a pipe.
+            # Do not follow a link, and do not wait for the writer of a pipe.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             with open(os.open(name, flags, dir_fd=where), "rb") as file:
                 status = os.fstat(file.fileno())
@@ -70,7 +70,7 @@ def read(name: str) -> bytes | None:
 
 
 def write(name: str, content: bytes) -> None:
-    """Keep an entry, if that is possible; an older one of this name is replaced."""
+    """Keep an entry, if possible; replace an older one of this name."""
     with suppress(OSError), _opened(make=True) as where:
         temporary = f"{name}.{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -86,35 +86,35 @@ def write(name: str, content: bytes) -> None:
 
 @contextmanager
 def _opened(*, make: bool = False) -> Iterator[int]:
-    """Open the folder; an OSError unless it is this user's and nobody else can write
-    there.
+    """Open the folder; raise an OSError unless it belongs to this user and no other
+    user can write to it.
     """
     path = folder()
     if path is None:
         raise FileNotFoundError("there is no cache")
     if make and not path.is_dir():
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # It may have been made where a group can write to all new folders. One that was
-        # there may be shared on purpose, and stays as it is.
+        # A new folder may be writable by a group by default. An existing one may be
+        # shared on purpose, and is left alone.
         path.chmod(0o700)
     where = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if not _only_ours(os.fstat(where)):
             raise PermissionError(f"{path}: others can write there")
-        # Entries are found through the open folder, whatever its path becomes.
+        # Entries are found through the open folder, even if its path changes.
         yield where
     finally:
         os.close(where)
 
 
 def _only_ours(status: os.stat_result) -> bool:
-    """Tell whether a file or folder is this user's, and nobody else may change it."""
+    """Tell whether a file or folder is this user's, and no other user may change it."""
     others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return status.st_uid == os.geteuid() and not others
 
 
 def _digest(name: str, content: bytes) -> bytes:
-    """Return a checksum, by which an entry under another's name is found out, too."""
+    """Return a checksum that also detects an entry stored under another name."""
     return hashlib.sha256(name.encode() + b"\0" + content).digest()
 
 

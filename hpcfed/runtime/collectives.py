@@ -17,13 +17,13 @@ from hpcfed.runtime.world import World
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 Turn = Callable[[Callable[[], Any]], Any]
-"""Calls the function when its turn has come, and returns what it returns."""
+"""Calls the function when it is its turn, and returns the result."""
 
 
 def _in_turn(collective: F) -> F:
     """Make a method wait for its turn.
 
-    No collective may call another one: it would wait for a turn within its own.
+    No collective may call another one: it would wait for a turn within its own turn.
     """
 
     @wraps(collective)
@@ -37,11 +37,11 @@ class Collectives:
     """Sums and exchanges of rows and values among the ranks of this rank's role.
 
     With a single rank each is the identity. All ranks must call their collectives in
-    the same order. Where several programs share a rank (the stacked seeds of a run do),
-    `turn` sees to that.
+    the same order. If several programs share a rank, as the stacked seeds of a run do,
+    `turn` ensures that.
 
-    Rows go through torch.distributed, which keeps them on GPUs where it can. Small
-    values go through MPI, which takes any object.
+    Rows go through torch.distributed, which keeps them on GPUs if it can. Small values
+    go through MPI, which takes any object.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class Collectives:
 
     @_in_turn
     def rows_to_columns(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """Exchange this rank's rows, all columns of them, for its share of the columns
-        of all rows: [sum(counts), share].
+        """Exchange this rank's rows, with all columns, for its share of the columns of
+        all rows: [sum(counts), share].
 
-        `counts` are the numbers of rows of all ranks, in rank order, which is also the
-        order of the result. `columns_to_row` goes the other way.
+        `counts` are the numbers of rows of all ranks, in rank order. The result is in
+        the same order. `columns_to_row` is the inverse.
         """
         if self.size == 1:
             return rows
         width = ceil(rows.shape[1] / self.size)
-        # all_to_all wants shares of equal width, so the last one is padded with zeros.
-        # Where there are more ranks than columns, further shares are all padding.
+        # all_to_all needs shares of equal width, so the last one is padded with zeros.
+        # If there are more ranks than columns, further shares are all padding.
         shares = rows.new_zeros(self.size, len(rows), width)
         for share, columns in zip(shares, rows.split(width, dim=1), strict=False):
             share[:, : columns.shape[1]] = columns
@@ -94,7 +94,9 @@ class Collectives:
 
     @_in_turn
     def columns_to_row(self, columns: Tensor, num_columns: int) -> Tensor:
-        """Join every rank's share of one row [share] to the whole row, on every rank."""
+        """Join every rank's share of one row [share] into the whole row, on every
+        rank.
+        """
         if self.size == 1:
             return columns
         outgoing = self._outgoing(columns.contiguous())
@@ -106,7 +108,7 @@ class Collectives:
     @_in_turn
     def relocate(self, rows: Tensor, before: np.ndarray, after: np.ndarray) -> Tensor:
         """Exchange one entry per client that was on this rank for one per client that
-        is here now, bit for bit.
+        is now, bit for bit.
 
         `before` and `after` are the ranks of all clients. A rank's entries are in the
         order of client ids, before and after. Only entries that change ranks are sent.
@@ -127,7 +129,7 @@ class Collectives:
             leaving.append(np.flatnonzero(out))
             arriving.append(np.flatnonzero(into))
         outgoing = self._outgoing(rows[np.searchsorted(old, np.concatenate(leaving))])
-        # As bytes, because gloo knows few types.
+        # As bytes, because gloo supports few types.
         as_bytes = outgoing.reshape(len(outgoing), width).view(torch.uint8)
         num_out = [len(clients) for clients in leaving]
         num_in = [len(clients) for clients in arriving]
@@ -155,7 +157,7 @@ class Collectives:
 
     @_in_turn
     def any_rank(self, here: bool) -> bool:
-        """Return whether it is so on some rank; every rank gets the same answer."""
+        """Return whether `here` is true on some rank; the same answer on every rank."""
         return any(self.world.role_allgather(here))
 
     @_in_turn
@@ -173,7 +175,7 @@ class Collectives:
         gathered = None
         if self.world.role_rank == 0:
             gathered = np.empty((self.size, len(numbers)))
-        # Gather with a capital sends buffers; it neither pickles nor converts.
+        # Gather with a capital G sends buffers, without pickling or converting.
         vector = np.ascontiguousarray(numbers, np.float64)
         self.world.role_comm.Gather(vector, gathered, root=0)
         return gathered
@@ -183,8 +185,8 @@ class Collectives:
     ) -> list[tuple[Any, Tensor | None]]:
         """Return every rank's small value and rows, on every rank, in rank order.
 
-        Rows have the same columns everywhere, or are None everywhere. It takes no turn
-        of its own: call it within `in_turn`.
+        Rows have the same columns on all ranks, or are None on all. It takes no turn
+        itself: call it within `in_turn`.
         """
         if self.world.role_comm is None or self.size == 1:
             return [(value, rows)]
@@ -205,7 +207,9 @@ class Collectives:
         return list(zip(values, there, strict=True))
 
     def in_turn(self, work: Callable[[], T]) -> T:
-        """Do work that has collectives of its own, such as a library's, in one turn."""
+        """Do work that makes its own collective calls, such as a library's, in one
+        turn.
+        """
         answer: T = self._turn(work)
         return answer
 
@@ -215,7 +219,7 @@ class Collectives:
         self.world.role_barrier()
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
-        """Count the payload, and return it where the backend can read it: gloo wants
+        """Count the payload, and return it where the backend can read it: gloo needs
         host memory.
         """
         self.bytes_sent += tensor.numel() * tensor.element_size()
@@ -223,7 +227,7 @@ class Collectives:
 
 
 def _allgather_unequal(by_rank: list[Tensor], rows: Tensor) -> None:
-    """Fill `by_rank` with every rank's rows, of which there are different numbers.
+    """Fill `by_rank` with every rank's rows, whose numbers differ.
 
     all_gather is for equal shapes, so each rank broadcasts its own.
     """

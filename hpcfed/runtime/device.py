@@ -1,4 +1,4 @@
-"""The device of this process: arithmetic, memory, and arrays that go there."""
+"""The device of this process: arithmetic, memory, and moving arrays there."""
 
 import platform
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from hpcfed.runtime import machine
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Return the array on the device, without waiting for what the device is doing.
 
-    On a GPU the array may be reused at once: CUDA copies what is not pinned aside
+    On a GPU the array may be reused immediately: CUDA copies memory that is not pinned
     before this returns. On the CPU the tensor shares the array's memory.
     """
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return in bytes the most that torch has held on the GPU so far; on a CPU the most
-    that this process has.
+    """Return the most bytes that torch has held on the GPU so far; on a CPU, the most
+    that this process has held.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -31,7 +31,7 @@ def peak_memory(device: torch.device) -> int:
 
 @contextmanager
 def keeping_arithmetic() -> Iterator[None]:
-    """Give precision, determinism and threads of this process back as they were, to a
+    """Restore precision, determinism and threads of this process after the block, for a
     program that goes on after a run.
     """
     threads = torch.get_num_threads()
@@ -58,8 +58,8 @@ def set_arithmetic(*, precision: str, deterministic: bool) -> None:
     torch.backends.cudnn.benchmark = not deterministic
     if platform.machine() == "aarch64":
         # Measured on 2 ARM cores: oneDNN takes 1.1 to 2 times as long as torch's own
-        # kernels for small batches. By setattr, as mypy takes the property for a value.
+        # kernels for small batches. By setattr: to mypy the property is a plain value.
         setattr(torch.backends.mkldnn, "enabled", False)  # noqa: B010
-    # torch.use_deterministic_algorithms would tell the compiler, too, which is not used
-    # here and takes two seconds to import.
+    # torch.use_deterministic_algorithms would also configure the compiler, which is not
+    # used here and takes two seconds to import.
     torch.set_deterministic_debug_mode("error" if deterministic else "default")

@@ -1,4 +1,4 @@
-"""Energy that GPUs and CPUs have used, where NVML and RAPL offer it."""
+"""Energy that GPUs and CPUs have used, if NVML and RAPL provide it."""
 
 import threading
 from collections.abc import Sequence
@@ -10,31 +10,31 @@ from hpcfed.runtime.machine import load
 from hpcfed.runtime.world import World
 
 POWERCAP = Path("/sys/class/powercap")
-"""Where Linux has RAPL's counters, of Intel's and AMD's processors."""
+"""Where Linux has the RAPL counters of Intel and AMD processors."""
 EVERY = 60.0
-"""Seconds between looks at a CPU's counter, which starts again at 0 after some minutes."""
+"""Seconds between readings of a CPU's counter, which wraps to 0 after some minutes."""
 COUNTED = ("package-", "dram")
-"""How names of counters begin that are added up. Others are parts of a package, or of
-the whole machine.
+"""Prefixes of the counters to add up. Others are part of a package, or cover the whole
+machine.
 """
 UNKNOWN = float("nan")
 ENERGIES = ("energy", "cpu_energy")
 
 
 def rank_joules(world: World) -> float:
-    """Return the joules this rank's GPU has used; ranks that share a GPU report it
-    once.
+    """Return the joules that this rank's GPU has used; if ranks share a GPU, only one
+    reports it.
     """
     devices = [(location.host, location.device) for location in world.locations]
     device = devices[world.rank]
-    # The counter is the GPU's, not the process's: the first rank on it reports it.
+    # The counter belongs to the GPU, not to the process: its first rank reports it.
     is_first = devices.index(device) == world.rank
     return joules(device[1]) if is_first else 0.0
 
 
 def joules(device_uuid: str) -> float:
-    """Return the GPU's energy counter in joules since its driver started; NaN where
-    there is none.
+    """Return the GPU's energy counter in joules since its driver started; NaN if there
+    is none.
     """
     try:
         import pynvml
@@ -44,12 +44,12 @@ def joules(device_uuid: str) -> float:
         handle = pynvml.nvmlDeviceGetHandleByUUID(name)
         return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
     except Exception:
-        # No driver, no counter, no permission: a figure is missing, no run stops.
+        # No driver, counter or permission: a figure is missing, but no run stops.
         return UNKNOWN
 
 
 class CpuMeter:
-    """Adds up what the CPUs and the memory of a host use, whoever uses them."""
+    """Adds up what all processes on a host use of its CPUs and memory."""
 
     def __init__(self, folder: Path) -> None:
         self._counters = _counters(folder)
@@ -61,7 +61,7 @@ class CpuMeter:
         self._thread = threading.Thread(target=self._look_on, daemon=True)
 
     def __enter__(self) -> "CpuMeter":
-        # Counters that cannot be read, as by most users but root, need no looks.
+        # Most users except root cannot read the counters; then there is nothing to do.
         if not isnan(self._used):
             self._thread.start()
         return self
@@ -72,13 +72,13 @@ class CpuMeter:
             self._thread.join()
 
     def joules(self) -> float:
-        """Stop, and return the joules since the start; NaN where they cannot be read."""
+        """Stop, and return the joules since the start; NaN if they cannot be read."""
         self.__exit__()
         self.look()
         return self._used / 1e6
 
     def look(self) -> None:
-        """Add what was used since the last look."""
+        """Add what was used since the last reading."""
         for number, path in enumerate(self._counters):
             now = _read(path / "energy_uj")
             used = now - self._last[number]
@@ -99,7 +99,7 @@ class Used:
         self._world = world
         self._load = load()
         self._gpu = rank_joules(world)
-        # The counters are the host's: the first rank on it reports them.
+        # The counters belong to the host: its first rank reports them.
         hosts = [location.host for location in world.locations]
         is_first = hosts.index(hosts[world.rank]) == world.rank
         self._cpu = CpuMeter(POWERCAP) if is_first else None
@@ -126,7 +126,7 @@ class Used:
 def _counters(folder: Path) -> Sequence[Path]:
     """Return the counters of packages and of their memory."""
     found = []
-    # Others that are there, as intel-rapl-mmio, count the same a second time.
+    # Other counters, such as intel-rapl-mmio, count the same energy a second time.
     for path in sorted(folder.glob("intel-rapl:*")):
         try:
             name = (path / "name").read_text()
@@ -138,7 +138,7 @@ def _counters(folder: Path) -> Sequence[Path]:
 
 
 def _read(path: Path) -> float:
-    """Return a counter's microjoules; NaN where it cannot be read."""
+    """Return a counter's microjoules; NaN if it cannot be read."""
     try:
         return float(path.read_text())
     except (OSError, ValueError):

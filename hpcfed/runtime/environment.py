@@ -37,9 +37,9 @@ _LAUNCHER = (
     "NCCL_",
     "GLOO_",
 )
-"""How names of variables begin that are recorded."""
+"""Prefixes of the variables that are recorded."""
 _PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD", "JWT")
-"""Parts of names of variables that are never recorded."""
+"""Variables whose names contain one of these are never recorded."""
 
 
 def capture(
@@ -52,9 +52,9 @@ def capture(
     files: Mapping[str, str] | None = None,
     command: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return facts of the run as JSON values; `locations` are the ranks' hosts and
-    devices, in rank order; `files` are checksums of the user's own Python. A `command`
-    stands in for this process's words, where a program has started the run.
+    """Return facts about the run as JSON values. `locations` are the ranks' hosts and
+    devices, in rank order; `files` are checksums of the user's own Python. If a program
+    has started the run, `command` replaces this process's own command line.
     """
     ranks = []
     for location in locations:
@@ -72,7 +72,7 @@ def capture(
             }
         )
     return {
-        # Without the folder that the program is installed in.
+        # Without the folder where the program is installed.
         "command": list(command) or [Path(sys.argv[0]).name, *sys.argv[1:]],
         "folder": os.getcwd(),
         "python": platform.python_version(),
@@ -92,8 +92,8 @@ def capture(
 
 
 def of_resumed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment of a run that goes on: the command that began it, those
-    that went on with it, and checksums of files that have changed meanwhile.
+    """Return the environment of a resumed run: the command that began it, the commands
+    that resumed it, and checksums of files that have changed since.
     """
     resumed_by = [*before.get("resumed_by", ()), now["command"]]
     joined = {**now, "command": before["command"], "resumed_by": resumed_by}
@@ -132,14 +132,14 @@ def _cuda() -> str | None:
     return torch.version.cuda if torch.cuda.is_available() else None
 
 
-@cache  # what was imported stays the same, and a program may make a hundred runs
+@cache  # imported code does not change, and a program may make a hundred runs
 def _own_source() -> dict[str, Any]:
     return _source(PACKAGE)
 
 
 def _source(package: Path) -> dict[str, Any]:
-    """Describe the program that runs: version and checksum of the package as it lies
-    there and, from a checkout, its commit and whether it was `changed` since.
+    """Describe the running program: version and checksum of the package on disk and, in
+    a checkout, its commit and whether it was `changed` since.
     """
     found: dict[str, Any] = {"version": __version__, "sha256": _checksum(package)}
     state = checkout(package.parent)
@@ -155,13 +155,13 @@ def _checksum(package: Path) -> str:
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
         name = path.relative_to(package).as_posix()
-        # The length says where a file ends and the next name begins.
+        # The length marks where a file ends and the next name begins.
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
 
 def _variables() -> dict[str, str]:
-    """Return what the launcher has set, without anything that may be a secret."""
+    """Return what the launcher has set, except anything that may be a secret."""
     found = {}
     for name, value in sorted(os.environ.items()):
         private = any(word in name for word in _PRIVATE)

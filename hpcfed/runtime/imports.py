@@ -1,4 +1,4 @@
-"""Quick imports, for the program `hpcfed`: torch's alone are most of its start."""
+"""Fast imports for the program `hpcfed`: torch's imports are most of its start-up."""
 
 import gc
 import os
@@ -15,13 +15,13 @@ from hpcfed.runtime.interrupts import leave
 
 
 def keep_bytecode() -> None:
-    """Have Python keep compiled modules in the user's cache, where it keeps them nowhere.
+    """Have Python keep compiled modules in the user's cache, if it keeps them nowhere.
 
-    In an image that is read-only, in a shared installation, or with
-    PYTHONDONTWRITEBYTECODE, all of torch would be compiled at every start: 1.8 s of the
-    4.2 s to the first round (measured on a GPU machine).
+    In a read-only image, in a shared installation, or with PYTHONDONTWRITEBYTECODE, all
+    of torch would be compiled at every start: 1.8 s of the 4.2 s to the first round
+    (measured on a GPU machine).
     """
-    # torch stands for all of them; this finds it without importing it.
+    # torch represents all modules; this finds it without importing it.
     torch = find_spec("torch")
     if torch is None or torch.cached is None or sys.pycache_prefix is not None:
         return
@@ -37,21 +37,21 @@ def keep_bytecode() -> None:
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Import within the block without looking for garbage.
+    """Import within the block without garbage collection.
 
-    Imports make hundreds of thousands of objects and nearly no garbage, yet Python goes
-    through all of them again and again: a tenth of the time that torch takes. What is
-    there at the end of the block is never looked at again, not even at exit, where it
-    took half a second. So this is for the program `hpcfed` alone. Ctrl-C ends it at
-    once meanwhile.
+    Imports create hundreds of thousands of objects and almost no garbage, yet Python
+    scans all of them again and again: a tenth of torch's import time. Objects that
+    exist at the end of the block are never scanned again, not even at exit, where it
+    took half a second. So only the program `hpcfed` may use this. Within the block,
+    Ctrl-C ends the process immediately.
     """
     gc.disable()
     try:
         with _ended_by_interrupts():
             yield
     finally:
-        # A user's network may have loaded triton, which complains at exit about every
-        # object of its own that was not collected.
+        # A user's network may have loaded triton, which complains at exit about each of
+        # its objects that was not collected.
         if "triton" not in sys.modules:
             gc.freeze()
         gc.enable()
@@ -59,12 +59,12 @@ def without_collecting() -> Iterator[None]:
 
 @contextmanager
 def _ended_by_interrupts() -> Iterator[None]:
-    """End the process at Ctrl-C within the block, while it has done nothing yet.
+    """End the process at Ctrl-C within the block, since it has not done anything yet.
 
-    Not by an exception: the modules that are being imported could catch it.
+    Not by an exception: modules that are being imported could catch it.
     """
     plain = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    # Only the main thread may set handlers, and a run's own handler stays.
+    # Only the main thread may set handlers, and a run's own handler is kept.
     if not plain or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,10 +1,12 @@
-"""What Ctrl-C does before a command has begun: loaded first, so it loads little."""
+"""What Ctrl-C does before a command has begun. It is loaded first, so it imports
+little.
+"""
 
 import os
 from types import FrameType
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """End the process at once, as a handler of a signal."""
+    """End the process immediately; a signal handler."""
     os.write(2, b"hpcfed: interrupted\n")
     os._exit(130)

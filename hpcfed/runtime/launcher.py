@@ -16,12 +16,12 @@ from typing import NoReturn
 from hpcfed.errors import remark
 
 ENDED = "HPCFED_ENDED"
-"""The environment variable in which a script names a file. The root writes to that file
-when the command has ended well.
+"""The environment variable in which a script names a file. The root writes to it when
+the command has ended successfully.
 """
 _HYDRA = "MPI_LOCALNRANKS"
-"""A variable that mpiexec sets, MPICH's and Intel's (both are Hydra), and srun does
-not.
+"""A variable that the mpiexec of MPICH and of Intel sets (both are Hydra), and srun
+does not.
 """
 
 
@@ -35,12 +35,14 @@ class Launch:
 
     @property
     def alone(self) -> bool:
-        """Whether no launcher, or one, started a single process: MPI is not needed."""
+        """Whether there is only one process, with or without a launcher: no MPI
+        needed.
+        """
         return self.size == 1
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch:
-    """Return what the launcher says; one rank when nothing launched us."""
+    """Return what the launcher says; one rank without a launcher."""
     mpirun = _read(
         environment,
         "Open MPI's mpirun",
@@ -49,13 +51,14 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch:
     )
     mpiexec = _read(environment, "mpiexec (PMI)", rank="PMI_RANK", size="PMI_SIZE")
     srun = _read(environment, "srun", rank="SLURM_PROCID", size="SLURM_STEP_NUM_TASKS")
-    # A batch script that starts us without srun still sees the job's variables, but no
-    # step of its own.
+    # A batch script that starts us without srun still sees the job's variables, but has
+    # no step.
     if not environment.get("SLURM_STEP_ID", "").isdigit():
         srun = None
-    # srun --mpi=pmi2 sets PMI's variables, too, and they agree with its own. But mpiexec
-    # starts its daemons by srun, one per node, so its ranks also see a step; with one
-    # rank per node those numbers agree as well. What only mpiexec sets must decide.
+    # srun --mpi=pmi2 sets PMI's variables, too, and they agree with its own. But
+    # mpiexec starts its daemons by srun, one per node, so its ranks also see a step.
+    # With one rank per node those numbers agree as well. So what only mpiexec sets must
+    # decide.
     agree = mpiexec and srun and mpiexec.rank == srun.rank and mpiexec.size == srun.size
     if agree and _HYDRA not in environment:
         mpiexec = None
@@ -65,7 +68,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch:
 def _read(
     environment: Mapping[str, str], launcher: str, *, rank: str, size: str
 ) -> Launch | None:
-    """Return what a launcher's two variables say; None where it has not set them."""
+    """Return what a launcher's two variables say; None if it has not set them."""
     ours, all_ranks = environment.get(rank, ""), environment.get(size, "")
     if ours.isdigit() and all_ranks.isdigit():
         return Launch(launcher, int(ours), int(all_ranks))
@@ -74,9 +77,10 @@ def _read(
 
 @contextmanager
 def telling_a_good_end() -> Iterator[None]:
-    """Make the root write to the file that ENDED names when the block ends well.
+    """Make the root write to the file that ENDED names when the block ends
+    successfully.
 
-    srun may exit with 0 although it has launched nobody, so a script cannot rely on
+    srun may exit with 0 although it has launched no rank, so a script cannot rely on
     the exit code.
     """
     try:
@@ -96,15 +100,15 @@ def _tell_a_good_end() -> None:
 
 
 def leave(launch: Launch, code: int) -> NoReturn:
-    """End this process, and with it all ranks, over a mistake that was found before MPI
+    """End this process, and with it all ranks, because of a mistake found before MPI
     started.
 
-    The root just exits: its mistake is mostly every rank's, and the launcher ends the
-    others. Another rank that is still alive has found what the root has not. It meets
-    the others in MPI first, because a launcher that sees a rank vanish while others
-    connect may wait for ever (Open MPI 5.0, once in some hundred times). Under srun it
-    must not: without --kill-on-bad-exit srun lets the others go on, and they would wait
-    for a root that has gone.
+    The root just exits: usually every rank has the same mistake, and the launcher ends
+    the others. If another rank is still alive, it has found a mistake that the root has
+    not. It first meets the others in MPI, because a launcher that sees a rank vanish
+    while others connect may wait forever (Open MPI 5.0, once in some hundred times).
+    Under srun it must not: without --kill-on-bad-exit srun lets the others go on, and
+    they would wait for a root that has gone.
     """
     if launch.rank and launch.launcher != "srun":
         try:
@@ -115,19 +119,19 @@ def leave(launch: Launch, code: int) -> NoReturn:
     sys.exit(code)
 
 
-# The words that start a number of ranks: srun, mpirun, or none for a single rank.
+# The command that starts a number of ranks: srun, mpirun, or none for a single rank.
 
 
 Start = Callable[[int], list[str]]
-"""Returns the words that start so many ranks."""
+"""Returns the command that starts this number of ranks."""
 ALLOW_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-"""Variables without which Open MPI's mpirun refuses to run as root, as one is in a
+"""Variables without which Open MPI's mpirun refuses to run as root, the usual user in a
 container.
 """
 
 
 def launcher(name: str, environment: Mapping[str, str] = os.environ) -> Start:
-    """Choose how ranks are started: `auto` takes srun in a Slurm job, and mpirun
+    """Choose how ranks are started: `auto` uses srun in a Slurm job, and mpirun
     elsewhere.
     """
     if name == "auto":
@@ -155,7 +159,7 @@ def _mpirun(ranks: int) -> list[str]:
 
 
 def mpirun_program() -> str:
-    """Return the mpirun beside Python, which fits the library that Python loads, or
+    """Return the mpirun next to Python, which fits the library that Python loads, or
     else the first on the path.
     """
     beside = Path(sys.executable).with_name("mpirun")
@@ -163,19 +167,19 @@ def mpirun_program() -> str:
 
 
 def _binding(ranks: int) -> list[str]:
-    """Give every rank an equal number of cores to itself. More ranks than cores share
-    them as the system likes.
+    """Give every rank the same number of cores for itself. If there are more ranks than
+    cores, the system schedules them.
     """
     cores = _cores()
-    # mpirun refuses more ranks than cores unless it is told.
+    # mpirun refuses more ranks than cores unless told otherwise.
     if ranks > cores:
         return ["--oversubscribe", "--bind-to", "none"]
     return ["--map-by", f"slot:PE={cores // ranks}", "--bind-to", "core"]
 
 
 def _cores() -> int:
-    """Count the cores that we may use; two hardware threads of a core count once, as
-    they do for mpirun.
+    """Count the cores that we may use; two hardware threads of a core count once, as in
+    mpirun.
     """
     cores = {_core(thread) for thread in os.sched_getaffinity(0)}
     return len(cores)
@@ -187,12 +191,12 @@ def _core(thread: int) -> tuple[str, ...]:
     try:
         socket = (topology / "physical_package_id").read_text()
         return socket, (topology / "core_id").read_text()
-    except OSError:  # some containers hide it: then each thread is a core
+    except OSError:  # some containers hide it: then count each thread as a core
         return (str(thread),)
 
 
 def environment_of(words: Sequence[str]) -> dict[str, str]:
-    """Return the environment for a command; mpirun is told to run as root where we do."""
+    """Return the environment for a command; if we are root, mpirun may run as root."""
     variables = dict(os.environ)
     missing = [name for name in ALLOW_ROOT if name not in variables]
     if os.geteuid() == 0 and missing and words[0] == mpirun_program():

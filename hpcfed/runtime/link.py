@@ -1,9 +1,9 @@
 """Messages between workers and the server's first rank, over MPI: a small header, and
-rows in a buffer of their own.
+rows in a separate buffer.
 
-Whoever sends goes on at once. Whoever waits (the server for requests, a worker for an
-answer) sleeps between looks, so that those who have work get the cores: MPI's own
-blocking calls spin.
+A sender continues immediately. A receiver (the server for requests, a worker for an
+answer) sleeps between polls, so that ranks with work get the cores: MPI's own blocking
+calls spin.
 """
 
 import time
@@ -17,36 +17,36 @@ from torch import Tensor
 from hpcfed.runtime.world import World
 
 _HEADER, _ROWS = 71, 72
-"""MPI's tags of the two halves of a message."""
+"""MPI tags of the two halves of a message."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2e-5, 2e-3
-"""Seconds between two looks for a message; the pause doubles while nothing comes."""
+"""Seconds between two polls for a message; the pause doubles while nothing arrives."""
 
 
 @dataclass
 class _Sent:
     requests: list[Any]
     buffer: np.ndarray | None
-    """Must live, unchanged, until MPI has sent it."""
+    """Must stay alive and unchanged until MPI has sent it."""
 
     def complete(self) -> bool:
         return all(request.Test() for request in self.requests)
 
 
 class Link:
-    """One end of the link: a worker's, or that of the server's first rank."""
+    """One end of the link: a worker, or the server's first rank."""
 
     def __init__(self, world: World) -> None:
-        # Of all ranks, because workers and server ranks share no other communicator.
+        # All ranks, because workers and server ranks share no other communicator.
         self._comm = world.comm
         self._in_flight: list[_Sent] = []
 
     def send(self, to: int, header: Any, rows: Tensor | None = None) -> None:
-        """Send a message and return at once; the rows may change afterwards."""
+        """Send a message and return immediately; the rows may change afterwards."""
         self._in_flight = [sent for sent in self._in_flight if not sent.complete()]
         buffer = None if rows is None else _on_host(rows)
         shape = None if buffer is None else (buffer.shape, buffer.dtype.str)
         requests = [self._comm.isend((header, shape), dest=to, tag=_HEADER)]
-        # No rows, [0, columns]: the shape says all, and nothing follows.
+        # For empty rows, [0, columns], the shape in the header is enough.
         if buffer is not None and buffer.size:
             requests.append(self._comm.Isend(buffer, dest=to, tag=_ROWS))
         self._in_flight.append(_Sent(requests, buffer))
@@ -58,7 +58,8 @@ class Link:
         if shape is None:
             return header, None
         rows = np.empty(shape[0], np.dtype(shape[1]))
-        # MPI keeps messages of one rank and tag in order: these are this header's rows.
+        # MPI keeps messages with the same rank and tag in order: these rows belong to
+        # the header.
         if rows.size:
             self._comm.Recv(rows, source=source, tag=_ROWS)
         return header, rows
@@ -78,7 +79,7 @@ class Link:
 
 
 def _on_host(rows: Tensor) -> np.ndarray:
-    """Return a copy in host memory; one from a GPU is pinned, which copies faster."""
+    """Return a copy in host memory; pinned if it comes from a GPU, which is faster."""
     if rows.device.type == "cpu":
         array: np.ndarray = rows.contiguous().numpy().copy()
         return array

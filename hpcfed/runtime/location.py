@@ -28,8 +28,8 @@ class Location(NamedTuple):
 def choose_device(wanted: str, local_rank: int) -> torch.device:
     """Choose this rank's device, and make it torch's current one.
 
-    The ranks of a host take its GPUs in turn; where there are more ranks than GPUs,
-    ranks share.
+    The ranks of a host take its GPUs in turn. If there are more ranks than GPUs, ranks
+    share them.
     """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UserError(
@@ -49,8 +49,8 @@ def locate(device: torch.device) -> Location:
     if device.type == "cpu":
         return Location(host, os.getpid(), "cpu", "cpu", cores, this_machine())
     properties = torch.cuda.get_device_properties(device)
-    # The unique id, because device numbers start at 0 on every rank that sees only
-    # its own GPU.
+    # The unique id, because device numbers start at 0 on every rank that sees only its
+    # own GPU.
     device_id, name = str(properties.uuid), properties.name
     return Location(host, os.getpid(), device_id, name, cores, this_machine())
 
@@ -62,14 +62,14 @@ def share_device(locations: tuple[Location, ...]) -> bool:
 
 
 def threads_for(here: Location, locations: tuple[Location, ...]) -> int:
-    """Return a rank's share of its cores, or OMP_NUM_THREADS where that is less.
+    """Return a rank's share of its cores, or OMP_NUM_THREADS if that is less.
 
     The ranks of a host together never have more threads than cores, unless there are
     more ranks than cores.
     """
     sharing = 0
-    # The rank itself is among them. Ranks that the launcher has bound to other cores
-    # do not count.
+    # This includes the rank itself, but not ranks that the launcher has bound to other
+    # cores.
     for other in locations:
         overlaps = not set(other.cores).isdisjoint(here.cores)
         sharing += other.host == here.host and overlaps
@@ -81,10 +81,10 @@ def threads_for(here: Location, locations: tuple[Location, ...]) -> int:
 
 
 def omp_threads() -> int | None:
-    """Return OMP_NUM_THREADS; None where it is not set or no plain number."""
+    """Return OMP_NUM_THREADS; None if it is not set or not a plain number."""
     value = os.environ.get("OMP_NUM_THREADS", "")
-    # More than nine digits is more than any share, and Python refuses to parse
-    # thousands of them.
+    # Ten digits are more than any share, and Python refuses to parse thousands of
+    # digits.
     if value.isascii() and value.isdigit() and len(value) < 10:
         return int(value)
     return None

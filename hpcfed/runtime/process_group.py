@@ -1,8 +1,8 @@
 """The torch.distributed process group of this rank's role.
 
-Every role has a default group of its own, so that a collective of one role, or
-DeepSpeed, never waits for the other role. The verbs below act among the ranks of that
-group; for networks and trainers, which know no World.
+Every role has its own default group, so that a collective of one role, or DeepSpeed,
+never waits for the other role. The functions below act among the ranks of that group.
+They are for networks and trainers, which do not know the World.
 """
 
 import os
@@ -23,20 +23,20 @@ from hpcfed.runtime.stalls import Pulse
 CONNECTING = timedelta(minutes=30)
 """How long the ranks of a role may take to find each other."""
 COLLECTIVE = timedelta(days=24)
-"""How long a collective may take: for ever, in effect.
+"""How long a collective may take: effectively forever.
 
---stall-timeout ends a run that hangs. torch's own limit goes on counting while a job is
-suspended, and would end it. More days in milliseconds do not fit into 31 bits.
+--stall-timeout ends a run that hangs. torch's own limit keeps counting while a job is
+suspended, and would end it. More days do not fit into 31 bits of milliseconds.
 """
 
 
 def rank() -> int:
-    """Return this rank's number in its role; 0 where there is no group."""
+    """Return this rank's number in its role; 0 without a group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def size() -> int:
-    """Return how many ranks the role has; 1 where there is no group."""
+    """Return the number of ranks in the role; 1 without a group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -64,7 +64,7 @@ def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
     store = None
     address: tuple[str, int] | None = None
     if role_rank == 0:
-        # Port 0 is any free one, so that several runs can share a host.
+        # Port 0 means any free port, so that several runs can share a host.
         host = _store_host(hosts)
         store = dist.TCPStore(
             host,
@@ -80,7 +80,8 @@ def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
         store = dist.TCPStore(
             host, port, role_size, is_master=False, timeout=CONNECTING
         )
-    # With a device NCCL connects at once. A group of one has nobody to connect to.
+    # Given a device, NCCL connects immediately. A group of one has no peer to connect
+    # to.
     bound = device if backend_name == "nccl" and role_size > 1 else None
     dist.init_process_group(
         backend_name,
@@ -95,8 +96,8 @@ def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
 
 
 def join_alone(backend_name: str) -> None:
-    """Make a group of this rank alone, for libraries that want one; do nothing where
-    there is a group already.
+    """Make a group of only this rank, for libraries that need one; do nothing if there
+    is already a group.
     """
     if not dist.is_initialized():
         dist.init_process_group(
@@ -105,11 +106,11 @@ def join_alone(backend_name: str) -> None:
 
 
 def leave() -> None:
-    """End all process groups; do nothing where there is none."""
+    """End all process groups, if there are any."""
     if not dist.is_initialized():
         return
-    # DeepSpeed holds groups of its own, and lets go of them only when it is asked to
-    # end them itself. Imported but never started, it cannot end any.
+    # DeepSpeed holds its own groups, and releases them only through its own function.
+    # If it was imported but never started, it cannot end any.
     started: Any = sys.modules.get("deepspeed.comm")
     if started is not None and started.is_initialized():
         started.destroy_process_group()
@@ -120,9 +121,9 @@ def leave() -> None:
 def leave_before_exit() -> None:
     """End all process groups, and let their threads finish before Python does.
 
-    A thread of gloo may still wait for the interpreter, to let go of the last
-    collective's tensors. If the interpreter ended first, that thread would end the
-    process with an abort (seen once in some hundred runs).
+    A gloo thread may still wait for the interpreter, to release the last collective's
+    tensors. If the interpreter ended first, that thread would abort the process (seen
+    once in some hundred runs).
     """
     if dist.is_initialized():
         leave()
@@ -144,17 +145,17 @@ def _set_timeout(timeout: timedelta) -> None:
         dist.distributed_c10d._set_pg_timeout(timeout)
 
 
-# Which backend of torch.distributed the ranks of a role talk through.
+# Which torch.distributed backend the ranks of a role use.
 
 
 Backend = Literal["auto", "nccl", "gloo"]
 """What the user may ask for."""
 SHARES_GPUS = (2, 30)
-"""The first version of NCCL that lets ranks share a GPU when told to."""
+"""The first version of NCCL with a switch that lets ranks share a GPU."""
 
 
 def check_backend(wanted: Backend) -> None:
-    """Refuse NCCL where this process cannot use it."""
+    """Refuse NCCL if this process cannot use it."""
     usable = torch.cuda.is_available() and dist.is_nccl_available()
     if wanted == "nccl" and not usable:
         raise UserError(
@@ -166,8 +167,8 @@ def check_backend(wanted: Backend) -> None:
 def choose_backend(
     locations: tuple[Location, ...], wanted: Backend = "auto"
 ) -> tuple[str, str]:
-    """Return the backend for the ranks of a role, and why: NCCL when every rank has a
-    GPU of its own, otherwise gloo.
+    """Return the backend for the ranks of a role, and why: NCCL if every rank has its
+    own GPU, otherwise gloo.
     """
     on_gpus = _on_gpus(locations)
     if wanted == "nccl" and not on_gpus:
@@ -195,9 +196,9 @@ def choose_backend(
 
 
 def group_backend(locations: tuple[Location, ...], wanted: Backend) -> str:
-    """Return the backend that a process group of these ranks is made with.
+    """Return the backend for a process group of these ranks.
 
-    Unlike `choose_backend` it names one for a single rank, too: DeepSpeed wants a
+    Unlike `choose_backend`, it also names one for a single rank: DeepSpeed needs a
     group even there.
     """
     backend, _ = choose_backend(locations, wanted)
@@ -209,18 +210,18 @@ def group_backend(locations: tuple[Location, ...], wanted: Backend) -> str:
 def nccl_on_shared_gpus(
     rank: int, locations: tuple[Location, ...], version: tuple[int, ...]
 ) -> dict[str, str]:
-    """Return environment variables that make NCCL let ranks share a GPU; what the user
-    has set stays.
+    """Return environment variables that make NCCL let ranks share a GPU; the user's own
+    settings stay.
 
-    Newer versions have a switch. Older ones refuse two ranks of one host on one GPU,
-    so every rank claims a host of its own; they then talk through sockets.
+    Newer versions have a switch. Older ones refuse two ranks of one host on one GPU, so
+    every rank pretends to have its own host; they then communicate through sockets.
     """
     if version >= SHARES_GPUS:
         variables = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     else:
         variables = {"NCCL_HOSTID": f"{socket.gethostname()}-{rank}"}
         hosts = {location.host for location in locations}
-        # The loopback interface leads to no other host.
+        # The loopback interface does not reach other hosts.
         if len(hosts) == 1:
             variables["NCCL_SOCKET_IFNAME"] = "lo"
     for name in variables.keys() & os.environ.keys():

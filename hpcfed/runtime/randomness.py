@@ -1,9 +1,10 @@
-"""Random streams keyed by what they are for: never by rank, order, device or engine.
+"""Random streams keyed by their purpose: never by rank, order, device or engine.
 
 Decisions on the host (partition, cohort, initial weights) draw from numpy generators
 keyed by (seed, purpose, …). Numbers per client on the device (order of samples,
+keyed by (seed, purpose, …). Numbers per client on the device (order of samples,
 dropout) come from a counter-based hash of integers. So one vectorised expression serves
-all clients of a rank, and a client sees the same numbers wherever it lives: on the CPU
+all clients of a rank, and a client sees the same numbers wherever it runs: on the CPU
 or a GPU, alone or in a stack.
 """
 
@@ -16,11 +17,11 @@ import torch
 from torch import Tensor
 
 # 2^64 / golden ratio. It and the factors of _mix are signed, because torch has no
-# arithmetic of unsigned integers.
+# unsigned integer arithmetic.
 _GOLDEN = -0x61C8864680B583EB
 
 mix_on_gpu: Callable[[Tensor], Tensor | None] | None = None
-"""Does what `_mix` does, where it can; `kernels` has it, once they are imported."""
+"""Does the same as `_mix`, if it can; `kernels` sets it when imported."""
 
 
 def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
@@ -45,7 +46,7 @@ def bits(keys: Tensor, count: int, offset: int = 0) -> Tensor:
 
 def uniform(keys: Tensor, count: int, offset: int = 0) -> Tensor:
     """Return `count` float32 numbers in [0, 1) for every key."""
-    # The upper 24 bits: as many as a float32 holds exactly.
+    # The upper 24 bits: a float32 holds exactly that many.
     upper = bits(keys, count, offset) >> 40 & 0xFFFFFF
     return upper.to(torch.float32) * 2.0**-24
 
@@ -53,12 +54,13 @@ def uniform(keys: Tensor, count: int, offset: int = 0) -> Tensor:
 def normal(keys: Tensor, count: int) -> Tensor:
     """Return `count` numbers of mean 0 and variance 1 for every key.
 
-    By Box and Muller, two numbers of each hash: so they depend on the key alone, on
-    every device.
+    By Box-Muller, two numbers from each hash. So they depend only on the key, on every
+    device.
     """
     pairs = (count + 1) // 2
     both = bits(keys, pairs)
-    # Two uniform numbers in [0, 1) of 24 bits each, the upper and the middle ones.
+    # Two uniform numbers in [0, 1) with 24 bits each, from the upper and the middle
+    # bits.
     first = _lowest_bits(both >> 40)
     second = _lowest_bits(both >> 8)
     # log(1 − u), not log u: u may be 0, and is never 1.
@@ -74,16 +76,16 @@ def _lowest_bits(numbers: Tensor) -> Tensor:
 
 
 def child_keys(keys: Tensor, number: int | Tensor) -> Tensor:
-    """Return keys for one piece of what the keys are for, such as a step or a layer.
+    """Return keys for one part of a key's purpose, such as a step or a layer.
 
-    Children are the very numbers that `bits` draws, so a key must serve for one of the
-    two only.
+    Children are the same numbers that `bits` draws, so use a key for only one of the
+    two.
     """
     return _mix(keys + _signed((number + 1) * _GOLDEN))
 
 
 def _words(seed: int, purpose: str, *numbers: int) -> list[int]:
-    # CRC 32, because Python's own hash of a string differs from process to process.
+    # CRC 32, because Python's own hash of a string differs between processes.
     return [seed, zlib.crc32(purpose.encode()), *numbers]
 
 

@@ -1,4 +1,4 @@
-"""Arrays that the ranks of a host have once, in memory that they share."""
+"""Arrays that the ranks of a host hold once, in shared memory."""
 
 import mmap
 import os
@@ -14,31 +14,31 @@ from hpcfed.runtime.world import World
 
 Arrays = dict[str, np.ndarray]
 ALIGNMENT = 64
-"""Bytes: every array begins at a multiple of them, a cache line."""
+"""Bytes: every array begins at a multiple of this, a cache line."""
 TOKEN_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank has put arrays for the others of its host."""
+    """Where a rank has put arrays for the other ranks of its host."""
 
     process: int
     file: int
-    """The number of the open file in that process."""
+    """The file descriptor in that process."""
     token: bytes
-    """The file begins with it: in a container of its own, a rank may find some other
-    process by this number.
+    """The file begins with it. In a separate container, the same process id may belong
+    to another process.
     """
     size: int
     arrays: dict[str, tuple[tuple[int, ...], str, int]]
-    """Shape, type and offset of each, by name."""
+    """Shape, type and offset of each array, by name."""
 
 
 def once_per_host(world: World, make: Callable[[], Arrays]) -> Arrays:
     """Return the arrays that `make` returns; one rank of the role on each host makes
     them for all. The same call on every rank of the role.
 
-    A rank that cannot reach them makes its own. What it changes in them no other sees.
+    A rank that cannot reach them makes its own. Its changes to them are private.
     """
     host = mpi.on_this_host(world.role_comm)
     if host is None or host.Get_size() == 1:
@@ -50,7 +50,7 @@ def once_per_host(world: World, make: Callable[[], Arrays]) -> Arrays:
             with suppress(OSError):
                 place, arrays = put(arrays)
         finally:
-            # Also after a failure, which the others then find by themselves.
+            # Also after a failure: the others must not wait, and find it themselves.
             host.bcast(place, root=0)
     else:
         place = host.bcast(None, root=0)
@@ -58,23 +58,23 @@ def once_per_host(world: World, make: Callable[[], Arrays]) -> Arrays:
         arrays = make() if found is None else found
     host.Barrier()
     if host.Get_rank() == 0 and place is not None:
-        # All have it open now. The memory goes with the last of them.
+        # All have opened it now. The memory is freed with the last of them.
         os.close(place.file)
     return arrays
 
 
 def put(arrays: Arrays) -> tuple[Place, Arrays]:
-    """Put arrays where other processes find them; return where, and the arrays there."""
+    """Put arrays where other processes find them; return their place and the arrays."""
     offset = TOKEN_BYTES
     placed = {}
     for name, array in arrays.items():
         offset = -(-offset // ALIGNMENT) * ALIGNMENT
         placed[name] = (array.shape, array.dtype.str, offset)
         offset += array.nbytes
-    # Memory without a name in any file system: nothing is left behind by a crash.
+    # Memory without a name in any file system: a crash leaves nothing behind.
     file = os.memfd_create("hpcfed")
     try:
-        # At once, because a page that cannot be had later would end the process.
+        # Allocate now: a page that is missing later would end the process.
         os.posix_fallocate(file, 0, offset)
         memory = mmap.mmap(file, offset)
         token = secrets.token_bytes(TOKEN_BYTES)
@@ -89,7 +89,7 @@ def put(arrays: Arrays) -> tuple[Place, Arrays]:
 
 
 def _get(place: Place) -> Arrays | None:
-    """Return the arrays that another process has put somewhere; None where this one
+    """Return the arrays that another process has put somewhere; None if this process
     cannot reach them.
     """
     try:
@@ -107,7 +107,9 @@ def _get(place: Place) -> Arrays | None:
 
 
 def _mapped(file: int, place: Place) -> Arrays:
-    """Return the arrays of an open file, copied page by page where somebody writes."""
+    """Return the arrays of an open file; a page is copied when this process writes to
+    it.
+    """
     memory = mmap.mmap(file, place.size, access=mmap.ACCESS_COPY)
     return _views(memory, place.arrays)
 

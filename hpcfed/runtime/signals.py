@@ -1,6 +1,6 @@
 """When a run stops, and when it writes a checkpoint.
 
-Asked by a signal, it ends the round, writes a checkpoint, and exits with code 75.
+After a signal it finishes the round, writes a checkpoint, and exits with code 75.
 """
 
 import signal
@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPPED = 75
-"""Exit code of a run that was asked to stop and can be resumed: what sysexits.h calls a
+"""Exit code of a run that was asked to stop and can be resumed; sysexits.h calls it a
 temporary failure.
 """
 PAUSE = 100
-"""How many times longer than writing a checkpoint the pause before the next is, at
-least.
+"""The pause before the next checkpoint is at least this many times longer than writing
+one takes.
 """
 # SIGTERM comes from preemption and scancel, SIGINT from Ctrl-C, and SIGUSR2 from
-# slurm/run.sbatch, two minutes before the job's time is over.
+# slurm/run.sbatch, two minutes before the job's time limit.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
@@ -29,15 +29,15 @@ class Stop:
     """
 
     def __init__(self, every: float = 0.0, *, ends_process: bool = True) -> None:
-        """`every`: seconds after which a checkpoint is too old; 0: it never is.
+        """`every`: seconds after which a checkpoint is too old; 0: never.
         `ends_process`: whether the process ends with the run.
         """
         self._ends_process = ends_process
         self.asked = False
         self.agreed = False
-        """Whether all ranks have stopped for it."""
+        """Whether all ranks have stopped because of it."""
         # Stacked seeds ask one after the other about the same round. A signal or a
-        # second that passes in between must not part them, so the first answer stays.
+        # second in between must not separate them, so the first answer is kept.
         self._stops: dict[int, bool] = {}
         self._due: dict[int, bool] = {}
         self._every = every
@@ -46,11 +46,11 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator["Stop"]:
-        """Remember the first signal that comes within the block; a second Ctrl-C ends
-        the process as it always did.
+        """Remember the first signal within the block; a second Ctrl-C ends the process
+        as usual.
 
-        Afterwards SIGUSR2, which means nothing but this, is ignored where the process
-        ends with the run: it must not end a run that is just complete.
+        If the process ends with the run, SIGUSR2 is ignored afterwards: it has no other
+        meaning, and must not end a run that is just complete.
         """
         # Python lets only the main thread set handlers.
         if threading.current_thread() is not threading.main_thread():
@@ -73,7 +73,7 @@ class Stop:
         """Return whether the last checkpoint is too old after this round; all seeds get
         the same answer.
 
-        Checkpoints written for this reason take one hundredth of the time at most.
+        Checkpoints written for this reason take at most one hundredth of the time.
         """
         age = time.monotonic() - self._written
         too_old = age > max(self._every, PAUSE * self._took)
@@ -88,7 +88,7 @@ class Stop:
         self._took = self._written - begin
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        # Only the flag is set here: the loop looks at it when the round is over.
+        # Only set the flag here: the loop checks it when the round is over.
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True

@@ -1,5 +1,5 @@
-"""End a run whose ranks wait for each other for ever: a rank that hangs tells nobody, so
-those that wait must.
+"""Ends a run whose ranks wait for each other forever. A rank that hangs cannot report
+it, so the waiting ranks must.
 """
 
 import os
@@ -11,19 +11,19 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-# Seconds that do not count while this process is suspended, as by SIGSTOP or `scontrol
-# suspend`.
+# Counting seconds without those during which this process was suspended, for example by
+# SIGSTOP or `scontrol suspend`.
 
 
 Clock = Callable[[], float]
 
 
 class Awake:
-    """Counts seconds, but not those for which this process was suspended.
+    """Counts seconds, except those during which this process was suspended.
 
-    Nothing tells a process that it was suspended. So the caller must look every `pause`
-    seconds: when far more have passed, the process was not there to look. A busy
-    machine makes looks late, so a gap counts up to twice the pause.
+    A process is not told that it was suspended. So the caller must look every `pause`
+    seconds: if much more time has passed, the process was suspended. A busy machine
+    delays looks, so a gap counts up to twice the pause.
     """
 
     def __init__(self, pause: float, clock: Clock = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class Awake:
 
     def look(self) -> float:
         """Return the seconds so far."""
-        # time.monotonic goes on while a process is stopped: that shows as a long gap.
+        # time.monotonic continues while a process is stopped: that shows as a long gap.
         now = self._clock()
         self._seconds += min(now - self._last, 2 * self.pause)
         self._last = now
@@ -42,13 +42,13 @@ class Awake:
 
 
 PATIENCE = {"server": 10}
-"""Times as long as usual that a phase may last: in `server` workers wait while the
-server trains its model.
+"""How many times longer than usual a phase may last: in `server`, workers wait while
+the server trains its model.
 """
 Progress = Callable[[], tuple[int, str]]
-"""Returns how often the phase has changed, and which it is."""
+"""Returns how often the phase has changed, and its name."""
 GiveUp = Callable[[str, float], None]
-"""Gets a phase, and for how many seconds it has lasted."""
+"""Gets a phase, and how many seconds it has lasted."""
 
 
 @contextmanager
@@ -57,9 +57,9 @@ def ending_stalls(
 ) -> Iterator[None]:
     """Watch the phases within the block, in a thread.
 
-    When a phase lasts longer than so many seconds, call `give_up` and end the process
-    with code 1, whatever it waits for; the launcher then ends the other ranks. Time for
-    which this process was suspended does not count. 0 seconds: no watch is kept.
+    When a phase lasts longer than `seconds`, call `give_up` and end the process with
+    code 1, whatever it waits for; the launcher then ends the other ranks. Time during
+    which this process was suspended does not count. 0 seconds: do not watch.
     """
     if not seconds:
         yield
@@ -97,16 +97,15 @@ def _watch(
         waited = passed - since
         if waited > seconds * PATIENCE.get(phase, 1):
             give_up(phase, waited)
-            # sys.exit would end this thread alone, and the main thread is stuck in a
-            # collective that nothing can interrupt.
+            # sys.exit would end only this thread, and the main thread is stuck in a
+            # collective that cannot be interrupted.
             os._exit(1)
 
 
-# Signs of life that the ranks of a role leave in their store, so that those who wait
-# can tell which rank they wait for.
-#
-# The store lives in the role's rank 0. When that rank is halted, calls of the store block
-# for ever, whatever their timeout says. So threads make them, for which nobody waits.
+# Signs of life that the ranks of a role leave in their store, so that waiting ranks can
+# tell which rank they wait for.  The store lives in the role's rank 0. If that rank is
+# halted, calls to the store block forever, whatever their timeout. So they are made in
+# threads that are never waited for.
 
 
 ANSWER = 2.0
@@ -124,9 +123,11 @@ class Pulse:
 
     @contextmanager
     def beating(self, seconds: float) -> Iterator[None]:
-        """Leave a sign of life every so many seconds, in a thread, within the block."""
+        """Leave a sign of life every `seconds` seconds within the block, in a
+        thread.
+        """
         over = threading.Event()
-        # A daemon, because a call of the store may block it for ever.
+        # A daemon, because a call to the store may block it forever.
         beating = threading.Thread(
             target=self._beat, args=(seconds, over), name="pulse", daemon=True
         )
@@ -135,17 +136,17 @@ class Pulse:
             yield
         finally:
             over.set()
-            # A thread that comes back from the store after Python has ended would end
-            # the process with an abort (seen with 16 ranks on 2 cores). Not for ever,
-            # as the store may not answer.
+            # A thread that returns from the store after Python has ended would abort
+            # the process (seen with 16 ranks on 2 cores). Do not wait forever, as the
+            # store may not answer.
             beating.join(2 * ANSWER)
 
     def silent(self, seconds: float) -> list[int]:
-        """Look for so many seconds, and return the ranks that leave no sign of life.
+        """Watch for `seconds` seconds, and return the ranks that leave no sign of life.
 
-        That is rank 0 when the store does not answer, and nobody when it has gone:
-        then rank 0 has ended. While this rank is suspended it does not look, since
-        others may be suspended with it.
+        Return rank 0 if the store does not answer, and no rank if the store is gone:
+        then rank 0 has ended. While this rank is suspended it does not watch, since
+        others may be suspended, too.
         """
         found: list[list[int]] = []
         looking = threading.Thread(
@@ -153,7 +154,7 @@ class Pulse:
         )
         looking.start()
         awake = Awake(PAUSE)
-        # One answer's time for each of the two looks at the store.
+        # Allow the time of one answer for each of the two looks at the store.
         while looking.is_alive() and awake.look() < seconds + 2 * ANSWER:
             looking.join(PAUSE)
         return found[0] if found else [0]
@@ -165,12 +166,12 @@ class Pulse:
             try:
                 store = store or self._connect()
                 store.set(f"pulse/{self._rank}", str(beats))
-            except RuntimeError:  # it is slow to start, or has gone and with it the run
+            except RuntimeError:  # it is slow to start, or gone together with the run
                 store = None
             over.wait(seconds)
 
     def _look(self, seconds: float) -> list[int]:
-        """Return the ranks whose sign has not changed after so many seconds."""
+        """Return the ranks whose sign has not changed after `seconds` seconds."""
         try:
             store = self._connect()
             before = self._signs(store)
@@ -183,18 +184,18 @@ class Pulse:
         return [rank for rank in range(self._size) if before[rank] == after[rank]]
 
     def _signs(self, store: dist.TCPStore) -> list[bytes]:
-        """Return the last sign of every rank; empty for one that has left none."""
+        """Return the last sign of every rank; empty for a rank that has left none."""
         signs = []
         for rank in range(self._size):
             name = f"pulse/{rank}"
-            # get() waits for a name that is not there yet.
+            # get() would wait for a name that does not exist yet.
             there = store.check([name])
             signs.append(store.get(name) if there else b"")
         return signs
 
     def _connect(self) -> dist.TCPStore:
-        """Open a connection of our own: a call that blocks would block all others on
-        it.
+        """Open a separate connection: a call that blocks would block all others on the
+        same one.
         """
         timeout = timedelta(seconds=ANSWER)
         return dist.TCPStore(

@@ -1,10 +1,10 @@
 """Where the time of a round goes, by phase, without slowing it down.
 
-On a GPU a boundary between phases is an event in the stream, read once the round is
-over, so nothing waits inside a round. Rounds follow each other without a gap: writing
-down a round's results counts as `record` of the next round. Each of several stacked
-seeds has its own timer: a phase holds the engine's work for all of them, and `other`
-also the wait for the other seeds.
+On a GPU a boundary between phases is an event in the stream. It is read after the
+round, so nothing waits inside a round. Rounds follow each other without a gap:
+recording a round's results counts as `record` of the next round. Each of several
+stacked seeds has its own timer: a phase includes the engine's work for all of them, and
+`other` includes the wait for the other seeds.
 """
 
 import time
@@ -19,7 +19,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    # The command line must not load torch, which these would.
+    # The command line must not load torch, which this import would.
     from hpcfed.runtime.world import World
 
 PHASES = (
@@ -34,7 +34,7 @@ PHASES = (
     "record",
     "other",
 )
-"""`other` is what no phase claims: the loop itself."""
+"""`other` is everything outside of a phase: the loop itself."""
 
 
 class Timer:
@@ -49,11 +49,11 @@ class Timer:
         self.current = "other"
         """The phase in progress, for error messages."""
         self.changes = 0
-        """How often it has changed: as long as it changes, the run does not hang."""
+        """How often the phase has changed: while it changes, the run does not hang."""
         self.start()
 
     def start(self) -> None:
-        """Forget what was; the first round begins now."""
+        """Discard all measurements; the first round begins now."""
         self._synchronize()
         self._marks.clear()
         self._mark("other")
@@ -61,8 +61,10 @@ class Timer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time within for this phase; of nested phases the outermost counts."""
-        # A phase that uses another one's function is the one that counts.
+        """Count the time within the block for this phase; of nested phases, the
+        outermost counts.
+        """
+        # A phase may call a function that opens another phase; the caller's counts.
         if self._inside:
             yield
             return
@@ -75,7 +77,7 @@ class Timer:
 
     def switch(self, name: str, at: Any = None) -> str:
         """Count time for this phase from now on, or since the `stamp` of another timer,
-        whatever phase is open; return the one that it was counted for.
+        whatever phase is open; return the previous phase.
         """
         before = self.current
         self._mark(name, at)
@@ -105,12 +107,12 @@ class Timer:
         self._marks.append((name, self.stamp() if at is None else at))
 
     def stamp(self) -> Any:
-        """Return this moment, in the device's work on a GPU."""
+        """Return a time stamp; on a GPU, an event in the stream."""
         if not self._cuda:
             return time.perf_counter()
         import torch
 
-        # The host does not wait for it, as it would for a synchronisation.
+        # The host does not wait for it, unlike a synchronisation.
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
@@ -122,23 +124,22 @@ class Timer:
             torch.cuda.synchronize()
 
 
-# Who observes a run: nobody, unless a profile was asked for.
-#
-# A process has one observer, as it has one profiler: the run tells it of its beginning
-# and end, makes its timers through it, and the server tells it of its spans and steps.
+# Who observes a run: no one, unless a profile was asked for.  A process has one
+# observer, just as it has one profiler. The run reports its beginning and end to it,
+# and makes its timers through it. The server reports its spans and steps.
 
 
 class Observer:
-    """Is told of everything, and does nothing."""
+    """Receives all reports, and does nothing."""
 
     def begin(self, world: "World") -> None:
-        """Hear that the run begins: all ranks call it together, as soon as they know
+        """Note that the run begins: all ranks call it together, as soon as they know
         each other.
         """
 
     def end(self, world: "World", folder: Path | None) -> None:
-        """Hear that the last result is on disk: all ranks call it together; server
-        ranks know of no folder.
+        """Note that the last result is on disk: all ranks call it together; server
+        ranks have no folder.
         """
 
     def timer(self, device: "torch.device") -> Timer:
@@ -150,7 +151,7 @@ class Observer:
         return nullcontext()
 
     def step(self, network: str, done: int, steps: int) -> None:
-        """Hear how many of its steps the server's network has made."""
+        """Note how many of its steps the server's network has done."""
 
 
 _observer = Observer()
@@ -163,9 +164,9 @@ def observer() -> Observer:
 
 @contextmanager
 def observed_by(other: Observer) -> Iterator[None]:
-    """Have another observer within."""
-    # One for the process, and not handed around: the server's training would have to
-    # pass it through functions that have no other use for it.
+    """Use another observer within the block."""
+    # One per process instead of an argument: the server's training would have to pass
+    # it through functions that have no other use for it.
     global _observer
     before, _observer = _observer, other
     try:

@@ -1,8 +1,8 @@
 """The world: every rank's role, device and process group.
 
-MPI starts everything. Workers and server ranks each get a torch.distributed world of
-their own, so that a collective (or DeepSpeed) of one role never waits for the other.
-Alone, one process plays both roles and MPI is not even loaded.
+MPI starts everything. Workers and server ranks each get their own torch.distributed
+world, so that a collective (or DeepSpeed) of one role never waits for the other. A
+single process plays both roles and does not even load MPI.
 """
 
 import os
@@ -36,16 +36,16 @@ Role = Literal["worker", "server"]
 
 @dataclass(frozen=True)
 class World:
-    """What a rank knows of itself and of all others.
+    """What a rank knows about itself and all others.
 
-    Methods that begin with `role_` are collectives among the ranks of this rank's
-    role; those that end with `_all_roles` are among all ranks.
+    Methods that begin with `role_` are collectives among the ranks of this rank's role;
+    methods that end with `_all_roles` are among all ranks.
     """
 
     rank: int
     size: int
     local_rank: int
-    """This rank's number among those of its host."""
+    """This rank's number among the ranks of its host."""
     role: Role
     role_rank: int
     role_size: int
@@ -55,7 +55,7 @@ class World:
     """Where each rank runs, by rank."""
     backend: str
     reason: str
-    """Why this backend."""
+    """Why this backend was chosen."""
     threads: int
     launch: Launch
     wanted: Backend = "auto"
@@ -65,7 +65,7 @@ class World:
     role_comm: Any = None
     """mpi4py's communicator of the role; None when alone. For runtime/ only."""
     pulse: Pulse | None = None
-    """Signs of life of the role's ranks; None where the role has no group."""
+    """Signs of life of the role's ranks; None if the role has no group."""
 
     @property
     def num_workers(self) -> int:
@@ -78,8 +78,8 @@ class World:
 
     @property
     def server_locations(self) -> tuple[Location, ...]:
-        """Where the ranks run that train the server's model: the server ranks, or all
-        workers where there are none.
+        """Where the ranks that train the server's model run: the server ranks, or all
+        workers if there are none.
         """
         if self.server_ranks:
             return self.locations[self.num_workers :]
@@ -100,14 +100,14 @@ class World:
         return value if self.role_comm is None else self.role_comm.bcast(value, root=0)
 
     def role_bcast_array(self, array: np.ndarray) -> None:
-        """Overwrite the array by that of the role's first rank, on every rank of the
+        """Overwrite the array with that of the role's first rank, on every rank of the
         role; shapes and types must agree.
         """
         if self.role_size > 1:
             self.role_comm.Bcast(array, root=0)
 
     def role_allgather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks of the role, in rank order, on every one."""
+        """Return the values of all ranks of the role, in rank order, on every rank."""
         return [value] if self.role_comm is None else self.role_comm.allgather(value)
 
     def role_barrier(self) -> None:
@@ -128,13 +128,13 @@ class World:
         return values
 
     def join_alone(self) -> None:
-        """Make a process group of this rank alone, for libraries that want one; do
-        nothing where there is a group already.
+        """Make a process group of only this rank, for libraries that need one; do
+        nothing if there is already a group.
         """
         process_group.join_alone(group_backend((self.location,), self.wanted))
 
     def abort(self, code: int) -> None:
-        """End every rank of every role at once."""
+        """End every rank of every role immediately."""
         if self.comm is not None:
             self.comm.Abort(code)
 
@@ -146,8 +146,8 @@ class World:
 def enter(
     *, device: str = "auto", server_ranks: int = 0, backend: Backend = "auto"
 ) -> World:
-    """Find out who we are and join our role's process group. The last ranks are the
-    server's.
+    """Find out which rank this is, and join its role's process group. The last ranks
+    are the server's.
     """
     check_backend(backend)
     launch = launched()
@@ -157,8 +157,8 @@ def enter(
     local_rank = mpi.local_rank(comm)
     chosen_device = choose_device(device, local_rank)
     here = locate(chosen_device)
-    # All ranks know all locations, so each decides alone on threads, backend and
-    # process group, and all decide alike.
+    # All ranks know all locations, so each chooses threads, backend and process group
+    # by itself, and all choose the same.
     locations = (here,) if comm is None else tuple(comm.allgather(here))
     threads = threads_for(here, locations)
     torch.set_num_threads(threads)
@@ -172,10 +172,10 @@ def enter(
     peers = servers if role == "server" else workers
     chosen_backend, reason = choose_backend(peers, backend)
     if chosen_backend == "nccl" and share_device(peers):
-        # NCCL reads its variables when the group is made.
+        # NCCL reads its variables when the group is created.
         os.environ |= nccl_on_shared_gpus(rank, peers, torch.cuda.nccl.version())
     pulse = None
-    # A single worker needs no group. A single server rank does: DeepSpeed wants one.
+    # A single worker needs no group. A single server rank does, for DeepSpeed.
     if role_comm is not None and (role_size > 1 or role == "server"):
         name = group_backend(peers, backend)
         pulse = process_group.join(role_comm, name, chosen_device)
@@ -201,7 +201,7 @@ def enter(
 
 
 def _server_ranks(wanted: int, size: int) -> int:
-    """Return how many of the ranks are the server's; refuse to leave no worker."""
+    """Return how many ranks belong to the server; refuse to leave no worker."""
     if size == 1:
         return 0  # a single process plays both roles
     if wanted >= size:
