@@ -17,28 +17,28 @@ from hpcfed.results.profiles import Part, read_profile
 
 ScalingKind = Literal["strong", "weak"]
 Families = dict[tuple[Combination, float], list[Group]]
-"""Groups by key, and by the clients that stay the same."""
+"""Groups by key, and by the number of clients that stays fixed."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Groups that differ in ranks alone (strong), or in ranks with as many clients on
-    each (weak).
+    """Groups that differ only in ranks (strong), or in ranks with the same number of
+    clients on each (weak).
     """
 
     key: Combination
     kind: ScalingKind
     clients: float
-    """What stays the same: clients in all (strong), or per rank (weak)."""
+    """The fixed number of clients: in total (strong), or per rank (weak)."""
     ranks: list[int]
     seconds: list[Estimate]
     """Per round."""
     speedup: list[Estimate]
-    """Over the fewest ranks; in weak scaling, of clients per second."""
+    """Relative to the fewest ranks; in weak scaling, for clients per second."""
     efficiency: list[Estimate]
-    """Speed-up by its ideal."""
+    """Speed-up divided by its ideal."""
     ideal: list[float]
-    """Times as many ranks as the fewest."""
+    """Ranks as a multiple of the fewest."""
 
 
 def scalings(every: Sequence[Group]) -> list[Scaling]:
@@ -55,7 +55,7 @@ def scalings(every: Sequence[Group]) -> list[Scaling]:
 def _several_ranks(kind: ScalingKind, families: Families) -> list[Scaling]:
     made = []
     for (key, clients), members in families.items():
-        # Groups on one number of ranks differ in nothing that scales.
+        # Groups on one number of ranks do not scale.
         if len({group.ranks for group in members}) > 1:
             ordered = sorted(members, key=lambda group: group.ranks)
             made.append(_scaling(key, kind, clients, ordered))
@@ -74,11 +74,11 @@ def _scaling(
         if group is base:
             faster = Estimate(1.0, 1.0, 1.0)  # by definition, without uncertainty
         else:
-            # Weak scaling has as many times more clients as ranks to work on.
+            # In weak scaling, the work grows with the ranks.
             work = 1.0 if kind == "strong" else more
             faster = ratio(base.seconds, group.seconds, work)
-        # Twice the ranks should do strong scaling's work in half the time, and weak
-        # scaling's double work in the same: both are a speed-up of 2.
+        # With twice the ranks, strong scaling should do the same work in half the time,
+        # and weak scaling double work in the same time: both are a speed-up of 2.
         ideal.append(more)
         speedup.append(faster)
         efficiency.append(
@@ -97,8 +97,8 @@ def _scaling(
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the slope of log y over log x: 1 is proportional, 0 is flat. NaN if there
-    are fewer than two different x.
+    """Return the slope of log y over log x: 1 is proportional, 0 is flat. NaN with
+    fewer than two different x.
     """
     if len(set(x)) < 2:
         return nan
@@ -110,7 +110,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Growth:
-    """Groups that differ in their number of clients alone."""
+    """Groups that differ only in their number of clients."""
 
     key: Combination
     ranks: int
@@ -118,13 +118,13 @@ class Growth:
     seconds: list[Estimate]
     """Per round."""
     per_client: list[float]
-    """Seconds by client that takes part in a round."""
+    """Seconds divided by the clients that take part in a round."""
     power: Estimate
     """Time grows as clients to this power: 1 is proportional, 0 is flat."""
 
     @property
     def longer(self) -> Estimate:
-        """How many times as long a round takes with most clients as with fewest."""
+        """The ratio of a round's time with the most clients to that with the fewest."""
         return ratio(self.seconds[-1], self.seconds[0])
 
 
@@ -170,13 +170,13 @@ def power(x: Sequence[float], y: Sequence[float]) -> Estimate:
 
 @dataclass(frozen=True)
 class Loss:
-    """A phase that more ranks do not make as much shorter as they should."""
+    """A phase that becomes less short with more ranks than it should."""
 
     phase: str
     ranks: int
-    """The fewest ranks with as many clients, which are compared with."""
+    """The fewest ranks with the same number of clients: the baseline."""
     before: float
-    """Its seconds there."""
+    """Its seconds on the fewest ranks."""
     after: float
     """Its seconds on the most ranks."""
 
@@ -191,11 +191,11 @@ class Limit:
     share: float
     """Share of the time of all counted rounds: few of them may take most of it."""
     loss: Loss | None
-    """None where there are no fewer ranks to compare with."""
+    """None if no smaller number of ranks was measured."""
 
 
 def limits(every: Sequence[Group]) -> list[Limit]:
-    """Find the limit of every choice of options, at its most ranks and clients."""
+    """Find the limit of each choice of options, at its most ranks and clients."""
     choices: dict[Combination, list[Group]] = defaultdict(list)
     for group in every:
         choices[group.key].append(group)
@@ -227,13 +227,13 @@ def _loss(fewest: Group, largest: Group) -> Loss | None:
 
 
 def profiled(every: Sequence[Group]) -> list[tuple[Group, Part]]:
-    """Return what `hpcfed profile` found of each point that has a profile: the part of
-    the run that took longest.
+    """Return what `hpcfed profile` found for each profiled point: the part of the run
+    that took longest.
     """
     found = []
     for group in every:
         for run in group.runs:
-            with suppress(UserError):  # a profile that is damaged says nothing
+            with suppress(UserError):  # ignore a damaged profile
                 profile = read_profile(run.folder)
                 if profile is not None and profile.parts:
                     longest = max(profile.parts, key=lambda part: part.seconds)

@@ -27,7 +27,7 @@ LEAST_ERROR = 0.001
 
 
 def _largest(found: Sequence[Scaling]) -> list[Scaling]:
-    """Return every choice's scaling with most clients."""
+    """Return the scaling with the most clients, for each choice."""
     best: dict[Combination, Scaling] = {}
     for one in found:
         known = best.get(one.key)
@@ -37,7 +37,7 @@ def _largest(found: Sequence[Scaling]) -> list[Scaling]:
 
 
 def strong_answers(found: Sequence[Scaling]) -> list[str]:
-    """Tell how much faster more ranks are with the same clients."""
+    """Say how much faster more ranks are with the same clients."""
     largest = _largest(found)
     if len(largest) <= MOST_SENTENCES:
         return [_speedup(one) for one in largest]
@@ -52,7 +52,7 @@ def strong_answers(found: Sequence[Scaling]) -> list[str]:
 
 
 def _range(values: Sequence[float], scale: float = 1.0) -> str:
-    """Return `60 to 72`, or a single number where they are alike."""
+    """Return `60 to 72`, or a single number if they are alike."""
     least, most = number(scale * min(values)), number(scale * max(values))
     return least if least == most else f"{least} to {most}"
 
@@ -73,7 +73,7 @@ def _speedup(one: Scaling) -> str:
 
 
 def _no_gain(one: Scaling) -> str:
-    """Add a word where more ranks do not help."""
+    """Add a remark if more ranks do not help."""
     last = one.speedup[-1]
     if last.bounded and last.low <= 1 <= last.high:
         return "; this gain is not told apart from noise"
@@ -83,7 +83,7 @@ def _no_gain(one: Scaling) -> str:
 
 
 def weak_answers(found: Sequence[Scaling]) -> list[str]:
-    """Tell how well more ranks carry as many clients each."""
+    """Say how efficient more ranks are with the same number of clients on each."""
     largest = _largest(found)
     if len(largest) > MOST_SENTENCES:
         efficiencies = [one.efficiency[-1].centre for one in largest]
@@ -93,7 +93,8 @@ def weak_answers(found: Sequence[Scaling]) -> list[str]:
         ]
     sentences = []
     for one in largest:
-        # Weak scaling's efficiency is how much longer a round takes, turned round.
+        # In weak scaling, the efficiency is the inverse of how much longer a round
+        # takes.
         sentences.append(
             f"{label(one.key)}, {one.clients:g} clients per rank: from {one.ranks[0]} "
             f"to {count(one.ranks[-1], 'rank')} the efficiency is "
@@ -103,7 +104,7 @@ def weak_answers(found: Sequence[Scaling]) -> list[str]:
 
 
 def client_answers(found: Sequence[Growth]) -> list[str]:
-    """Tell how a round's time grows with clients."""
+    """Say how a round's time grows with clients."""
     if len(found) <= MOST_SENTENCES:
         return [_growth(one) for one in found]
     ordered = sorted(found, key=lambda one: one.power.centre)
@@ -134,7 +135,7 @@ def _growth(one: Growth) -> str:
 
 
 def limit_answers(every: Sequence[Group], options: Sequence[Swept]) -> list[str]:
-    """Tell which phase takes most of a round, and what profiles found."""
+    """Say which phase takes most of a round, and what profiles found."""
     profiles = []
     for group, part in profiled(every):
         profiles.append(f"Profile of {point_text(group, options)}: {part.words}.")
@@ -152,7 +153,7 @@ def _limits(found: Sequence[Limit], options: Sequence[Swept]) -> list[str]:
         ]
     if len(found) <= MOST_SENTENCES:
         return [_limit(limit, options) for limit in found]
-    # Many choices are often limited by the same.
+    # Many choices often have the same limit.
     by_phase: dict[str, list[Limit]] = defaultdict(list)
     for limit in found:
         by_phase[limit.phase].append(limit)
@@ -174,7 +175,7 @@ def _limit(limit: Limit, options: Sequence[Swept]) -> str:
     where = point_text(limit.group, options)
     words = f"{where}: {limit.phase} takes {100 * limit.share:.0f} % of a round"
     if limit.phase == "server" and limit.group.first.learns_seldom:
-        # A training of the server's model is no part of a usual round.
+        # A typical round does not train the server's model.
         share = f"{100 * limit.share:.0f} % of the run"
         words = f"{where}: server {limit.group.first.server_text()}, {share}"
     if limit.loss is not None:
@@ -188,7 +189,7 @@ def _limit(limit: Limit, options: Sequence[Swept]) -> str:
 
 
 def prediction_answers(found: Sequence[Fitted]) -> list[str]:
-    """Tell how far off the cost models are."""
+    """Say how far off the cost models are."""
     if len(found) <= MOST_SENTENCES:
         return [_model(one) for one in found]
     errors = [max(one.model.error, LEAST_ERROR) for one in found]

@@ -1,5 +1,5 @@
-"""Figures with their uncertainty: what several runs of a point, or the rounds of one, say
-about it.
+"""Figures with their uncertainty, from several runs of a point or from the rounds of
+one run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ from hpcfed.results.pace import per_round
 
 CONFIDENCE = 0.95
 MOST_SPREAD = 4.0
-"""How many times its lower end the upper end of an interval of times may be, so that it
-is worth printing.
+"""An interval of times is worth printing if its upper end is at most this many times
+its lower end.
 """
 MOST_POWER = 600.0
 """Largest exponent of e, so that a product of such numbers with seconds is still
@@ -26,8 +26,8 @@ finite.
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its confidence interval; the ends are NaN where there is too little
-    to tell.
+    """A figure with its confidence interval; the ends are NaN if there are too few
+    values.
     """
 
     centre: float
@@ -40,7 +40,7 @@ class Estimate:
 
     @property
     def vague(self) -> bool:
-        """Whether an interval of times is too wide to say anything, as that of two
+        """Whether an interval of times is too wide to be useful, such as that of two
         repeats on a busy machine.
         """
         return self.bounded and (self.low <= 0 or self.high > MOST_SPREAD * self.low)
@@ -54,7 +54,7 @@ def of_runs(values: Sequence[float]) -> Estimate:
     reach below zero.
     """
     logs = [log(value) for value in values]
-    # Back from logarithms, their mean is the geometric mean.
+    # The exponential of the mean logarithm is the geometric mean.
     centre = exp(fmean(logs))
     if len(logs) < 2:
         return Estimate(centre)
@@ -63,16 +63,18 @@ def of_runs(values: Sequence[float]) -> Estimate:
 
 
 def middle(values: Sequence[float]) -> float:
-    """Return the geometric mean, as `of_runs` has it; the mean where something is zero."""
+    """Return the geometric mean, as in `of_runs`; the arithmetic mean if a value is
+    zero.
+    """
     return of_runs(values).centre if min(values) > 0 else fmean(values)
 
 
 def of_rounds(values: Sequence[float]) -> Estimate:
-    """Estimate a figure from the rounds of one run: their median, between the order
-    statistics that hold it, whatever the distribution.
+    """Estimate a figure from the rounds of one run: their median, between order
+    statistics that enclose it for any distribution.
 
-    Six rounds are the fewest for 95 %. Rounds of one run are more alike than runs are:
-    repeat, where it matters.
+    95 % needs at least six rounds. Rounds of one run are more alike than runs are, so
+    repeat the run if it matters.
     """
     from scipy import stats
 
@@ -98,13 +100,13 @@ def of_seeds(
     values: Sequence[float], *, least: float = 0.0, most: float = inf
 ) -> Estimate:
     """Estimate a figure between known limits, such as an accuracy: the mean, by
-    Student's t, cut at the limits.
+    Student's t, with the interval cut at the limits.
     """
     centre = fmean(values)
     if len(values) < 2:
         return Estimate(centre)
     half = _half_width(values)
-    # An interval beyond 0 or 100 % of accuracy would be nonsense.
+    # An interval below 0 or above 100 % of accuracy would be nonsense.
     return Estimate(
         centre,
         max(least, centre - half),
@@ -113,14 +115,14 @@ def of_seeds(
 
 
 def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
-    """Divide two independent positive figures: distances to the ends, on the scale of
-    logarithms, add up as squares.
+    """Divide two independent positive figures: on a logarithmic scale, distances to the
+    ends add up as squares.
     """
     centre = scale * top.centre / bottom.centre
     bounded = top.bounded and bottom.bounded
-    if not bounded or min(top.low, bottom.low) <= 0:  # which have no logarithm
+    if not bounded or min(top.low, bottom.low) <= 0:  # no logarithm
         return Estimate(centre)
-    # The ratio is low where the top is low and the bottom is high, and the reverse.
+    # The ratio is low if the top is low and the bottom is high, and vice versa.
     down = hypot(
         log(top.centre / top.low),
         log(bottom.high / bottom.centre),
@@ -137,10 +139,11 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
 
 
 def difference(one: Mapping[Any, float], other: Mapping[Any, float]) -> Estimate:
-    """Subtract the means of two sets of seeds: paired where both have the same seeds,
-    otherwise by Welch's t, which lets each have a spread of its own.
+    """Subtract the means of two sets of seeds: paired if both have the same seeds,
+    otherwise by Welch's t, which allows different variances.
 
-    Equal seeds have equal data and cohorts, so their differences vary less than they do.
+    Equal seeds have equal data and cohorts, so their differences vary less than the
+    values themselves.
     """
     centre = fmean(one.values()) - fmean(other.values())
     if min(len(one), len(other)) < 2:
@@ -153,7 +156,9 @@ def difference(one: Mapping[Any, float], other: Mapping[Any, float]) -> Estimate
 
 
 def _welch_half_width(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return half of the confidence interval of a difference of independent means."""
+    """Return half the width of the confidence interval of a difference of independent
+    means.
+    """
     from scipy import stats
 
     # Variances of the two means.
@@ -161,7 +166,7 @@ def _welch_half_width(one: Sequence[float], other: Sequence[float]) -> float:
     variance = sum(parts)
     if variance == 0:
         return 0.0
-    # Welch and Satterthwaite's degrees of freedom.
+    # Degrees of freedom by Welch and Satterthwaite.
     freedom = variance**2 / (
         parts[0] ** 2 / (len(one) - 1) + parts[1] ** 2 / (len(other) - 1)
     )
@@ -169,14 +174,14 @@ def _welch_half_width(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def bounded_exp(power: float) -> float:
-    """Return e to a power, cut where floats end: an interval of few figures that are far
-    apart may reach beyond. NaN stays.
+    """Return e to a power, limited to the range of floats: an interval from a few
+    figures that are far apart may exceed it. NaN stays.
     """
     return power if isnan(power) else exp(max(-MOST_POWER, min(power, MOST_POWER)))
 
 
 def _half_width(values: Sequence[float]) -> float:
-    """Return half of the confidence interval of the mean, by Student's t."""
+    """Return half the width of the confidence interval of the mean, by Student's t."""
     from scipy import stats
 
     number = len(values)

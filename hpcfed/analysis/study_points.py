@@ -1,4 +1,4 @@
-"""The figures of merit of a study: what `hpcfed show` says of every point, and what
+"""The figures of merit of a study: what `hpcfed show` prints for each point, and what
 other programs read.
 """
 
@@ -25,7 +25,7 @@ UNKNOWN = Estimate(nan)
 
 @dataclass(frozen=True)
 class StudyPoint:
-    """What was measured of one point, over all its repeats and seeds."""
+    """Measurements of one point, over all its repeats and seeds."""
 
     point: str
     """Its name in the study, such as `clients=10,ranks=2`."""
@@ -35,30 +35,32 @@ class StudyPoint:
     repeats: int
     seconds_per_round: Estimate
     samples_per_second: float
-    """Samples that clients train on, fine-tuning before they are judged included, by
-    the seconds of whole rounds; NaN where an older version has not counted them.
+    """Samples that clients train on, including fine-tuning before evaluation, divided
+    by the seconds of whole rounds; NaN if an older version did not count them.
     """
     scaling: ScalingKind | None
-    """What the next two are of: as much work on more ranks, or as much on each."""
+    """The kind of the next two: the same work on more ranks, or the same work on
+    each.
+    """
     speedup: Estimate
-    """Over the fewest ranks; NaN where the study has no other number of ranks."""
+    """Relative to the fewest ranks; NaN if the study has only one number of ranks."""
     efficiency: Estimate
     accuracy: float
-    """Accuracy of clients on their own test data after the last round, mean of seeds."""
+    """Accuracy of clients on their own test data after the last round, as the mean over
+    seeds.
+    """
     global_accuracy: float
     """Accuracy of the global model on all test data; NaN for methods without one."""
     peak_memory: float
-    """Bytes of the rank that has most."""
+    """Bytes of the rank that uses most."""
     virtual_seconds: float
-    """Virtual time of all rounds, mean of seeds; NaN without a clock."""
+    """Virtual time of all rounds, as the mean over seeds; NaN without a clock."""
     epsilon: float
-    """Privacy spent, mean of seeds; NaN where none was asked for."""
+    """Privacy spent, as the mean over seeds; NaN if none was requested."""
 
 
 def study_points(study: StudyRecord) -> list[StudyPoint]:
-    """Return the figures of every point that has a finished trial, in the study's
-    order.
-    """
+    """Return the figures of each point with a finished trial, in the study's order."""
     processes = []
     for trial in study.trials:
         if _is_complete(trial):
@@ -75,7 +77,7 @@ def _is_complete(trial: TrialRecord) -> bool:
 
 
 def _point(trial: TrialRecord) -> str:
-    """Return `clients=10` of the trial `clients=10/repeat-0`."""
+    """Return `clients=10` for the trial `clients=10/repeat-0`."""
     return trial.name.rpartition("/")[0]
 
 
@@ -106,7 +108,7 @@ def _of_point(group: Group, found: Sequence[Scaling]) -> StudyPoint:
 
 
 def _scaling_of(group: Group, found: Sequence[Scaling]) -> Scaling | None:
-    """Return the scaling that a group is part of; strong ones come first."""
+    """Return the scaling that a group belongs to; strong ones come first."""
     fixed = {"strong": float(group.clients), "weak": group.clients / group.ranks}
     for scaling in found:
         if scaling.key == group.key and scaling.clients == fixed[scaling.kind]:
@@ -119,7 +121,7 @@ def _mean_of_seeds(group: Group, name: str) -> float:
 
 
 def summary(study: StudyRecord) -> dict[str, Any]:
-    """Return the study's figures as JSON values, with null for what is not known."""
+    """Return the study's figures as JSON values, with null for unknown ones."""
     unfinished = []
     for trial in study.trials:
         if not _is_complete(trial):
@@ -139,7 +141,7 @@ def summary(study: StudyRecord) -> dict[str, Any]:
 
 
 def show_study(study: StudyRecord, console: Console) -> None:
-    """Print a line for every point."""
+    """Print a line for each point."""
     folder = study.path.parent
     complete = sum(map(_is_complete, study.trials))
     title = study.title or folder.name

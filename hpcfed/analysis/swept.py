@@ -1,4 +1,6 @@
-"""Swept options: which were given several values, and points that differ in one alone."""
+"""Swept options: which have several values, and points that differ in only one of
+them.
+"""
 
 import json
 from collections import Counter, defaultdict
@@ -15,16 +17,16 @@ from hpcfed.errors import count
 from hpcfed.options import RunConfig, named
 
 GEOMETRIC = 1.6
-"""How far the ratios of neighbouring values may be apart on a logarithmic axis."""
+"""How unequal steps between neighbouring values may be on a logarithmic axis."""
 PROBLEM = sorted(named(problem=True), key=lambda name: name != "dataset")
-"""Options that pose the problem, the data set first: data, how clients share it, and
-attackers. Points with other values of these do not compete.
+"""Options that define the problem, the data set first: data, its split between clients,
+and attackers. Points with different values of these do not compete.
 """
 
 
 @dataclass(frozen=True)
 class Swept:
-    """An option with all values that it was given, in order."""
+    """An option with all its values, in order."""
 
     name: str
     values: tuple[Any, ...]
@@ -43,14 +45,14 @@ class Swept:
 
 
 def _is_number(value: Any) -> bool:
-    # A bool is a number to Python.
+    # In Python, a bool is a number.
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def swept(every: Sequence[Group]) -> list[Swept]:
     """Return the options with several values, method first, then sizes.
 
-    An option that follows from others is none: a data set usually brings its own
+    An option that follows from others does not count: a data set usually has its own
     network, and a method its own learning rate.
     """
     names = dict.fromkeys(("method", *SIZES))
@@ -67,7 +69,7 @@ def swept(every: Sequence[Group]) -> list[Swept]:
 
 
 def _values(every: Sequence[Group], name: str) -> tuple[Any, ...]:
-    """Return an option's values in order, without those of methods that lack it."""
+    """Return an option's values in order, ignoring methods that lack it."""
     by_text = {}
     for group in every:
         value = group.options.get(name)
@@ -80,7 +82,9 @@ def _values(every: Sequence[Group], name: str) -> tuple[Any, ...]:
 
 
 def problem(group: Group, options: Sequence[Swept]) -> Combination:
-    """Return what was swept of the problem; the data set and clients where nothing was."""
+    """Return the swept options that define the problem; the data set and clients if
+    none was.
+    """
     names = {option.name for option in options} & set(PROBLEM)
     # In the order in which people think of them.
     ordered = [name for name in PROBLEM if name in names]
@@ -90,15 +94,17 @@ def problem(group: Group, options: Sequence[Swept]) -> Combination:
 def families(
     every: Sequence[Group], name: str, options: Sequence[Swept]
 ) -> dict[Combination, list[Group]]:
-    """Put points together that differ in one option alone; by the others' values.
+    """Group points that differ in only one option, by the values of the others.
 
-    Families that have a single value of the option say nothing about it.
+    Families with a single value of the option are left out, because they say nothing
+    about it.
     """
-    others = ["method"]  # which labels always have
+    others = ["method"]  # labels always have it
     for option in options:
         if option.name not in (name, "method"):
             others.append(option.name)
-    # One that is given or not, such as a deadline, has a single value: none is swept.
+    # An option that is either given or not, such as a deadline, has a single value, so
+    # it does not count as swept.
     for key in dict.fromkeys(chain(*(group.key for group in every))):
         if key in RunConfig.model_fields and key not in (name, *others):
             others.append(key)
@@ -124,8 +130,8 @@ def value_json(group: Group, name: str) -> str:
 
 
 def reference(every: Sequence[Group], name: str) -> Any:
-    """Return the value that most points have; among equals the default, or else the one
-    in the middle.
+    """Return the most frequent value; among equals the default, or else the one in the
+    middle.
     """
     counts = Counter(
         value_json(group, name) for group in every if name in group.options
@@ -141,32 +147,31 @@ def reference(every: Sequence[Group], name: str) -> Any:
 
 @dataclass(frozen=True)
 class Held:
-    """Few of many points: some options are held at the value that most points have."""
+    """A selection of points: some options are held at their most frequent value."""
 
     groups: list[Group]
     options: Combination
-    """The options that are held."""
+    """The held options with their values."""
     left_out: int
-    """Points that are not among them."""
+    """Number of points left out."""
 
 
 def held(
     every: Sequence[Group], options: Sequence[Swept], *, keep: Sequence[str], most: int
 ) -> Held:
-    """Hold one option after the other until so few choices are left that a chart can
-    show them; options in `keep` stay as they are, and choices are told apart by all
-    others.
+    """Hold one option after the other until few enough choices are left for a chart.
+    Options in `keep` are never held, and choices are distinguished by all others.
     """
     kept = list(every)
     values: dict[str, Any] = {}
-    # The option with most values first: fewer options need to be held.
+    # The option with the most values first, so that fewer options need to be held.
     free = [option for option in options if option.name not in ("method", *keep)]
     for option in sorted(free, key=lambda option: -len(option.values)):
         if _num_choices(kept, options, keep) <= most:
             break
         value = reference(kept, option.name)
         values[option.name] = value
-        # A method without this option stays as it is.
+        # A method without this option stays.
         kept = [group for group in kept if _agrees(group, option.name, value)]
     return Held(kept, Combination(values), len(every) - len(kept))
 
@@ -184,7 +189,7 @@ def _agrees(group: Group, name: str, value: Any) -> bool:
 
 
 def point_text(group: Group, options: Sequence[Swept]) -> str:
-    """Return the label of a point, with its size as far as sizes differ."""
+    """Return the label of a point, with its size if sizes differ."""
     differ = {option.name for option in options}
     words = [label(group.key)]
     if "clients" in differ:
@@ -195,7 +200,9 @@ def point_text(group: Group, options: Sequence[Swept]) -> str:
 
 
 def choice_text(group: Group, options: Sequence[Swept]) -> str:
-    """Return the label of a point without the problem, which the sentence has already."""
+    """Return the label of a point without the problem, which the sentence already
+    names.
+    """
     name = label(group.key.without(*PROBLEM))
     if any(option.name == "ranks" for option in options):
         name += f", {count(group.ranks, 'rank')}"

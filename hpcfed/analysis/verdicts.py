@@ -45,10 +45,10 @@ from hpcfed.errors import count
 from hpcfed.words import MIB, number, time_text
 
 MOST_LETTERS = 48
-"""Letters of a word in a sentence."""
+"""Longest word in a sentence, in characters."""
 LONG_WORD = re.compile(rf"\S{{{MOST_LETTERS + 1},}}")
 SAME_BYTES = 0.02
-"""Relative difference up to which two methods send as much."""
+"""Up to this relative difference, two methods send the same number of bytes."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Verdict:
     answers: list[str]
     """Whole sentences."""
     section: str
-    """Where on the page the figures are."""
+    """The section of the page with the figures."""
 
 
 def verdicts(every: Sequence[Group]) -> list[Verdict]:
@@ -136,7 +136,7 @@ def _are(things: Sequence[object]) -> str:
 
 
 def _wins_counted(found: Sequence[Contest]) -> list[str]:
-    """Sum up many contests, and tell the clearest of them."""
+    """Summarise many contests, and name the clearest of them."""
     decided = [contest for contest in found if contest.decided]
     wins = Counter(contest.entrant(contest.winner) for contest in decided)
     words = [f"{name} wins {times}" for name, times in wins.most_common(MOST_SENTENCES)]
@@ -160,7 +160,7 @@ def _wins_counted(found: Sequence[Contest]) -> list[str]:
 
 
 def _matters(every: Sequence[Group], options: Sequence[Swept]) -> list[str]:
-    """Tell what options do: first those whose effect is sure, then those with too few
+    """Say what options do: first those with a certain effect, then those with too few
     seeds, and last the names of those whose effect may be noise.
     """
     judged = measure(every)
@@ -199,13 +199,13 @@ def _effect(effect: Effect, judged: Measure) -> str:
 
 
 def _opposite(one: Matters, judged: Measure) -> str:
-    """Return the sentence of an option that helps one method and harms another, each
-    surely; empty where no two methods disagree.
+    """Return the sentence for an option that certainly helps one method and certainly
+    harms another; empty if no two methods disagree.
     """
     helped, harmed = [], []
     for method, change in one.by_method.items():
         told = f"{method} ({text(change, judged.steps)})"
-        # Ends are NaN, which is neither above nor below 0, where seeds are too few.
+        # With too few seeds the ends are NaN, which is neither above nor below 0.
         if change.low > 0:
             helped.append(told)
         elif change.high < 0:
@@ -244,7 +244,7 @@ def _price(one: Price) -> str:
         f"A round of {one.method} takes {times_text(one.times, ' times')} as long "
     )
     sentence += f"as one of {one.fastest}"
-    # An unknown ratio is not above the limit.
+    # An unknown ratio (NaN) is not above the limit.
     if abs(one.sent - 1) > SAME_BYTES:
         sentence += f" and sends {number(one.sent)} times the bytes"
     return f"{sentence}."
@@ -255,8 +255,8 @@ def _energy(group: Group) -> float:
 
 
 def _race(one: Race, options: Sequence[Swept]) -> str:
-    """Tell who reaches the target first, and who with the fewest bytes; nothing of a
-    single point that reached it.
+    """Say who reaches the target first, and who with the fewest bytes; empty if only
+    one point reached it.
     """
     about = f"{condition_text(one.problem)}, target {one.target:g} %"
     fastest, leanest = one.first("seconds"), one.first("bytes")
@@ -281,12 +281,14 @@ def _race(one: Race, options: Sequence[Swept]) -> str:
 
 
 def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:
-    """Tell how much the best point of each problem costs, and what less gives."""
+    """Say how much the best point of each problem costs, and what a lower cost
+    achieves.
+    """
     for one in found:
         if one.cost is not COSTS["seconds"] or len(one.best) < 2:
             continue
         cheapest, best = one.best[0], one.best[-1]
-        # Times that noise may have put in order are not told as a price.
+        # Do not report a price if noise may explain the order of the times.
         if _overlap(cheapest.cost, best.cost):
             continue
         unit = one.judged.unit
@@ -300,7 +302,7 @@ def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:
 
 
 def _overlap(one: Estimate, other: Estimate) -> bool:
-    """Whether both have intervals, and these have something in common."""
+    """Tell whether both have intervals, and these overlap."""
     if not (one.bounded and other.bounded):
         return False
     return one.low <= other.high and other.low <= one.high

@@ -1,5 +1,5 @@
-"""`hpcfed show` of a run, or of seeds that advanced together: lines, then the tables of
-its findings.
+"""`hpcfed show` for a run, or for seeds that advanced together: lines, then the tables
+of its findings.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,9 @@ from hpcfed.results.summary import run_summary
 
 
 def show(record: RunRecord, console: Console) -> None:
-    """Print a run: what it was, what it reached, what it cost, and where its files are."""
+    """Print a run: what it was, what it reached, what it cost, and where its files
+    are.
+    """
     say(console, f"{title(record)}, seed {record.facts['seed']}", status(record))
     say(console, *_remarks(record))
     _print_findings([record], console)
@@ -45,10 +47,10 @@ def _remarks(record: RunRecord) -> Iterator[str]:
 
 
 def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> None:
-    """Print several seeds of a run, which lie in `folder`."""
+    """Print several seeds of a run in `folder`."""
     seeds = count(len(records), "seed")
     say(console, f"{title(records[0])}, {seeds} at once")
-    # The status of seeds is usually the same: then it is said once.
+    # Seeds usually have the same status: then it is printed once.
     say(console, *dict.fromkeys(map(status, records)))
     _print_findings(records, console)
     say(console, "")
@@ -62,7 +64,7 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
 
 
 def of_first(records: Sequence[RunRecord]) -> str:
-    """Say which tables are about a single seed."""
+    """Say which tables describe a single seed."""
     return (
         "Time, memory and energy are those of all seeds at once. Classes, traffic and "
         f"other costs are those of seed {records[0].facts['seed']}."
@@ -80,7 +82,7 @@ def _print_findings(records: Sequence[RunRecord], console: Console) -> None:
 
 
 def shown_json(records: Sequence[RunRecord], *, seeds: bool) -> dict[str, Any]:
-    """Return a run or its seeds as JSON values: all that was recorded, and the tables."""
+    """Return a run or its seeds as JSON values: everything recorded, and the tables."""
     summaries = [run_summary(record) for record in records]
     content = {"seeds": summaries} if seeds else summaries[0]
     found = run_findings(records, read_files(records[0]))

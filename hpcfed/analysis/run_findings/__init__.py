@@ -1,7 +1,7 @@
-"""What is found of one run, or of seeds of it that advanced together.
+"""Findings about one run, or about its seeds that advanced together.
 
-`hpcfed show`, its JSON and the run's page render these tables and no others, so they
-say the same in the same words.
+`hpcfed show`, its JSON and the run's page render exactly these tables, so they say the
+same in the same words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from hpcfed.results.details import RunDetails, read_clock, read_details
 from hpcfed.results.run import RunRecord
 
 Findings = Mapping[str, Sequence[Table]]
-"""Tables by the section of a page in which they stand, in its order."""
+"""Tables by their section of the page, in its order."""
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run has recorded beside its record."""
+    """What a run has written besides its record."""
 
     details: RunDetails = field(default_factory=RunDetails.nothing)
     times: Times = field(default_factory=dict)
@@ -30,7 +30,7 @@ class RunFiles:
 
 
 def read_files(record: RunRecord) -> RunFiles:
-    """Read what belongs to a record, as far as it can be read."""
+    """Read the files that belong to a record, as far as they are readable."""
     times: Times = {}
     try:
         details = read_details(record.folder)
@@ -42,8 +42,8 @@ def read_files(record: RunRecord) -> RunFiles:
 
 
 def run_findings(runs: Runs, files: RunFiles) -> Findings:
-    """Return all tables. Of several seeds, those of costs and classes are the first's;
-    time, memory and energy belong to all of them together.
+    """Return all tables. With several seeds, tables of costs and classes describe the
+    first; time, memory and energy belong to all of them together.
     """
     first = runs[0]
     if not first.rounds_done:

@@ -1,4 +1,4 @@
-"""What a run cost: time by phase, the server, bytes, memory, energy, virtual time and
+"""Costs of a run: time by phase, the server, bytes, memory, energy, virtual time and
 privacy.
 """
 
@@ -32,9 +32,7 @@ from hpcfed.runtime.timer import PHASES
 from hpcfed.words import formatted
 
 Times = Mapping[str, np.ndarray]
-"""What every member of every round took, by the column of the clock's table; may be
-empty.
-"""
+"""Times of all members of all rounds, by column of the clock table; may be empty."""
 WORK = (
     "trained_samples",
     "trained_steps",
@@ -44,7 +42,7 @@ WORK = (
 )
 """Series of what clients have trained."""
 PARTS = {"downloads": "download", "local steps": "train", "uploads": "upload"}
-"""What a member's virtual time goes to, and its column."""
+"""The parts of a member's virtual time, and their columns."""
 SHARES = {"tenth": 0.1, "median": 0.5, "nine tenths": 0.9, "most": 1.0}
 """Columns of a distribution, and the share of members that are faster."""
 TOTAL_SECONDS = Kind("s", formatted(".3f"))
@@ -52,7 +50,9 @@ WHOLE_PERCENT = Kind("fraction", formatted(".0%"))
 
 
 def of_phases(record: RunRecord) -> Table:
-    """Return where the time goes, in a usual round and in all, the longest phase first."""
+    """Return where the time goes, in a typical round and in total, longest phase
+    first.
+    """
     usual, totals = record.phase_seconds(), record.phase_totals()
     whole = sum(totals.values())
     by_rank = per_round(record.counted_phases())
@@ -65,7 +65,7 @@ def of_phases(record: RunRecord) -> Table:
             in_all = [TOTAL_SECONDS(seconds), SHARE(seconds / whole)]
             cells = [MILLISECONDS(usual[name]), *in_all]
             rows.append([name, *cells, *(MILLISECONDS(float(end)) for end in ends)])
-    # What counts as "per round" leaves out the first, which warms up.
+    # "Per round" leaves out the first round, which warms up.
     name = "round, after the first" if record.rounds_done > 1 else "round"
     usual_round = float(per_round(record.counted_seconds()))
     whole_run = TOTAL_SECONDS(record.timed_seconds())
@@ -78,7 +78,9 @@ def of_phases(record: RunRecord) -> Table:
 
 
 def of_server(record: RunRecord) -> Iterator[Table]:
-    """Yield what training the server's model took, beside the time of the run."""
+    """Yield what training the server's model took, compared with the time of the
+    run.
+    """
     if not record.learnings:
         return
     last = record.learnings[-1]
@@ -102,14 +104,14 @@ def of_server(record: RunRecord) -> Iterator[Table]:
 
 
 def _network(last: LearningRecord, name: str) -> Row:
-    """Return cells about one of the server's networks, as it was trained last."""
+    """Return cells about one of the server's networks, from its last training."""
     if name not in last.parameters:  # a phase that trains no network
         return "", "", ""
     of_peak = last.utilisation[name]
     return (
         COUNT(last.parameters[name]),
         COUNT(last.samples_per_second[name]),
-        "" if isnan(of_peak) else SHARE(of_peak),  # the peak is known for GPUs alone
+        "" if isnan(of_peak) else SHARE(of_peak),  # the peak is known only for GPUs
     )
 
 
@@ -119,7 +121,7 @@ Costs = Iterator[tuple[str, str | Cell]]
 
 
 def of_costs(record: RunRecord) -> Table:
-    """Return everything that adds up over a run, and what it took at most."""
+    """Return everything that adds up over a run, and its peak values."""
     rows: Costs = _costs(record)
     return Table(("cost", ""), [list(row) for row in rows])
 
@@ -161,7 +163,7 @@ def _total(record: RunRecord, series: RoundSeries) -> Costs:
     """Yield the sum of a series over all rounds, unless there was nothing to count."""
     values = record.rounds[series.name]
     total = float(np.nansum(values))
-    # Shown as a share of the selected uploads, also if it is zero.
+    # Shown as a share of the selected uploads, even if it is zero.
     if series.name == "kept_attackers":
         selected = int(np.nansum(record.rounds["kept"]))
         if selected and record.config.get("attack", "none") != "none":
@@ -184,7 +186,7 @@ def _work(series: RoundSeries, values: np.ndarray) -> Costs:
     """Yield what clients have trained. Older versions did not record it."""
     total = float(values.sum())
     if isnan(total):
-        # One line will do.
+        # One line is enough.
         if series.name == WORK[0]:
             yield series.total, "unknown: an older version did not count them"
     elif total:
@@ -217,20 +219,21 @@ def _energy(record: RunRecord) -> Costs:
         whose = "of the workers' GPUs" if workers else "of all GPUs"
         yield f"energy {whose}", JOULES(record.energy)
     if record.cpu_energy is not None and not isnan(record.cpu_energy):
-        # The counters are the machine's: whatever else runs there is in them.
+        # The counters belong to the machine, so they include everything else running
+        # there.
         yield "energy of the hosts' CPUs and memory", JOULES(record.cpu_energy)
 
 
-# What lay between clients and server: a virtual clock, and privacy.
+# Between clients and server: a virtual clock, and privacy.
 
 
 def round_seconds(record: RunRecord) -> np.ndarray:
-    """Return the virtual seconds of every round by itself."""
+    """Return the virtual seconds of each single round."""
     return np.diff(record.rounds["virtual_seconds"], prepend=0.0)
 
 
 def of_virtual_time(record: RunRecord, times: Times) -> Iterator[Table]:
-    """Yield what rounds and their members took by the virtual clock."""
+    """Yield what rounds and their members took on the virtual clock."""
     rows: list[Row] = []
     if record.has_clock:
         whole = record.last("virtual_seconds")
@@ -248,10 +251,10 @@ def of_virtual_time(record: RunRecord, times: Times) -> Iterator[Table]:
 
 
 def _members(times: Times) -> Iterator[Table]:
-    """Yield how the seconds of members are spread, if a run has recorded them."""
+    """Yield the distribution of members' seconds, if a run has recorded them."""
     spent = {name: times.get(column, np.empty(0)) for name, column in PARTS.items()}
     parts = np.array(list(spent.values()))
-    # The time of an upload that never came is not known.
+    # The time of an upload that never arrived is unknown.
     came = np.isfinite(parts).all(0)
     if not came.any():
         return

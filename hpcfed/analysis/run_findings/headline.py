@@ -1,4 +1,4 @@
-"""A run in a line: what was run on what, and how far it has come."""
+"""A run in one line: what was run on what, and how far it has come."""
 
 from hpcfed.errors import count, printable
 from hpcfed.results.run import RunRecord
@@ -29,11 +29,11 @@ def status(record: RunRecord) -> str:
 
 
 def _why_early(record: RunRecord) -> str:
-    """Return why a complete run has fewer rounds than were planned."""
+    """Return why a complete run has fewer rounds than planned."""
     if "ended" in record.facts:
         return printable(str(record.facts["ended"]))
-    # Records of older versions do not say. Only the target and lost patience complete
-    # a run early.
+    # Records of older versions do not say. Only reaching the target and running out of
+    # patience complete a run early.
     return "stopped early" if _lost_patience(record) else "stopped at the target"
 
 

@@ -1,4 +1,4 @@
-"""How well a run's models do: after its rounds, at its end, and for new clients."""
+"""How good a run's models are: after its rounds, at its end, and for new clients."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite, isnan, sqrt
@@ -32,25 +32,25 @@ from hpcfed.results.run import (
 )
 
 Runs = Sequence[RunRecord]
-"""A run, or the seeds of it that advanced together."""
+"""A run, or its seeds that advanced together."""
 MOST_CLASSES = 20
-"""Classes in a table; of more, those with the lowest accuracy."""
+"""Most classes in a table; of more, those with the lowest accuracy."""
 FEWEST = 3
-"""Clients from which on there is a distribution."""
+"""Fewest clients for a distribution."""
 ERROR = "mean ± standard error"
 
 
 def metric_kind(metric: str) -> Kind:
-    """Return how values of a metric are written."""
+    """Return how values of a metric are displayed."""
     unit = "fraction" if METRICS[metric].in_percent else METRICS[metric].unit
     return Kind(unit, lambda value: text_of(metric, value))
 
 
-# Of a run by itself.
+# Tables of a single run.
 
 
 def learning_of_run(record: RunRecord) -> Iterator[Table]:
-    """Yield what a run has reached, from what most people want to know on."""
+    """Yield what a run has reached, most wanted tables first."""
     # Tasks without an accuracy have other metrics.
     if record.task in METRICS["accuracy"].tasks:
         yield _accuracy(record)
@@ -94,7 +94,7 @@ def _metrics(record: RunRecord) -> Table:
 
 
 def _class_accuracy(record: RunRecord) -> Iterator[Table]:
-    """Yield the last accuracy of every class, or of those with the lowest."""
+    """Yield the last accuracy of each class, or of the classes with the lowest."""
     last = record.last_class_accuracy()
     values = [last[name] for name in ACCURACIES if name in last]
     if not values:
@@ -114,7 +114,7 @@ def _class_accuracy(record: RunRecord) -> Iterator[Table]:
 
 
 def _measured(record: RunRecord) -> Table:
-    """Return what the method has measured of clients at the end."""
+    """Return what the method has measured about clients at the end."""
     rows: list[Row] = []
     for name, values in record.figures.items():
         known = values[~np.isnan(values)]
@@ -124,7 +124,7 @@ def _measured(record: RunRecord) -> Table:
 
 
 def _newcomers(record: RunRecord) -> Table:
-    """Return a row for every local update: a line would not hold a column for each."""
+    """Return a row for each local update: a column for each would not fit."""
     rows: list[Row] = []
     updates = zip(*record.newcomers.values(), strict=True)
     for update, by_start in enumerate(updates):
@@ -137,7 +137,7 @@ def _newcomers(record: RunRecord) -> Table:
 
 
 def _new_rounds(rounds: NewRounds) -> Table:
-    """Return a row for every round of new clients that was evaluated."""
+    """Return a row for each evaluated round of new clients."""
     series = ("accuracy", "trained_accuracy")
     curves = [rounds.curve(name).tolist() for name in series]
     rows: list[Row] = []
@@ -149,11 +149,11 @@ def _new_rounds(rounds: NewRounds) -> Table:
     return Table(("new clients", "as they stand", "after training"), rows)
 
 
-# Of several seeds beside each other.
+# Tables of several seeds.
 
 
 def learning_of_seeds(runs: Runs) -> Iterator[Table]:
-    """Yield what every seed has reached, and their mean."""
+    """Yield what each seed has reached, and the mean."""
     first = runs[0]
     metrics = list(first.metrics)
     if first.task in METRICS["accuracy"].tasks:
@@ -173,7 +173,7 @@ def learning_of_seeds(runs: Runs) -> Iterator[Table]:
 def _by_seed(
     metric: str, head: str, runs: Runs, figure: Callable[[RunRecord, str], float]
 ) -> Table:
-    """Return a figure of every seed, without columns in which nothing is known."""
+    """Return a figure of each seed, without columns that are unknown throughout."""
     columns = {}
     for series, whose in all_series(metric).items():
         values = [figure(run, series) for run in runs]
@@ -196,7 +196,7 @@ def _seed(run: RunRecord) -> str:
 def _mean(values: Sequence[float], metric: str = "accuracy") -> Cell:
     """Return the mean of a metric over seeds, with its standard error."""
     kind = metric_kind(metric)
-    # The loss of a seed may be infinite: then the mean is, too.
+    # The loss of a seed may be infinite; then the mean is, too.
     if len(values) < 2 or not all(map(isfinite, values)):
         return kind(mean(values))
     error = stdev(values) / sqrt(len(values))
@@ -207,10 +207,10 @@ def _mean(values: Sequence[float], metric: str = "accuracy") -> Cell:
 
 
 def _finals(runs: Runs) -> Table:
-    """Return what the method had judged at the end."""
+    """Return the method's final evaluations."""
     rows: list[Row] = []
     for name in runs[0].finals:
-        # A seed that has not come to its end yet has none.
+        # A seed that has not ended yet has none.
         having = [run.finals[name] for run in runs if name in run.finals]
         rows.append([name, _mean([mean_accuracy(of_clients) for of_clients in having])])
     head = "mean" if len(runs) == 1 else ERROR
@@ -218,21 +218,25 @@ def _finals(runs: Runs) -> Table:
 
 
 def _measured_of_seeds(runs: Runs) -> Table:
-    """Return what the method has measured of clients at the end, as means of seeds."""
+    """Return what the method has measured about clients at the end, as means over
+    seeds.
+    """
     rows: list[Row] = []
     for name in runs[0].figures:
-        # A seed that has not come to its end yet has none.
+        # A seed that has not ended yet has none.
         having = [run.figures[name] for run in runs if name in run.figures]
         means = [mean_accuracy(of_clients) for of_clients in having]
         rows.append([name, THOUSANDTHS(mean(means))])
     return Table(("at the end, over clients", "mean of all seeds"), rows)
 
 
-# The target, of one run or of seeds.
+# The target, for one run or for seeds.
 
 
 def _target(runs: Runs) -> Table:
-    """Return what it took to reach the target, and the mean only if all seeds have."""
+    """Return what it took to reach the target, with the mean only if all seeds reached
+    it.
+    """
     columns = ["rounds", "seconds", "sent"]
     if runs[0].has_clock:
         columns.append("virtual time")
@@ -247,7 +251,7 @@ def _target(runs: Runs) -> Table:
             continue
         every.append(reached)
         rows.append([seed or "reached after", *_target_cells(reached)])
-    # A mean over those that reached it would flatter the others.
+    # A mean only over the seeds that reached it would flatter the others.
     if 1 < len(every) == len(runs):
         rows.append([ERROR, *_mean_target_cells(every)])
     return Table((f"target of {runs[0].target:g} %", *columns), rows)
@@ -273,7 +277,7 @@ def _mean_target_cells(every: Sequence[Reached]) -> list[Cell]:
     return [COUNT(mean(rounds), text, error=error), *_target_cells(means)[1:]]
 
 
-# Clients beside each other.
+# Tables over clients.
 
 
 def last_of_clients(runs: Runs) -> np.ndarray:
@@ -283,13 +287,13 @@ def last_of_clients(runs: Runs) -> np.ndarray:
 
 
 def worst_tenth(values: np.ndarray) -> float:
-    """Return the mean of the lowest tenth, of one client at least."""
+    """Return the mean of the lowest tenth, but of at least one client."""
     few = max(1, len(values) // 10)
     return float(np.sort(values)[:few].mean())
 
 
 def of_clients(runs: Runs) -> Iterator[Table]:
-    """Yield how the last accuracies of clients are spread."""
+    """Yield the distribution of clients' last accuracies."""
     known = last_of_clients(runs)
     if len(known) >= FEWEST:
         figures = {
@@ -306,7 +310,7 @@ def of_clients(runs: Runs) -> Iterator[Table]:
 
 
 def of_classes(counts: np.ndarray) -> Iterator[Table]:
-    """Yield how training samples [clients, classes] are spread over clients."""
+    """Yield how training samples [clients, classes] are distributed over clients."""
     if not counts.size or not counts.any():
         return
     samples = counts.sum(1)

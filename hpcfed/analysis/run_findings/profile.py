@@ -1,4 +1,4 @@
-"""What a profile has found of a run's parts, beside what its device can do."""
+"""A profile's findings about a run's parts, compared with what its device can do."""
 
 from collections.abc import Sequence
 from math import nan
@@ -8,7 +8,7 @@ from hpcfed.analysis.findings import SECONDS, SHARE, Row, Table
 
 
 class ProfiledPart(Protocol):
-    """The clients' training, or one of the server's networks; None is unknown."""
+    """The clients' training, or one of the server's networks; None means unknown."""
 
     @property
     def name(self) -> str: ...
@@ -25,7 +25,7 @@ class ProfiledPart(Protocol):
 
 
 def of_parts(parts: Sequence[ProfiledPart]) -> Table:
-    """Return the time of every part, and what it reaches of the measured ceilings."""
+    """Return the time of each part, and its share of the measured ceilings."""
     rows: list[Row] = []
     for part in parts:
         shares = (part.busy, part.compute, part.bandwidth)
@@ -36,7 +36,7 @@ def of_parts(parts: Sequence[ProfiledPart]) -> Table:
     return Table(
         (head, "seconds", "warm", "busy", "MFU", "bandwidth, at least"),
         rows,
-        # Without this line a reader would divide the first column by the run's FLOPs.
+        # Without this line a reader would relate the run's FLOPs to the first column.
         "warm: at the pace of the last rounds or steps, which MFU and bandwidth are of",
     )
 

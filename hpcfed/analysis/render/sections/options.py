@@ -23,7 +23,7 @@ from hpcfed.results.pace import MS_PER_ROUND
 from hpcfed.words import DASH
 
 MOST_CHARTS = 16
-"""In this section; the options that matter least go without."""
+"""Most charts in this section; the options with the least effect have none."""
 COLUMNS = (
     "option",
     "values",
@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 def options(every: Sequence[Group], found: Sequence[Swept]) -> Section:
-    """Show score and time over each option that was swept."""
+    """Show score and time over each swept option."""
     section = Section("options", "What the options do")
     strongest = effects(every, found)
     if not strongest:
@@ -63,7 +63,7 @@ def options(every: Sequence[Group], found: Sequence[Swept]) -> Section:
             f"Without a chart here, because they matter least: {', '.join(left_out)}. "
             "hpcfed report --csv has all points."
         )
-    # An option without pairs has nothing to tell.
+    # An option without pairs has no measurable effect.
     told = [one for one in strongest if one.score or one.time]
     if told:
         section.tables.append(Table(COLUMNS, [_row(one) for one in told]))
@@ -88,10 +88,10 @@ def _cells(effect: Effect | None) -> Row:
 def _charts(
     every: Sequence[Group], option: Swept, found: Sequence[Swept]
 ) -> Iterator[Drawing]:
-    """Draw score and time over an option, on every data set for itself."""
+    """Draw score and time over an option, separately for each data set."""
     datasets: dict[str, list[Group]] = {}
     for group in every:
-        # Data sets are drawn apart, unless they are what is compared.
+        # Data sets have separate charts, unless they are the swept option.
         where = "" if option.name == "dataset" else str(group.options["dataset"])
         datasets.setdefault(where, []).append(group)
     for where, members in datasets.items():
@@ -101,7 +101,7 @@ def _charts(
             fewest = fewest_ranks(members)
             shown = held(fewest, found, keep=(option.name, "ranks"), most=MOST_LINES)
             yield from _scores(shown, option, found, judged, about)
-        # Clients and ranks have sections of their own.
+        # Clients and ranks have their own sections.
         if option.name not in SIZES:
             shown = held(members, found, keep=(option.name,), most=MOST_LINES)
             yield from _times(shown, option, found, about)
@@ -110,7 +110,7 @@ def _charts(
 def _scores(
     shown: Held, option: Swept, found: Sequence[Swept], judged: Measure, about: str
 ) -> Iterator[Drawing]:
-    # Here ranks are those of whichever point stands for all.
+    # Ranks do not matter here: any point represents all of them.
     others = [one for one in found if one.name != "ranks"]
     series = _series(shown, option, others)
     estimates = {
@@ -142,9 +142,9 @@ def _milliseconds(seconds: Estimate) -> Estimate:
 def _series(
     shown: Held, option: Swept, found: Sequence[Swept]
 ) -> dict[str, list[Group]]:
-    """Return the points of every line, by its name: the options that are not held."""
+    """Return the points of each line, by its name: the options that are not held."""
     series = {}
-    # The title has the data set.
+    # The title already names the data set.
     hidden = () if option.name == "dataset" else ("dataset",)
     alike = families(shown.groups, option.name, found)
     # There may be more methods than a chart can show.
@@ -155,7 +155,7 @@ def _series(
 
 
 def _held(shown: Held) -> str:
-    """Return ` at lr 0.1`: the options that are held, and were not left to a line."""
+    """Return ` at lr 0.1`: the options that are held and do not vary between lines."""
     words = [option_text(name, value) for name, value in shown.options.items()]
     return f" at {', '.join(words)}" if words else ""
 
@@ -167,10 +167,10 @@ def _drawing(
     estimates: dict[str, list[Estimate]],
     y: Axis,
 ) -> Iterator[Drawing]:
-    """Draw a line over numbers, or marks in rows of words."""
+    """Draw a line over numbers, or rows of marks over words."""
     if not series:
         return
-    # A line through two points says no more than they do, and hides their intervals.
+    # A line through two points adds nothing, and hides their intervals.
     if option.numeric and len(option.values) > 2:
         drawn: list[Line] = []
         for name, members in series.items():

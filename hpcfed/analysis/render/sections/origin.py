@@ -24,9 +24,9 @@ ENVIRONMENT = (
     "first started",
 )  # fmt: skip
 MOST_NAMED = 3
-"""Points of an environment that are named."""
+"""Most points of an environment to name."""
 ENOUGH = 5
-"""Repeats of a point that show how noisy a machine is."""
+"""Repeats of a point that are enough to show how noisy a machine is."""
 
 
 def noise(every: Sequence[Group]) -> Section:
@@ -52,7 +52,7 @@ def noise(every: Sequence[Group]) -> Section:
 
 
 def _repeat(found: Sequence[Noise]) -> str:
-    """Return what to do about repeats; there may be some already."""
+    """Return advice on repeats; there may be some already."""
     fewest = min(len(one.group.processes) for one in found)
     if fewest < ENOUGH:
         return f"raise repeats in the study file to {ENOUGH}"
@@ -92,14 +92,14 @@ def environment(every: Sequence[Group]) -> Section:
         section.tables.append(Table(("file of your own", "sha256"), files, words=True))
     shared = json.dumps(_shared_options(every), indent=1)
     section.listings.append(("options that all runs share", shared))
-    # Of one run alone: the table above has what differs between runs.
+    # Only for one run: the table above shows what differs between runs.
     first = json.dumps(every[0].first.environment, indent=1)
     section.listings.append(("environment of the first run", first))
     return section
 
 
 def _rows(every: Sequence[Group]) -> list[list[str]]:
-    """Return a row for each different environment, and how many points it made."""
+    """Return a row for each different environment, with its number of points."""
     alike: dict[tuple[str, ...], list[Group]] = defaultdict(list)
     for group in every:
         alike[tuple(_environment(group))].append(group)
@@ -111,7 +111,7 @@ def _rows(every: Sequence[Group]) -> list[list[str]]:
 
 
 def _points(members: Sequence[Group], every: Sequence[Group]) -> str:
-    """Name the points of an environment, or count them where they are many."""
+    """Name the points of an environment, or count them if there are many."""
     if len(members) == len(every):
         return "all"
     if len(members) > MOST_NAMED:
@@ -141,14 +141,14 @@ def _environment(group: Group) -> list[str]:
 
 
 def _processor(rank: Mapping[str, Any]) -> str:
-    """Return the processor of a rank's host, and which of its cores the rank has."""
+    """Return the processor of a rank's host, and the rank's cores."""
     if not rank.get("cpu"):  # older runs have not recorded it
         return "?"
     return f"{rank['cpu']} (cores {rank.get('binding', '?')})"
 
 
 def _files(every: Sequence[Group]) -> list[list[str]]:
-    """Return the user's own files that made these figures, with their checksums."""
+    """Return the user's own files behind these figures, with their checksums."""
     # A pair, because a file may have changed between two runs.
     found = set()
     for group in every:
@@ -161,8 +161,8 @@ def _files(every: Sequence[Group]) -> list[list[str]]:
 
 
 def _version(source: Mapping[str, Any]) -> str:
-    """Return what was run: a commit or, from a wheel, a version and the checksum of its
-    files.
+    """Return the version that was run: a commit or, for a wheel, a version and the
+    checksum of its files.
     """
     if source.get("commit"):
         changed = "+" if source.get("changed") else ""
@@ -172,11 +172,11 @@ def _version(source: Mapping[str, Any]) -> str:
 
 
 def _shared_options(every: Sequence[Group]) -> dict[str, Any]:
-    """Return options that are alike in all groups that have them."""
+    """Return options with the same value in all groups that have them."""
     shared = dict(every[0].options)
     for group in every:
         for name in list(shared):
-            # A method's own options are in its groups alone.
+            # Only groups of a method have its own options.
             value = shared[name]
             if group.options.get(name, value) != value:
                 del shared[name]
@@ -186,18 +186,18 @@ def _shared_options(every: Sequence[Group]) -> dict[str, Any]:
 def reproduce(every: Sequence[Group], found: Found) -> Section:
     section = Section("reproduce", "Reproduce")
     section.text.append("The commands that made these figures, as they were given.")
-    # A study's commands hold the launcher and its number of ranks too.
+    # A study's commands also include the launcher and its number of ranks.
     for study in found.studies:
         folder = study.path.parent.name
         title = study.title or folder
         section.listings.append((f"study file: {title}", study.text))
         commands = []
         for trial in study.trials:
-            if trial.outcome.command:  # one that waits has none yet
+            if trial.outcome.command:  # a waiting trial has none yet
                 commands.append(trial.outcome.command)
         lines = "\n".join(commands)
         section.listings.append((f"commands of {folder}", lines))
-    # A dict, because runs on several numbers of ranks have the same command.
+    # A dict, because runs on different numbers of ranks have the same command.
     different: dict[str, None] = {}
     for group in every:
         different[_command(group.first)] = None

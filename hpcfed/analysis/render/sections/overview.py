@@ -1,5 +1,5 @@
-"""What a study says: its verdicts, every point in one row, the best method under each
-condition, and attacks beside honest runs.
+"""The results of a study: its verdicts, every point in one row, the best method under
+each condition, and attacks compared with honest runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from hpcfed.results.pace import MS_PER_ROUND
 from hpcfed.words import DASH
 
 COLUMNS: dict[str, Callable[[Group], Cell]] = {
-    # Runs and seeds differ where points were repeated, or seeds stacked in one run.
+    # Runs and seeds differ if points were repeated, or seeds stacked in one run.
     "runs": lambda group: COUNT(len(group.processes)),
     "seeds": lambda group: COUNT(len(group.seeds)),
     "columns": lambda group: COUNT(group.columns),
@@ -46,7 +46,7 @@ COLUMNS: dict[str, Callable[[Group], Cell]] = {
 
 
 def verdicts(every: Sequence[Group]) -> Section:
-    """Show what the study says, before the figures that say it."""
+    """Show the verdicts, before the figures behind them."""
     section = Section("verdicts", "Verdicts")
     section.verdicts += answered(every)
     section.text.append("Brackets hold 95 % confidence.")
@@ -81,7 +81,7 @@ def overview(every: Sequence[Group], found: Found) -> Section:
 
 
 def _headlines(every: Sequence[Group]) -> dict[str, str]:
-    """Return the main metrics of tasks that are not judged by their accuracy."""
+    """Return the main metrics of tasks that are not judged by accuracy."""
     found = {}
     for group in every:
         name = HEADLINES[group.first.task]
@@ -91,14 +91,16 @@ def _headlines(every: Sequence[Group]) -> dict[str, str]:
 
 
 def _headline(group: Group, name: str, series: str) -> str | Cell:
-    # Several tasks may stand in one table: each has values of its own metric alone.
+    # Several tasks may share one table: each has values only for its own metric.
     if name != HEADLINES[group.first.task]:
         return DASH
     return PLAIN(known_metric(name, [run.last(series) for run in group.seeds]))
 
 
 def methods(every: Sequence[Group], options: Sequence[Swept]) -> Section:
-    """Show which method is best under which condition, and whether the seeds tell."""
+    """Show which method is best under which condition, and whether the seeds support
+    it.
+    """
     section = Section("methods", "Which method wins where")
     found = contests(every, options)
     if not found:
@@ -135,7 +137,7 @@ def _contest_row(one: Contest) -> Row:
 
 
 def attacks(every: Sequence[Group]) -> Section:
-    """Show accuracy with and without attackers, by rule of aggregation."""
+    """Show accuracy with and without attackers, by aggregation rule."""
     section = Section("attacks", "Attacks and defences")
     if not any(_attacked(group) or _defended(group) for group in every):
         return section
@@ -159,7 +161,7 @@ def _defended(group: Group) -> bool:
 def _attack_row(group: Group) -> Row:
     last, best = [], []
     for run in group.seeds:
-        # The clients' own accuracy stands in where a method has no global model.
+        # If a method has no global model, use the clients' own accuracy.
         no_global = isnan(run.last("global_accuracy"))
         series = "accuracy" if no_global else "global_accuracy"
         last.append(run.last(series))

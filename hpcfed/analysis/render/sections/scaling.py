@@ -1,4 +1,6 @@
-"""How a round's time depends on ranks and clients: what was measured, and a model of it."""
+"""How a round's time depends on ranks and clients: measurements, and a model of
+them.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -34,13 +36,13 @@ from hpcfed.results.pace import MS_PER_ROUND
 from hpcfed.words import DASH, formatted
 
 MOST_MODELS = 2
-"""Models that have charts; the tables have all of them."""
+"""Most models with charts; the tables have all of them."""
 MOST_SIZES = 4
-"""Lines of measured points in one chart."""
+"""Most lines of measured points in one chart."""
 NEXT = (1, 2, 4)
-"""How many times the largest measured size is predicted."""
+"""Sizes to predict, as multiples of the largest measured one."""
 SIGNED_PER_CENT = Kind("fraction", formatted("+.3g"), 100)
-"""An error that may have either sign, in a column that says %."""
+"""An error with a sign, in a column that says %."""
 
 
 def ranks(every: Sequence[Group], options: Sequence[Swept]) -> Section:
@@ -89,7 +91,7 @@ def _scaling_rows(one: Scaling) -> list[Row]:
 
 
 def _scaling_charts(kind: str, members: Sequence[Scaling]) -> list[Drawing]:
-    """Draw time, speed-up and efficiency over ranks, the last two beside their ideal."""
+    """Draw time, speed-up and efficiency over ranks, the last two with their ideal."""
     times = []
     speedups = []
     efficiencies = []
@@ -98,7 +100,7 @@ def _scaling_charts(kind: str, members: Sequence[Scaling]) -> list[Drawing]:
         times.append(estimates_line(name, one.ranks, one.seconds, 1e3))
         speedups.append(estimates_line(name, one.ranks, one.speedup))
         efficiencies.append(estimates_line(name, one.ranks, one.efficiency, 100))
-    # A tick at each measured number of ranks: people look for these.
+    # A tick at each measured number of ranks, because readers look for these.
     every = ticks(times)
     x = Axis("ranks", log=True, ticks=every)
     # Scalings may begin at different numbers of ranks; the steepest ideal bounds all.
@@ -136,7 +138,7 @@ def clients(every: Sequence[Group], options: Sequence[Swept]) -> Section:
 
 
 def _growth_charts(found: Sequence[Growth]) -> list[Drawing]:
-    """Draw the time of a round, and of a client in it, over clients."""
+    """Draw the time of a round, and per client, over clients."""
     rounds, each = [], []
     values: list[float] = []
     for one in found:
@@ -174,7 +176,7 @@ def cost_model(models: Sequence[Fitted]) -> Section:
         "relative to the time. The model predicts less well far away from what was "
         "measured, because it does not know a machine's other limits."
     )
-    # Those that have seen most first.
+    # Models with the most points first.
     ordered = sorted(models, key=lambda one: -len(one.points))
     for one in ordered[:MOST_MODELS]:
         section.charts += _model_charts(one)
@@ -202,7 +204,7 @@ def _over_ranks(one: Fitted) -> Drawing:
     for point in one.points:
         alike[point.clients, point.columns].append(point)
     drawn: list[Line] = []
-    # The largest sizes are those that matter.
+    # The largest sizes matter most.
     for (clients, _), members in sorted(alike.items(), reverse=True)[:MOST_SIZES]:
         ordered = sorted(members, key=lambda point: point.ranks)
         most = ordered[-1]
@@ -244,8 +246,8 @@ def _over_clients(one: Fitted) -> Drawing:
 def _with_clients(measured: Sequence[Measured], clients: float) -> Measured:
     """Return the largest point with more clients.
 
-    Clients that share a data set have fewer steps each, the more they are: steps go on
-    as they went from the fewest to the most clients.
+    If clients share a data set, more of them have fewer steps each. So extrapolate the
+    steps by their trend from the fewest to the most clients.
     """
     largest = measured[-1]
     fall = slope(
@@ -277,13 +279,15 @@ def _against_measured(one: Fitted) -> Drawing:
 
 
 def _terms(models: Sequence[Fitted]) -> Table:
-    """Return the coefficients of all models, a column for each term that one has."""
+    """Return the coefficients of all models, with a column for each term that a model
+    has.
+    """
     used = [
         name for name in TERMS if any(name in one.model.coefficients for one in models)
     ]
     rows: list[Row] = []
     for one in models:
-        # In milliseconds, as all times of a round on the page.
+        # In milliseconds, like all times of a round on the page.
         cells = [MS(one.model.coefficients.get(name, nan)) for name in used]
         rows.append([label(one.key), *cells])
     return Table(("options", *used), rows, "coefficients, ms")
@@ -294,7 +298,7 @@ def _checks(models: Sequence[Fitted]) -> Table:
     for one in models:
         held_out, size = nan, DASH
         if one.held_out is not None:
-            # The hardest check: it predicts beyond everything that was fitted.
+            # The hardest test: it predicts beyond all points used in the fit.
             held_out = one.held_out.error
             size = size_text(one.held_out.point.clients, one.held_out.point.ranks)
         rows.append([
@@ -316,7 +320,7 @@ def _predictions(models: Sequence[Fitted]) -> Table:
     """
     rows: list[Row] = []
     for one in models:
-        # The most clients and the most ranks may be of different points.
+        # The most clients and the most ranks may belong to different points.
         largest = max(one.points, key=lambda point: (point.clients, point.ranks))
         most = max(point.ranks for point in one.points)
         for times in NEXT:

@@ -16,41 +16,41 @@ from hpcfed.analysis.verdicts import Verdict
 from hpcfed.errors import count
 
 MOST_LINES = 8
-"""In one chart; more could not be told apart."""
+"""Most lines in one chart; more would be hard to distinguish."""
 MOST_BARS = 12
-"""In one chart; more would be too thin, or the chart too high."""
+"""Most bars in one chart; more would be too thin, or the chart too high."""
 LOG_SPREAD = 20
 """From this ratio of the largest to the smallest value on, a scale is logarithmic."""
 MOST_LYING = 24
-"""Lying bars of a section."""
+"""Most horizontal bars in a section."""
 MOST_BAR_CHARTS = 4
-"""Charts of upright bars in a section, each of one choice of options."""
+"""Most charts of vertical bars in a section, each for one choice of options."""
 T = TypeVar("T")
 
 Segments = Mapping[str, Callable[[Group], float]]
-"""How high the segments of a group's bar are, by name."""
+"""The heights of the segments of a group's bar, by name."""
 
 
 @dataclass
 class Section:
     id: str
-    """For links to it."""
+    """The target of links to it."""
     title: str
     text: list[str] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     charts: list[Drawing] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     listings: list[tuple[str, str]] = field(default_factory=list)
-    """Long texts by name, folded up."""
+    """Long texts by name, collapsed."""
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to see but a title and remarks."""
+        """Whether it has only a title and remarks."""
         return not (self.verdicts or self.charts or self.tables or self.listings)
 
 
 def held_text(shown: Held) -> list[str]:
-    """Return the sentence that says which points charts leave out, if any."""
+    """Return the sentence that says which points the charts leave out, if any."""
     if not shown.left_out:
         return []
     words = [option_text(name, value) for name, value in shown.options.items()]
@@ -65,7 +65,7 @@ WHICH = ("options", "clients", "ranks")
 
 
 def which(group: Group) -> list[str | Cell]:
-    """Return the cells that say which point a row is about."""
+    """Return the cells that identify the point of a row."""
     return [label(group.key), COUNT(group.clients), COUNT(group.ranks)]
 
 
@@ -74,7 +74,7 @@ def points_table(
     columns: Mapping[str, Callable[[Group], str | Cell]],
     caption: str = "",
 ) -> Table:
-    """Return a row for each point, with a cell of each column."""
+    """Return a row for each point, with a cell for each column."""
     rows = []
     for group in every:
         rows.append([*which(group), *(cell(group) for cell in columns.values())])
@@ -106,20 +106,20 @@ def estimates_line(
 
 
 def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    """Cut a list into pieces for one chart each."""
+    """Split a list into pieces for one chart each."""
     for start in range(0, len(items), most):
         yield items[start : start + most]
 
 
 def ticks(lines: Sequence[Line]) -> list[float]:
-    """Return every x at which something was measured."""
+    """Return every measured x."""
     return sorted({x for line in lines for x in line.x})
 
 
 def by_key_and_ranks(
     every: Sequence[Group],
 ) -> dict[tuple[Combination, int], list[Group]]:
-    """Put groups together that differ in clients alone."""
+    """Group points that differ only in clients."""
     families: dict[tuple[Combination, int], list[Group]] = defaultdict(list)
     for group in every:
         families[group.key, group.ranks].append(group)
@@ -127,7 +127,7 @@ def by_key_and_ranks(
 
 
 def by_key(every: Sequence[Group]) -> dict[Combination, list[Group]]:
-    """Put groups together that differ in clients and ranks alone, by these."""
+    """Group points that differ only in clients and ranks, and sort by these."""
     families: dict[Combination, list[Group]] = defaultdict(list)
     by_size = sorted(every, key=lambda group: (group.ranks, group.clients))
     for group in by_size:
@@ -136,26 +136,26 @@ def by_key(every: Sequence[Group]) -> dict[Combination, list[Group]]:
 
 
 def one_size_each(every: Sequence[Group]) -> bool:
-    """Whether each of several choices of options was run with one number of clients and
-    ranks: there is nothing to draw over.
+    """Tell whether each of several choices of options was run with only one number of
+    clients and ranks, so that there is nothing to draw over.
     """
-    # A single choice has a chart of its own anyway.
+    # A single choice has its own chart anyway.
     families = by_key(every)
     sizes = [len(members) for members in families.values()]
     return len(families) > 1 and max(sizes) == 1
 
 
 def few_bars(every: Sequence[Group], options: Sequence[Swept]) -> Held:
-    """Hold options until the bars of all points fill a few charts."""
+    """Hold options until the bars of all points fit into a few charts."""
     most = MOST_LYING if one_size_each(every) else MOST_BAR_CHARTS
     return held(every, options, keep=SIZES, most=most)
 
 
 def stacked_bars(every: Sequence[Group], segments: Segments, y: Axis) -> list[Drawing]:
-    """Draw a chart for each choice of options, or one for all of them where each has a
+    """Draw a chart for each choice of options, or one for all of them if each has a
     single bar.
     """
-    # A chart with a single bar shows nothing; beside each other they do.
+    # A chart with a single bar shows nothing; side by side, bars can be compared.
     if one_size_each(every):
         return lying_bars(every, segments, y)
     charts = []
@@ -169,7 +169,7 @@ def stacked_bars(every: Sequence[Group], segments: Segments, y: Axis) -> list[Dr
 
 
 def lying_bars(every: Sequence[Group], segments: Segments, x: Axis) -> list[Drawing]:
-    """Draw a lying bar for every group, under its long name."""
+    """Draw a horizontal bar for each group, below its long name."""
     charts = []
     for members in batches(every, MOST_BARS):
         names = []

@@ -40,9 +40,9 @@ READING = (
 )
 """How to read these curves."""
 COMPRESSORS = ("compress", "compress_down")
-"""Options that say what packs uploads and downloads."""
+"""Options that choose the compression of uploads and downloads."""
 PACKING = tuple(CompressionOptions.__annotations__)
-"""These, and options of compressors."""
+"""These, and the options of compressors."""
 BYTES = (("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30), ("TiB", 2.0**40))
 
 
@@ -52,14 +52,14 @@ class Expense:
 
     name: str
     of: Callable[[RunRecord], np.ndarray]
-    """What a run has spent after every round."""
+    """What a run has spent after each round."""
     units: Sequence[tuple[str, float]]
-    """Units with their sizes, the smallest first."""
+    """Units with their sizes, smallest first."""
     log: bool = False
-    """Whether the axis is logarithmic in any case."""
+    """Whether the axis is always logarithmic."""
 
     def unit(self, most: float) -> tuple[str, float]:
-        """Return the largest unit of which there are at least two."""
+        """Return the largest unit in which the amount is at least two."""
         fitting = self.units[0]
         for unit in self.units:
             if most >= 2 * unit[1]:
@@ -91,7 +91,7 @@ BOTH = Expense("sent by and to clients", _sent_in_all, BYTES, log=True)
 def climbs(
     about: str, members: Sequence[Group], *, expense: Expense
 ) -> Iterator[Drawing]:
-    """Draw what members are judged by over what they have spent."""
+    """Draw the members' main metric over what they have spent."""
     ends = [_end(group, expense) for group in members]
     unit, size = expense.unit(max(ends))
     log = expense.log or spread(ends) > LOG_SPREAD
@@ -99,7 +99,7 @@ def climbs(
     for judged in measures(members):
         climb = partial(climb_of, judged=judged, expense=expense, size=size, log=log)
         curves = told_apart(members, climb)
-        # A single evaluation is in the tables already.
+        # A single evaluation is already in the tables.
         if max((len(curve.x) for curve in curves), default=0) > 1:
             for some in batches(curves, MOST_LINES):
                 title = f"{about}: {judged.whose}"
@@ -107,7 +107,7 @@ def climbs(
 
 
 def _end(group: Group, expense: Expense) -> float:
-    """Return the most that a seed has spent in the end."""
+    """Return the most that a seed has spent at its end."""
     return max(float(np.nanmax(expense.of(run))) for run in group.seeds)
 
 
@@ -119,14 +119,14 @@ def climb_of(
     size: float,
     log: bool = False,
 ) -> Line:
-    """Return what a group is judged by over what it has spent, in units of this size."""
+    """Return a group's main metric over what it has spent, in units of this size."""
     least, most = metric_limits(metric_of(judged.series))
     seeds = []
     for run in group.seeds:
         if judged.series in run.rounds:
             seeds.append(Climb(expense.of(run), run.rounds[judged.series]))
     return curve_over(
-        label(group.key.without("dataset")),  # which the chart's title has
+        label(group.key.without("dataset")),  # already in the chart's title
         seeds,
         scale=judged.scale,
         across=1 / size,
@@ -137,7 +137,7 @@ def climb_of(
 
 
 def clock(every: Sequence[Group], options: Sequence[Swept]) -> Section:
-    """Show accuracy by the clients' clock and who arrived, of runs that have one."""
+    """Show accuracy on the clients' clock and who arrived, for runs with a clock."""
     section = Section("virtual-time", "Accuracy over virtual time")
     clocked = [group for group in every if group.first.has_clock]
     if not clocked:
@@ -151,7 +151,7 @@ def clock(every: Sequence[Group], options: Sequence[Swept]) -> Section:
         "virtual time": lambda group: TIME(run_virtual_seconds(group).centre),
         "a round": lambda group: TIME(_mean_of_seeds(group, _round_seconds)),
     }
-    # Who arrived and how stale, where a run has recorded it.
+    # Arrivals and staleness, if a run has recorded them.
     if any(not isnan(_arrived(group)) for group in clocked):
         columns["arrived, %"] = lambda group: PER_CENT_OF(_arrived(group))
     if any(not isnan(_staleness(group)) for group in clocked):
@@ -173,14 +173,14 @@ def _staleness(group: Group) -> float:
 
 
 def _mean_of_seeds(group: Group, figure: Callable[[RunRecord], float]) -> float:
-    """Return the mean over seeds that know a figure; NaN where none does."""
+    """Return the mean over seeds that know a figure; NaN if none does."""
     values = [figure(run) for run in group.seeds]
     known = [value for value in values if not isnan(value)]
     return fmean(known) if known else nan
 
 
 def compression(every: Sequence[Group], options: Sequence[Swept]) -> Section:
-    """Show accuracy against bytes, where runs differ in compression."""
+    """Show accuracy against bytes, if runs differ in compression."""
     section = Section("compression", "Accuracy against bytes")
     packed = [group for group in every if _packs(group)]
     if not packed or len({group.options.only(PACKING) for group in every}) < 2:
@@ -197,14 +197,16 @@ def compression(every: Sequence[Group], options: Sequence[Swept]) -> Section:
 
 
 def _packs(group: Group, *names: str) -> bool:
-    """Whether one of these options names a compressor; of both, if none is given."""
+    """Tell whether one of these options names a compressor; check both if none is
+    given.
+    """
     chosen = [group.options.get(name, "none") for name in names or COMPRESSORS]
     return any(str(compressor) != "none" for compressor in chosen)
 
 
 def _compression_table(every: Sequence[Group]) -> Table:
-    """Return every point's score and bytes, and how many times less these are than
-    those of the same point without compression.
+    """Return each point's score and bytes, and the reduction of bytes compared with the
+    same point without compression.
     """
     plain: dict[Combination, Group] = {}
     for group in every:
@@ -236,14 +238,14 @@ def _compression_table(every: Sequence[Group]) -> Table:
 
 
 def _otherwise(group: Group) -> Combination:
-    """Return what points have in common that differ in compression alone. Majority votes
-    are a rule of aggregation, which costs no bytes.
+    """Return what points have in common that differ only in compression. Majority vote
+    is an aggregation rule, which costs no bytes.
     """
     return group.options.without(*PACKING, "aggregation")
 
 
 def _bytes(group: Group, *ways: str) -> float:
-    """Return bytes of a run, the mean over seeds."""
+    """Return the bytes of a run, as the mean over seeds."""
     return sum(
         fmean(float(np.nansum(run.rounds[way])) for run in group.seeds) for way in ways
     )

@@ -1,5 +1,5 @@
-"""What a score costs: time and bytes to a target accuracy, privacy, and the frontier of
-points that no other point beats in both score and cost.
+"""The cost of a score: time and bytes to a target accuracy, privacy, and the frontier
+of points that no other point beats in both score and cost.
 """
 
 from collections import defaultdict
@@ -49,15 +49,15 @@ from hpcfed.results.run import Reached
 from hpcfed.words import DASH
 
 NOISE = (*PrivacyOptions.__annotations__, "sampling")
-"""Options that make a run more or less private; --sampling goes with them."""
+"""Options that affect a run's privacy; --sampling is one of them."""
 MOST_PROBLEMS = 3
-"""Problems that have charts; the table has all of them."""
+"""Most problems with charts; the table has all of them."""
 MOST_NAMED = 5
-"""Points of a frontier that the text names."""
+"""Most points of a frontier that the text names."""
 
 
 def target(every: Sequence[Group]) -> Section:
-    """Show rounds, seconds by both clocks, and bytes until a target was reached."""
+    """Show rounds, seconds on both clocks, and bytes until a target was reached."""
     section = Section("target", "Time to target")
     aimed = [group for group in every if group.first.target is not None]
     if not aimed:
@@ -82,7 +82,7 @@ def target(every: Sequence[Group]) -> Section:
 
 
 def _there(group: Group) -> list[Reached]:
-    """Return when the target was reached, of the seeds that did: others would need a
+    """Return when the target was reached, for the seeds that did: others would need a
     guess.
     """
     every = [run.reached() for run in group.seeds]
@@ -104,7 +104,7 @@ def _spent_there(group: Group, name: str, kind: Kind) -> Cell:
 
 
 def privacy(every: Sequence[Group]) -> Section:
-    """Show what privacy costs, where some run has it."""
+    """Show what privacy costs, if some run has it."""
     section = Section("privacy", "Accuracy against privacy")
     private = [group for group in every if _is_private(group)]
     if not private:
@@ -139,14 +139,14 @@ def _is_private(group: Group) -> bool:
 
 
 def _privacy_charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
-    """Draw what members are judged by over the ε that they have spent."""
+    """Draw the members' main metric over the ε that they have spent."""
     spent = [_epsilon(group) for group in members if _is_private(group)]
     if not spent:
         return
     x = Axis("ε", log=spread(spent) > LOG_SPREAD)
     for judged in measures(members):
         drawn = _lines(members, judged, ends=(min(spent), max(spent)))
-        # A single point with nothing beside it shows nothing.
+        # A single point without a reference shows nothing.
         if sum(len(line.x) for line in drawn) > 1:
             for some in batches(drawn, MOST_LINES):
                 yield lines(f"{about}: {judged.whose}", some, x, Axis(judged.axis))
@@ -155,7 +155,7 @@ def _privacy_charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
 def _lines(
     members: Sequence[Group], judged: Measure, *, ends: tuple[float, float]
 ) -> list[Line]:
-    """Return a line over ε for points that differ in noise alone, each followed by a
+    """Return a line over ε for points that differ only in noise, each followed by a
     dashed one for the same without noise.
     """
     known = [one for one in members if isfinite(judged.estimate(one).centre)]
@@ -194,7 +194,9 @@ def _without_noise(every: Sequence[Group]) -> dict[Combination, Group]:
 
 
 def _line(group: Group) -> Combination:
-    """Return what points on one line have in common: central noise is not local."""
+    """Return what points on one line have in common: central and local noise have
+    separate lines.
+    """
     others = [name for name in NOISE if name != "privacy"]
     return group.options.without(*others)
 
@@ -204,7 +206,7 @@ def _otherwise(group: Group) -> Combination:
 
 
 def _privacy_table(every: Sequence[Group], private: Sequence[Group]) -> Table:
-    """Return ε, and what it costs beside the same without noise."""
+    """Return ε, and its cost compared with the same point without noise."""
     columns: dict[str, Callable[[Group], str | Cell]] = {
         "noise": lambda group: str(group.options.get("privacy", "")),
         "ε": lambda group: PLAIN(_epsilon(group)),
@@ -249,7 +251,7 @@ def pareto(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     for one in found:
         costs = {point.cost.centre for point in one.points}
         scores = {point.score.centre for point in one.points}
-        # What is the same for all leaves nothing to choose.
+        # If all points have the same value, there is nothing to choose.
         several = len(costs) > 1 and len(scores) > 1
         if one.problem in problems[:MOST_PROBLEMS] and several:
             section.charts.append(_frontier_chart(one, options))
@@ -276,7 +278,7 @@ def _frontier_chart(one: Frontier, options: Sequence[Swept]) -> Drawing:
             )
         )
     corners = [(point.cost.centre, point.score.centre) for point in one.best]
-    # The last step goes on to the dearest point, which it is better than.
+    # The last step extends to the most expensive point, which it beats.
     corners.append((one.points[-1].cost.centre, corners[-1][1]))
     costs = [point.cost.centre for point in one.points]
     return scatter(
@@ -289,7 +291,8 @@ def _frontier_chart(one: Frontier, options: Sequence[Swept]) -> Drawing:
 
 
 def _method(point: Weighed) -> str:
-    # By its label, as all other charts: a method's file has a path, which sorts first.
+    # By label, as in all other charts: a method's file has a path, which would sort
+    # first.
     return label(point.group.options.only(["method"]))
 
 
@@ -307,12 +310,12 @@ def _named(one: Frontier, options: Sequence[Swept]) -> str:
 
 
 def _frontier_table(found: Sequence[Frontier], options: Sequence[Swept]) -> Table:
-    """Return every point that is on a frontier, and on which."""
+    """Return all points on a frontier, and on which."""
     best_by: dict[int, list[str]] = defaultdict(list)
     points: dict[int, tuple[Frontier, Group]] = {}
     for one in found:
         for point in one.best:
-            # By identity: groups are not compared by what they hold.
+            # By identity: groups are not compared by value.
             best_by[id(point.group)].append(one.cost.name.removesuffix(" of a run"))
             points[id(point.group)] = (one, point.group)
     known = {one.cost.name for one in found}

@@ -1,5 +1,5 @@
-"""`hpcfed watch`: a run, its seeds or a study while it goes on, from its files alone.
+"""`hpcfed watch`: shows a run, its seeds or a study in progress, only from its files.
 
 `looking` reads a run and `frame` draws it; `study` reads and draws a study; `watching`
-goes on looking until the end.
+repeats this until the end.
 """

@@ -1,4 +1,4 @@
-"""A run on a terminal while it goes on: how far it is, curves, where its time goes."""
+"""A run in progress on a terminal: how far it is, curves, where its time goes."""
 
 from collections.abc import Mapping
 from math import isnan
@@ -22,12 +22,12 @@ LOSS_STYLE = "yellow"
 HEIGHT = 6
 """Lines of a curve."""
 NARROW = 100
-"""Columns below which curves stand one above the other."""
+"""Terminal width below which curves are one above the other."""
 LABEL = 8
 """Columns of a curve's axis."""
 MOST_PHASES = 5
 BAR = 24
-"""Columns of a phase that takes all the time."""
+"""Columns of the bar of a phase that takes all the time."""
 STATUS_STYLES = {
     "complete": "bold green",
     "failed": "bold red",
@@ -35,7 +35,7 @@ STATUS_STYLES = {
     "stopped": "bold yellow",
 }
 MOST_SEEDS = 12
-"""Seeds in the table."""
+"""Most seeds in the table."""
 
 
 def run_frame(view: RunView, console: Console) -> RenderableType:
@@ -65,7 +65,7 @@ def run_frame(view: RunView, console: Console) -> RenderableType:
 
 
 def status_line(view: RunView) -> RenderableType:
-    """Return status, rounds and the time that is left, with a bar."""
+    """Return status, rounds and the remaining time, with a progress bar."""
     line = Table.grid(padding=(0, 2, 0, 0))
     style = STATUS_STYLES.get(view.status, "bold")
     rounds = f"round {view.done} of {view.planned}"
@@ -75,11 +75,13 @@ def status_line(view: RunView) -> RenderableType:
 
 
 def speed(view: RunView) -> str:
-    """Return how long recent rounds take and, of a run that goes on, what is left."""
+    """Return the duration of recent rounds and, for a run in progress, the remaining
+    time.
+    """
     if isnan(view.pace):
         return ""
     text = f"pace {short_seconds(view.pace)}/round"
-    # The server learns after the last round, which is recorded only then.
+    # After the last round the server learns; the round is recorded only afterwards.
     if view.over or view.done == view.planned or view.learning is not None:
         return text
     text += f"  ETA {duration(view.left)}"
@@ -89,7 +91,9 @@ def speed(view: RunView) -> str:
 
 
 def life_line(view: RunView) -> Text:
-    """Return what the run is doing, how it ended, or for how long it has been silent."""
+    """Return what the run is doing, how it ended, or for how long it has been
+    silent.
+    """
     errors = {record.error for record in view.records if record.error}
     if view.over:
         return Text(printable("; ".join(errors)), style="red")
@@ -106,7 +110,7 @@ def life_line(view: RunView) -> Text:
         )
     elif view.sign is not None:
         text.append(printable(f"now: {view.sign.phase}"))
-        # Quick rounds change their phase all the time.
+        # Fast rounds change their phase all the time.
         if view.sign.seconds >= 1:
             text.append(f", for {duration(view.sign.seconds)}")
     if view.silent:
@@ -174,13 +178,13 @@ def _chart(
 
 
 def _spans_decades(values: np.ndarray) -> bool:
-    """Tell whether a loss falls so far that a plain scale would show a corner alone."""
+    """Tell whether a loss falls so far that a linear scale would only show a corner."""
     known = values[np.isfinite(values)]
     return len(known) > 0 and known.min() > 0 and known.max() > 20 * known.min()
 
 
 def _seeds(view: RunView) -> Table:
-    """Return a row for every seed: how far it is, and its last figures."""
+    """Return a row for each seed: how far it is, and its last figures."""
     metric = view.metric
     names = {}
     for name, whose in all_series(metric).items():
@@ -201,7 +205,7 @@ def _seeds(view: RunView) -> Table:
 
 
 def _phases(view: RunView) -> Table:
-    """Return where a round's time goes, the longest phases first."""
+    """Return where a round's time goes, longest phases first."""
     table = Table.grid(padding=(0, 2, 0, 0))
     phases = view.phases()
     total = sum(phases.values())
@@ -218,7 +222,7 @@ def _phases(view: RunView) -> Table:
 
 
 def channel_facts(view: RunView) -> list[str]:
-    """Return the virtual time so far, and the privacy spent, of runs that have them."""
+    """Return the virtual time so far, and the privacy spent, if the run has them."""
     facts = []
     virtual = view.last("virtual_seconds")
     if not isnan(virtual):
@@ -230,7 +234,9 @@ def channel_facts(view: RunView) -> list[str]:
 
 
 def _facts(view: RunView) -> list[Text]:
-    """Return who is slowest, what has been sent, and the server's learnings so far."""
+    """Return the slowest rank, what has been sent, and the server's learnings so
+    far.
+    """
     first = view.records[0]
     facts = []
     slowest = view.slowest()
@@ -248,20 +254,20 @@ def _facts(view: RunView) -> list[Text]:
     return [Text(" · ".join(facts), style="dim")]
 
 
-# Small curves on a terminal: a cell of braille has two by four dots.
+# Small curves on a terminal: a braille cell has two by four dots.
 
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""What each dot of a cell adds to its code: by column, from top to bottom."""
+"""What each dot of a cell adds to its code point: by column, from top to bottom."""
 BLANK = 0x2800
 
 
 def curves(
     series: Mapping[str, np.ndarray], *, width: int, height: int, ascii_only: bool
 ) -> tuple[list[Text], float, float]:
-    """Draw series over rounds, each in the style that it goes by; return the lines, and
+    """Draw series over rounds, each in the style that is its key; return the lines, and
     the values at the bottom and at the top.
 
-    NaN stands for rounds without a value.
+    NaN marks rounds without a value.
     """
     known = {}
     for style, values in series.items():
@@ -291,11 +297,11 @@ def curves(
 def _strokes(
     values: np.ndarray, low: float, high: float, columns: int, rows: int
 ) -> list[tuple[int, tuple[int, int]]]:
-    """Return which rows of dots a curve takes in each of its columns, from the first
+    """Return which rows of dots a curve covers in each of its columns, from the first
     known value to the last.
     """
     known = np.flatnonzero(np.isfinite(values))
-    # Of rounds without a value the curve takes what lies between their neighbours.
+    # Rounds without a value are interpolated between their neighbours.
     places = np.linspace(0, max(len(values) - 1, 1), columns)
     inside = (places >= known[0]) & (places <= known[-1])
     # A single round may lie between two dots.
@@ -307,7 +313,7 @@ def _strokes(
     last = None
     for column in np.flatnonzero(inside):
         dot = int(dots[column])
-        # A steep curve stays one line.
+        # Connect to the previous dot, so that a steep curve stays one line.
         begin = dot if last is None else last
         strokes.append((int(column), (min(begin, dot), max(begin, dot))))
         last = dot

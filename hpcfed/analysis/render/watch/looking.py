@@ -1,6 +1,6 @@
-"""Looking at a run while it goes on: only at its files, so it may be on another machine.
+"""Watching a run in progress only through its files, so it may be on another machine.
 
-`run.h5` is replaced whole, so it can be read at any time. It is read again only when it
+`run.h5` is replaced whole, so it can be read at any time. It is read again only if it
 has changed. The signs of life beside it say what the run is doing in between.
 """
 
@@ -30,16 +30,16 @@ from hpcfed.results.stored import read_run
 from hpcfed.runtime.timer import PHASES
 
 SILENT = 5 * EVERY
-"""Seconds without a sign of life that are worth a word."""
+"""Seconds without a sign of life that are worth mentioning."""
 
 
 @dataclass(frozen=True)
 class RunView:
-    """A run, or its seeds, as its files show it at a moment."""
+    """A run, or its seeds, as its files show it at one moment."""
 
     folder: Path
     records: tuple[RunRecord, ...] = ()
-    """One for every seed; none while the run is starting."""
+    """One for each seed; empty while the run is starting."""
     sign: RunSign | None = None
     learning: LearningSign | None = None
     age: float = float("nan")
@@ -47,7 +47,7 @@ class RunView:
 
     @property
     def status(self) -> str:
-        """What the seeds have in common; else the one that matters most."""
+        """The common status of the seeds, else the most important one."""
         found = {record.status for record in self.records}
         for status in ("failed", "interrupted", "running", "stopped", "complete"):
             if status in found:
@@ -56,12 +56,12 @@ class RunView:
 
     @property
     def over(self) -> bool:
-        """Whether nothing will happen any more."""
+        """Whether nothing more will happen."""
         return self.status not in ("starting", "running")
 
     @property
     def silent(self) -> bool:
-        """Whether a run that should be going on shows no sign of life."""
+        """Whether a run that should be active shows no sign of life."""
         return not self.over and self.age > SILENT
 
     @property
@@ -70,16 +70,18 @@ class RunView:
 
     @property
     def done(self) -> int:
-        """Rounds that every seed has done; seeds may be a round apart."""
+        """Rounds that all seeds have done; seeds may be a round apart."""
         return min((record.rounds_done for record in self.records), default=0)
 
     @property
     def metric(self) -> str:
-        """The metric that says most about the task."""
+        """The main metric of the task."""
         return HEADLINES[self.records[0].task]
 
     def series(self, name: str) -> np.ndarray:
-        """Return the mean over seeds of a series, as far as all of them have come."""
+        """Return the mean of a series over seeds, up to the last round that all of them
+        have.
+        """
         columns = []
         for record in self.records:
             values = record.rounds.get(name)
@@ -90,23 +92,23 @@ class RunView:
         return np.mean(columns, axis=0)
 
     def last(self, name: str) -> float:
-        """Return the latest known mean over seeds of a series; NaN without any."""
+        """Return the latest known mean of a series over seeds; NaN without any."""
         values = self.series(name)
         known = values[~np.isnan(values)]
         return float(known[-1]) if len(known) else float("nan")
 
     @property
     def pace(self) -> float:
-        """Seconds of a round, as they are now; NaN before the first."""
+        """Current seconds per round; NaN before the first."""
         return pace(self.series("seconds"))
 
     @property
     def left(self) -> float:
-        """Seconds that the rounds that are left will take; NaN when unknown."""
+        """Seconds that the remaining rounds will take; NaN if unknown."""
         return rest(self.series("seconds"), self.planned - self.done)
 
     def phases(self) -> dict[str, float]:
-        """Return the mean seconds of a recent round by phase, the longest first."""
+        """Return the mean seconds of a recent round by phase, longest first."""
         phases = self._recent_phases()
         if not len(phases):
             return {}
@@ -116,7 +118,7 @@ class RunView:
         return {name: seconds for name, seconds in longest_first if seconds > 0}
 
     def slowest(self) -> tuple[int, float] | None:
-        """Return the rank whose recent training takes longest, and how long it takes by
+        """Return the rank whose recent training takes longest, and its time divided by
         the mean over ranks; None with a single rank.
         """
         phases = self._recent_phases()
@@ -130,24 +132,26 @@ class RunView:
         return rank, float(of_ranks[rank]) / mean
 
     def _recent_phases(self) -> np.ndarray:
-        """Return the phases of the rounds whose pace is shown: [rounds, ranks, phases]."""
+        """Return the phases of the rounds whose pace is shown: [rounds, ranks,
+        phases].
+        """
         if not self.records:
             return np.empty((0, 0, 0))
-        # Stacked seeds share their time, so the first one's stands for all.
+        # Stacked seeds share their time, so the first one represents all.
         phases = self.records[0].phases
         return recent(phases[~np.isnan(phases).any((1, 2))])
 
 
 class Looker:
-    """Looks at runs again and again, and reads only what has changed."""
+    """Watches runs repeatedly, and reads only what has changed."""
 
     def __init__(self) -> None:
         self._seen: dict[Path, tuple[int, float]] = {}
-        """When a file was last changed, by its own clock, and when we saw that."""
+        """When a file was last changed, by its own clock, and when we noticed."""
         self._records: dict[Path, tuple[object, RunRecord]] = {}
 
     def look(self, folder: Path) -> RunView:
-        """Look at a run's folder, or that of its seeds."""
+        """Look at the folder of a run or of its seeds."""
         found = [run for run in runs(folder) if (run / RECORD).is_file()]
         signs = [folder / SIGN]
         for run in found:
@@ -166,11 +170,12 @@ class Looker:
         )
 
     def _age(self, path: Path) -> float:
-        """Return for how many seconds a file has not changed; infinite for one that is
-        not there.
+        """Return for how many seconds a file has not changed; infinite if it does not
+        exist.
 
-        Another machine's clock may be wrong. So our own counts from the moment when we
-        saw the file change; only of a file as we find it there is nothing better.
+        Another machine's clock may be wrong. So count on our own clock from the moment
+        we saw the file change. Only for a file not yet seen to change is its own time
+        all we have.
         """
         try:
             changed = path.stat().st_mtime_ns
@@ -186,19 +191,19 @@ class Looker:
         return now - self._seen[path][1]
 
     def _read(self, run: Path, age: float) -> RunRecord | None:
-        """Read a run's record if something about it has changed; None for one that has
-        just been removed.
+        """Read a run's record if something about it has changed; None if it has just
+        been removed.
         """
         path = run / RECORD
         try:
             found = path.stat()
-            # What a rank leaves that fails, or a claim without an owner, ends a run
-            # whose record says nothing of it.
+            # The error file of a failed rank, or a claim without an owner, ends a run
+            # even if its record does not say so.
             gone = age > SILENT and is_abandoned(run)
             now = (found.st_mtime_ns, found.st_ino, len(failures(run)), gone)
             before = self._records.get(run)
             if before is None or before[0] != now:
-                # A damaged record can crash HDF5: a child process opens it first.
+                # A damaged record can crash HDF5, so a child process opens it first.
                 try_out([path])
                 self._records[run] = now, read_run(run)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A study while it goes on: which of its trials wait, run, are done or have failed, and
+"""A study in progress: which of its trials are waiting, running, done or failed, and
 when all of them will be done.
 """
 
@@ -23,20 +23,20 @@ from hpcfed.words import duration, short_seconds
 
 STATUSES = ("complete", "running", "waiting", "failed")
 SHOWN = 5
-"""Complete trials whose figures are read: those that ended last."""
+"""Number of complete trials whose figures are read: the most recent ones."""
 MOST_ROWS = {"failed": 8, "complete": SHOWN, "running": 12, "waiting": 4}
-"""Rows of each status at most, in the order of the table."""
+"""Most rows of each status, in the order of the table."""
 
 
 @dataclass(frozen=True)
 class TrialView:
-    """A trial as its files show it at a moment."""
+    """A trial as its files show it at one moment."""
 
     name: str
     folder: Path
     outcome: Outcome
     run: RunView | None = None
-    """What it has recorded, where that was looked at."""
+    """What it has recorded, if that was read."""
 
     @property
     def status(self) -> str:
@@ -48,7 +48,7 @@ class TrialView:
 
 @dataclass(frozen=True)
 class StudyView:
-    """A study as its files show it at a moment."""
+    """A study as its files show it at one moment."""
 
     folder: Path
     title: str
@@ -70,7 +70,7 @@ class StudyView:
 
     @property
     def over(self) -> bool:
-        """Whether every trial has come to an end."""
+        """Whether every trial has ended."""
         return not self.of_status("waiting") and not self.of_status("running")
 
     @property
@@ -81,8 +81,8 @@ class StudyView:
 
     @property
     def left(self) -> float:
-        """Seconds until all are done, if those that wait take as long as those that are
-        done took; NaN while it is unknown.
+        """Seconds until all are done, assuming that waiting trials take as long as
+        finished ones did; NaN while unknown.
         """
         running = self.of_status("running")
         rests = [_rest(trial) for trial in running]
@@ -91,24 +91,24 @@ class StudyView:
         took = [seconds for seconds in took if not isnan(seconds)]
         if not took:
             return float("nan") if waiting else max(rests, default=float("nan"))
-        # As many at a time as there are now.
+        # Assume as many at a time as now.
         at_once = max(1, len(running))
         return max(rests, default=0.0) + waiting * mean(took) / at_once
 
 
 def _rest(trial: TrialView) -> float:
-    """Return the seconds that a running trial still takes; 0 while it is unknown."""
+    """Return the remaining seconds of a running trial; 0 while unknown."""
     left = float("nan") if trial.run is None else trial.run.left
     return 0.0 if isnan(left) else left
 
 
 class StudyLooker:
-    """Looks at a study again and again, and reads only what has changed."""
+    """Watches a study repeatedly, and reads only what has changed."""
 
     def __init__(self) -> None:
         self._looker = Looker()
         self._ended: dict[str, TrialView] = {}
-        """Complete trials, which change no more."""
+        """Complete trials, which no longer change."""
 
     def look(self, folder: Path) -> StudyView:
         """Look at the folder of a study."""
@@ -130,7 +130,7 @@ class StudyLooker:
         if outcome.status == "complete":
             self._ended[name] = trial
         elif outcome.status == "waiting":
-            # Its log is there as soon as its processes are started.
+            # Its log exists as soon as its processes are started.
             if holds_any_run(path):
                 return self._with_run(trial)
             if path.with_suffix(".log").exists():
@@ -141,7 +141,7 @@ class StudyLooker:
         try:
             seen = replace(trial, run=self._looker.look(trial.folder))
         except UserError:
-            # A record that cannot be read is told of by the trial's own end.
+            # An unreadable record is reported through the trial's own outcome.
             seen = replace(trial, run=RunView(trial.folder))
         if trial.name in self._ended:
             self._ended[trial.name] = seen
@@ -187,7 +187,7 @@ def study_frame(view: StudyView) -> RenderableType:
 
 def _table(view: StudyView) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    # In a narrow terminal names give way, and no number is cut.
+    # On a narrow terminal names are wrapped, and no number is cut.
     table.add_column("trial", overflow="fold", max_width=60)
     for head in ("status", "round", "accuracy", "pace", "left"):
         justify = "left" if head == "status" else "right"
@@ -195,7 +195,7 @@ def _table(view: StudyView) -> Table:
     table.add_column("")
     for status, most in MOST_ROWS.items():
         trials = view.of_status(status)
-        # Of those that are done the last ones, of all others the next ones.
+        # Show the last of the complete trials, and the first of all others.
         shown = trials[:most]
         if status == "complete":
             shown = [trial for trial in trials if trial.run is not None][-most:]
@@ -230,7 +230,7 @@ def _row(trial: TrialView) -> list[RenderableType]:
 
 
 def _headline(run: RunView) -> str:
-    """Return the clients' last figure, or the global model's where they have none."""
+    """Return the clients' last figure, or the global model's if they have none."""
     for name in all_series(run.metric):
         value = run.last(name)
         if not isnan(value):

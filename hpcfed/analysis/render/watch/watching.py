@@ -1,5 +1,5 @@
-"""`hpcfed watch`: look at a run or a study again and again, and draw it, or print a line
-for logs and pipes.
+"""`hpcfed watch`: look at a run or a study repeatedly, and draw it, or print a line for
+logs and pipes.
 """
 
 import time
@@ -36,12 +36,12 @@ Look = Callable[[], View]
 LOOK_EVERY = 1.0
 """Seconds between two looks."""
 PAUSE = 20
-"""How many times longer than a look the pause before the next is, at least: a shared
-file system has other work.
+"""The minimum pause before the next look, as a multiple of the last one's duration: a
+shared file system has other work.
 """
 SEED_FOLDERS = "seed-*"
 SHORT = ("clients", "participants", "global")
-"""What the series of a metric are called in a line."""
+"""Short names of a metric's series in a line."""
 MOST_PHASES = 3
 
 
@@ -50,7 +50,7 @@ def watch(
 ) -> int:
     """Show a run or a study until its end; return the exit code.
 
-    `every` are the seconds between two lines, if the output is not a terminal.
+    `every` is the number of seconds between two lines, if the output is not a terminal.
     """
     found = folder or _newest(Path("runs"))
     try:
@@ -72,13 +72,13 @@ def watch(
 
 
 def _looking_at(folder: Path) -> Look:
-    """Return what looks at a folder, as a run's or as a study's."""
+    """Return the function that looks at a folder, for a run or for a study."""
     look = StudyLooker().look if holds_study(folder) else Looker().look
     return partial(look, folder)
 
 
 def _views(look: Look) -> Iterator[View]:
-    """Look again and again, up to the end."""
+    """Look repeatedly, until the end."""
     while True:
         begin = time.monotonic()
         view = look()
@@ -90,7 +90,7 @@ def _views(look: Look) -> Iterator[View]:
 
 
 def _draw(look: Look, console: Console) -> View:
-    """Draw over and over in the same place of a terminal."""
+    """Redraw in the same place of a terminal."""
     with Live(console=console, auto_refresh=False) as live:
         for view in _views(look):
             live.update(_frame(view, console), refresh=True)
@@ -135,7 +135,7 @@ def _await(folder: Path, *, once: bool, wait: bool) -> None:
             raise UserError(f"{folder} is a file; name the folder of a run or a study")
         if once and not folder.exists():
             raise UserError(f"no such folder: {folder}{_guess(folder)}")
-        # A folder that we have waited for may just have been made.
+        # A folder that we have waited for may just have been created.
         if folder.exists() and (once or not (wait or told)):
             raise UserError(
                 f"{folder} holds neither a run nor a study; add --wait to wait for one"
@@ -147,7 +147,7 @@ def _await(folder: Path, *, once: bool, wait: bool) -> None:
 
 
 def _guess(folder: Path) -> str:
-    """Return the folder beside it with the most similar name, if there is one."""
+    """Return the folder beside it with the most similar name, if any."""
     beside: list[str] = []
     with suppress(OSError):
         beside = [path.name for path in folder.parent.iterdir()]
@@ -155,7 +155,7 @@ def _guess(folder: Path) -> str:
 
 
 def _newest(folder: Path) -> Path:
-    """Return the run or study under a folder in which something has happened last."""
+    """Return the run or study under a folder with the most recent activity."""
     found = []
     with suppress(OSError):
         for path in folder.iterdir():
@@ -210,7 +210,7 @@ def last_figures(view: RunView) -> list[str]:
         return []
     found = [f"loss {view.last('train_loss'):.4f}"]
     metric = view.metric
-    # Participants are not judged by perplexity and the like.
+    # Some metrics, such as perplexity, are not computed for participants.
     names = SHORT if len(all_series(metric)) == len(SHORT) else SHORT[::2]
     for short, name in zip(names, all_series(metric), strict=True):
         value = view.last(name)
@@ -220,7 +220,7 @@ def last_figures(view: RunView) -> list[str]:
 
 
 def study_line(view: StudyView) -> str:
-    """Return how many trials are done, and how far those are that run."""
+    """Return how many trials are done, and how far the running ones are."""
     words = [view.counts()]
     for trial in view.trials:
         if trial.status == "running" and trial.run is not None:
