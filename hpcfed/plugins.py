@@ -195,6 +195,7 @@ def _reach(folder: Path) -> None:
     _folders.insert(0, name)
     # At the end of the path: a file random.py beside it must not replace anything.
     sys.path.extend(_folders)
+    # Forget modules of other folders that have the same name as a file of this one.
     for imported, module in list(sys.modules.items()):
         origin = Path(getattr(module, "__file__", None) or "")
         of_other = origin in _loaded and origin.parent != folder
@@ -226,8 +227,8 @@ def _note_files() -> None:
 
 
 def forget_changed() -> None:
-    """Import changed files again; for programs that stay alive while their author edits
-    files.
+    """Forget all imported files if one has changed, so that they are imported again; for
+    programs that stay alive while their author edits files.
     """
     changed = set()
     for path, checksum in _loaded.items():

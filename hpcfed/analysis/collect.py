@@ -74,8 +74,8 @@ def _files(path: Path) -> list[Path]:
     """Return the records of all studies and runs under a path.
 
     A study represents the runs in its folder. A run represents its checkpoints, which
-    hold copies of its record. A run with seeds of another beside it represents these:
-    reading it refuses both.
+    hold copies of its record. If a folder holds both a run and seeds of another, only
+    the run is returned: reading it refuses both.
     """
     is_record = path.name in (STUDY, RECORD)
     if is_record and path.is_file():

@@ -1,7 +1,7 @@
-"""Findings: tables of raw values. Each value knows how it is written.
+"""Findings: tables of raw values. Each value knows its display format.
 
 Terminal, page, JSON and CSV render the same tables (`render/`), so a figure is computed
-and named once, and reads the same wherever it stands. A kind makes cells:
+and named once, and reads the same everywhere. A kind makes cells:
 
     Table(("accuracy", "last"), [["clients, own test data", PERCENT(0.9375)]])
 """

@@ -170,7 +170,7 @@ def power(x: Sequence[float], y: Sequence[float]) -> Estimate:
 
 @dataclass(frozen=True)
 class Loss:
-    """A phase that becomes less short with more ranks than it should."""
+    """A phase that more ranks shorten less than they should."""
 
     phase: str
     ranks: int

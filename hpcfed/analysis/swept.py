@@ -40,6 +40,7 @@ class Swept:
         """Whether the values grow by about the same factor each time."""
         if not self.numeric or len(self.values) < 3 or min(self.values) <= 0:
             return False
+        # Logarithms, because equal factors are equal steps on a logarithmic axis.
         factors = [log(after / before) for before, after in pairwise(self.values)]
         return max(factors) <= GEOMETRIC * min(factors)
 

@@ -37,9 +37,9 @@ def compare(before: str | PathLike[str], after: str | PathLike[str]) -> "Compare
 
 
 class Compared:
-    """What changed from A to B, and what it did.
+    """What changed from A to B, and its effect.
 
-    Tables are DataFrames where pandas is installed, else numpy's structured arrays.
+    Tables are DataFrames if pandas is installed, else numpy's structured arrays.
     """
 
     def __init__(self, comparison: Comparison) -> None:

@@ -182,8 +182,8 @@ def _for_several(points: Sequence[RoundPoint]) -> int:
 
 
 def _keeps_clients(config: RunConfig) -> bool:
-    """Tell whether the number of clients must stay, because fewer clients would have
-    more samples each; then rounds sample some of them.
+    """Tell whether the number of clients must not change, because fewer clients would
+    have more samples each; then rounds sample some of them.
     """
     return not has_own_data(config) or config.cohort_size < config.clients
 

@@ -269,6 +269,7 @@ def _tells_apart(
     """Tell whether some of the points can separate as many costs of an evaluation as
     all points can.
     """
+    # The rank of the matrix is the number of costs that the points can separate.
     ranks = []
     for kept in (some, points):
         ranks.append(np.linalg.matrix_rank(_judged(_telling(kept, load))))

@@ -179,7 +179,7 @@ def _sent_in_a_round(config: RunConfig, layout: Layout) -> float:
 
 
 def has_own_data(config: RunConfig) -> bool:
-    """Tell whether the samples of a client do not depend on the number of clients."""
+    """Tell whether a client's samples are independent of the number of clients."""
     return config.dataset == "synthetic" or config.partition == "dominant"
 
 

@@ -223,7 +223,7 @@ def _refusal(path: Path, held: str) -> UserError:
 
 
 def _load(path: Path) -> np.ndarray:
-    """Read an array, unless its header promises more than the file holds."""
+    """Read an array; refuse it if its header does not match the size of the file."""
     with open(path, "rb") as file:
         version = np.lib.format.read_magic(file)
         shape, _, dtype = _HEADERS[version](file)

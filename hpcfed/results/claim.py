@@ -62,8 +62,8 @@ def _locked(path: Path) -> int:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Tell whether a folder has a claim that no process of this machine holds, so that
-    its run was killed.
+    """Tell whether a folder has a claim that no process of this machine holds, which
+    means that its run was killed.
     """
     return _is_locked(folder / CLAIM) is False
 

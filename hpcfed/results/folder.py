@@ -121,8 +121,8 @@ def holds_run(folder: Path) -> bool:
 
 
 def check_one_kind(folder: Path) -> None:
-    """Refuse a folder that holds both a run and seeds of a run, because it is
-    ambiguous.
+    """Refuse a folder that holds both a run and seeds of a run: it is unclear which is
+    meant.
     """
     if not (folder / RECORD).is_file():
         return

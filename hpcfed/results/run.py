@@ -287,6 +287,7 @@ class RunRecord:
             return None
         goal = share * np.nanmax(accuracy)
         there = np.nan_to_num(accuracy) >= goal
+        # argmax finds the first True.
         return int(np.argmax(there)) + 1
 
     def newcomers_first(self, start: str) -> float:

@@ -26,8 +26,8 @@ SLACK = 64 * 2**20
 written is not in the file.
 """
 SPARSE = 2**30, 1000
-"""A file of at least the first number of bytes, with less than one in the second number
-of them on disk, was never written as a whole.
+"""A file of at least 2**30 bytes was never written as a whole if the disk holds less
+than one in 1000 of them.
 """
 MOST_TEXT = 16 * 2**20
 MOST_ENTRIES = 100_000
@@ -180,7 +180,7 @@ def check_file(path: Path, most: int = 2**62) -> int:
     size = found.st_size
     if size > most:
         raise ValueError(f"it has {size:,} bytes, and {most:,} at most are read")
-    # st_blocks counts 512 bytes, whatever the disk's block size.
+    # st_blocks counts units of 512 bytes, whatever the disk's block size.
     least_size, share = SPARSE
     if size >= least_size and found.st_blocks * 512 * share < size:
         raise ValueError("it was never written as a whole")

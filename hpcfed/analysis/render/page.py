@@ -93,7 +93,7 @@ def _pack(part: Any) -> Any:
 
 def _columns(records: Sequence[Record]) -> dict[str, Any]:
     """Return columns by field. Words are stored once in `words`, and as their numbers
-    in the column.
+    in the column. page.js turns them back into records.
     """
     fields: dict[str, None] = {}
     for record in records:

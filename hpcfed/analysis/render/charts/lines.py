@@ -14,7 +14,7 @@ MOST_MARKERS = 24
 tooltips.
 """
 MOST_REACH = 2.5
-"""How far an axis follows the ends of intervals beyond the points, as a multiple."""
+"""An axis follows the ends of intervals up to this factor beyond the points."""
 
 
 @dataclass(frozen=True)

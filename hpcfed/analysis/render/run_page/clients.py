@@ -84,6 +84,7 @@ def over_rounds(run: RunRecord) -> np.ndarray:
     """
     rounds = evaluated_rounds(run)
     every = np.arange(rounds[-1] + 1)
+    # For each round, searchsorted finds the next evaluated one.
     values: np.ndarray = run.client_accuracy[rounds[np.searchsorted(rounds, every)]]
     return values
 
@@ -139,6 +140,7 @@ def latents(details: RunDetails) -> Section:
 
 def apart(found: LatentMap) -> set[int]:
     """Return the newest upload of each client whose label would not overlap another."""
+    # Later uploads of a client overwrite earlier ones.
     newest = {client: place for place, client in enumerate(found.clients.tolist())}
     span = np.maximum(np.ptp(found.places, axis=0), np.finfo(float).tiny)
     scaled = found.places / span
