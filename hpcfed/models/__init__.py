@@ -1,7 +1,7 @@
 """The catalogue of networks that clients train.
 
-It imports no torch, so that a command line is checked at once. `networks` builds from
-the structures below, so names and numbers of layers are written only here.
+It does not import torch, so that a command line is checked quickly. `networks` builds
+from the structures below, so names and numbers of layers are defined only here.
 """
 
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ class ConvNet:
     hidden: tuple[int, ...]
     """Units of the fully connected layers before the last."""
     leaky: bool = False
-    """Leaky ReLU in place of ReLU."""
+    """Leaky ReLU instead of ReLU."""
     dropout: tuple[float, float] = (0.0, 0.0)
-    """After the convolutions, and before the last layer."""
+    """Rates after the convolutions, and before the last layer."""
     norm: bool = False
     """Batch norm after every convolution."""
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """Convolutions and linear layers in their order."""
+        """Convolutions and linear layers in order."""
         # As `networks` names them, counted from 1.
         convs = [f"conv{i}" for i, _ in enumerate(self.convs, 1)]
         hidden = [f"fc{i}" for i, _ in enumerate(self.hidden, 1)]
@@ -52,7 +52,7 @@ class ResNet18:
     """
 
     layer_names: tuple[str, ...] = ()
-    """None: its layers form stages, not a row that could be cut anywhere."""
+    """Empty: its layers form stages, not a sequence that could be cut anywhere."""
     num_layers: int = 21
     groups: int = 0
     """Groups of group norm, which then replaces batch norm; 0: batch norm."""
@@ -80,7 +80,9 @@ class ModelInfo:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Names of the layers where they form a row; none for a network of stages."""
+        """Names of the layers if they form a sequence; empty for a network of
+        stages.
+        """
         return self.structure.layer_names
 
     @property
@@ -138,7 +140,7 @@ MODELS: dict[str, ModelInfo] = {
         smallest=10,
         structure=ConvNet(convs=(Conv(32, 3), Conv(32, 3)), hidden=(256, 64)),
     ),
-    # The paper prints "three fully connected layers, and an output layer", and no width.
+    # The paper says "three fully connected layers, and an output layer", but no width.
     "cnn-genfed-three": ModelInfo(
         "conv 32, 32 (3×3), FC 256, 128, 64: GenFed's SVHN and CIFAR-10, with all of "
         "the paper's fully connected layers",

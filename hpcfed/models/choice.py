@@ -1,10 +1,11 @@
-"""How a network is called for many clients: found out by trying, and said with a reason.
+"""Chooses how a network is called for many clients: by trying, and with a reason.
 
-Three ways, the fastest first: clients folded into the batch (`stack`), vmap
-(`vmapped`), one client after another (`plain`). A network of the user's is tried on two
-clients with different weights, in all passes that a run makes: training with and without
-what dropout draws, evaluation, different numbers of samples, a single sample. A way
-serves if it gives what the plain module gives: outputs, gradients, running statistics.
+There are three ways, the fastest first: clients folded into the batch (`stack`), vmap
+(`vmapped`), one client after another (`plain`). A user's network is tried on two
+clients with different weights, in all passes that a run makes: training with and
+without dropout's random numbers, evaluation, different numbers of samples, a single
+sample. A way works if it gives the same as the plain module: outputs, gradients,
+running statistics.
 """
 
 import warnings
@@ -59,7 +60,9 @@ def choose(
     bf16: bool,
     device: torch.device,
 ) -> Way:
-    """Find the fastest way to call a network that gives what the plain module gives."""
+    """Find the fastest way to call a network that gives the same as the plain
+    module.
+    """
     trial, expected, drops, draws = _begin(network, layout, sample, device)
     plain = PlainNetwork(network, layout, draws=draws, drops=drops, bf16=bf16)
     if draws:
@@ -76,7 +79,7 @@ def choose(
         if not failure:
             way: Mode = "loop" if mode == "loop" else "batched"
             stacked = stack(bf16=bf16, contiguous=contiguous)
-            # Bloom's makes a tensor on the host in every pass, for instance.
+            # Bloom's network, for instance, creates a tensor on the host in every pass.
             asks = asks_host(stack(contiguous=contiguous), trial, layout)
             stacked.captures = not asks
             return Way(stacked, way)
@@ -99,12 +102,13 @@ def choose(
 def _begin(
     network: nn.Module, layout: Layout, sample: Sample, device: torch.device
 ) -> tuple[TrialClients, Expected, int, bool]:
-    """Return two clients to try on, what the plain network makes of them, how often a
-    training pass drops by a function, and whether other random numbers are drawn.
+    """Return two clients for the trial, what the plain network makes of them, how many
+    functional dropout calls a training pass makes, and whether it draws other random
+    numbers.
     """
     plain = PlainNetwork(network, layout, draws=False)
     error: Exception | None = None
-    # In float64 where the module can: then only rounding separates right from wrong.
+    # In float64 if the module can: then only rounding separates right from wrong.
     for dtype in (torch.float64, torch.float32):
         trial = trial_clients(network, layout, sample, device, dtype)
         try:
@@ -121,11 +125,11 @@ def _tried(
     layout: Layout,
     expected: Expected,
 ) -> tuple[str, bool]:
-    """Try a way; return why it does not serve, or nothing, and whether its images must
-    be contiguous.
+    """Try a way; return why it does not work, or an empty text, and whether its images
+    must be contiguous.
     """
     with warnings.catch_warnings():
-        # torch's remarks on a way that is only tried would mislead.
+        # torch's warnings about a way that is only tried would mislead.
         warnings.simplefilter("ignore")
         return _tried_layouts(make, trial, layout, expected)
 
@@ -136,9 +140,9 @@ def _tried_layouts(
     layout: Layout,
     expected: Expected,
 ) -> tuple[str, bool]:
-    if trial.inputs.dim() != 5:  # no images
+    if trial.inputs.dim() != 5:  # not images
         return _failure(make, trial, layout, expected), False
-    # Channels-last is faster, but many a module takes images by Tensor.view.
+    # Channels-last is faster, but many modules reshape images by Tensor.view.
     for contiguous in (False, True):
         way = partial(make, contiguous=contiguous)
         failure = _failure(way, trial, layout, expected)
@@ -150,7 +154,7 @@ def _tried_layouts(
 def _failure(
     make: Callable[[], Forward], trial: TrialClients, layout: Layout, expected: Expected
 ) -> str:
-    """Try a way; return why it does not serve, or nothing."""
+    """Try a way; return why it does not work, or an empty text."""
     try:
         forward = make()
         for of, theirs in expected.items():
@@ -163,12 +167,12 @@ def _failure(
         failure = difference(found, expected[EVALUATION], EVALUATION)
         if failure:
             return failure
-        # Some kernels serve float32 alone, and lay images out in their own way.
+        # Some kernels only support float32, and lay images out in their own way.
         for of in (UNEVEN, EVALUATION):
             outcome(forward, in_float32(trial), layout, of, alone=False)
     except TypeError as error:
         return str(error)
-    # Whatever a module does that a way cannot carry, it raises what it likes.
+    # If a way does not support what a module does, it may raise anything.
     except Exception as error:
         return one_line(error).partition(". ")[0][:200]
     return ""

@@ -1,6 +1,6 @@
 """What one sample costs in a network: multiply-adds and activations.
 
-Clients' and server's networks are counted by the same formula, `multiply_adds`.
+Networks of clients and of the server are counted by the same formula, `multiply_adds`.
 """
 
 import copy
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from hpcfed.models.own import Sample
 
 Weighted = nn.Conv1d | nn.Conv2d | nn.ConvTranspose1d | nn.Linear
-"""Layers whose products make nearly all of a network's arithmetic."""
+"""Layers that do nearly all of a network's arithmetic."""
 
 
 def multiply_adds(layer: Weighted, positions: int = 1) -> int:
     """Return the multiply-adds of one sample's forward pass through a layer.
 
-    `positions` are those at which a kernel is applied: outputs of a convolution, inputs
-    of a transposed one.
+    `positions` is how often a kernel is applied: once per output of a convolution, once
+    per input of a transposed one.
     """
-    # Not `weight.numel()`: ZeRO 3 leaves an empty weight where parameters are split.
+    # Not `weight.numel()`: ZeRO 3 leaves an empty weight if parameters are split.
     if isinstance(layer, nn.Linear):
         return positions * layer.in_features * layer.out_features
     channels = layer.in_channels * layer.out_channels // layer.groups
@@ -35,10 +35,11 @@ class LayerCost:
     """What one sample costs in one call of a module that has parameters."""
 
     forward: int
-    """Multiply-adds of its forward pass; 0 for what is no convolution or linear layer.
+    """Multiply-adds of its forward pass; 0 except for convolutions and linear
+    layers.
     """
     weight: str
-    """Name of what these multiply with; empty where that is frozen."""
+    """Name of the weight that these multiply with; empty if it is frozen."""
     parameters: frozenset[str]
     """Names of all its own parameters that are not frozen."""
 
@@ -49,10 +50,10 @@ class Cost:
 
     training: int
     """Multiply-adds of a training step in convolutions and linear layers: forward,
-    gradients of weights that are trained, and gradients of inputs that lead to any.
+    gradients of trained weights, and gradients of inputs that lead to trained weights.
     """
     activations: int
-    """Floats that layers put out in the forward pass."""
+    """Floats that layers output in the forward pass."""
     layers: tuple[LayerCost, ...] = ()
     """Layers in the order in which a sample passes them."""
 
@@ -63,8 +64,8 @@ class Cost:
 
 def _training(layers: Collection[LayerCost], trained: Collection[str]) -> int:
     total = 0
-    # The gradient of an input leads to whatever is trained before it. Nobody needs that
-    # of the images, which enter the first layer.
+    # The gradient of an input is needed if anything before it is trained. The gradient
+    # of the images, which enter the first layer, is never needed.
     leads = False
     for layer in layers:
         total += (1 + (layer.weight in trained) + leads) * layer.forward
@@ -73,12 +74,13 @@ def _training(layers: Collection[LayerCost], trained: Collection[str]) -> int:
 
 
 def cost(network: nn.Module, sample: Sample) -> Cost:
-    """Count on the shapes that a sample takes through the network."""
-    # A copy, whose hooks and mode leave no trace; eval, so batch norm takes one sample.
+    """Count with the shapes that a sample takes through the network."""
+    # A copy, so that hooks and mode leave no trace; eval, so batch norm takes one
+    # sample.
     network = copy.deepcopy(network).eval()
     activations = 0
     layers: list[LayerCost] = []
-    # Tied weights have one name, as they have one place in a row.
+    # Tied weights have one name, just as they have one place in a row.
     names = {p: name for name, p in network.named_parameters() if p.requires_grad}
 
     def add(module: nn.Module, forward: int) -> None:
@@ -92,7 +94,7 @@ def cost(network: nn.Module, sample: Sample) -> Cost:
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
         nonlocal activations
-        # Recurrent layers put out their states as well.
+        # Recurrent layers also output their states.
         first = output[0] if isinstance(output, tuple) else output
         if not isinstance(first, Tensor):
             return
@@ -104,15 +106,15 @@ def cost(network: nn.Module, sample: Sample) -> Cost:
         add(module, forward)
 
     for module in network.modules():
-        # Containers put out what their last layer did: counted once. Parameters of
-        # their own, such as positions, may be used as soon as they are entered.
+        # Containers output what their last layer did, which is counted already. Their
+        # own parameters, such as positions, may be used as soon as they are entered.
         is_leaf = next(module.children(), None) is None
         if is_leaf:
             module.register_forward_hook(count)
         elif module._parameters:
             module.register_forward_pre_hook(enter)
     with torch.no_grad():
-        # Not on the device "meta", which takes seconds to import what it needs.
+        # Not on the "meta" device, whose imports take seconds.
         network(sample.batch(1, device=torch.device("cpu"), dtype=torch.float32))
     training = _training(layers, frozenset(names.values()))
     return Cost(training, max(1, activations), tuple(layers))
@@ -121,7 +123,7 @@ def cost(network: nn.Module, sample: Sample) -> Cost:
 def saved_floats(network: nn.Module, sample: Sample) -> int:
     """Return the floats of one sample that a training pass keeps for its gradients.
 
-    A network of the user's may compute much outside of layers, which `cost` overlooks.
+    A user's network may compute a lot outside of layers, which `cost` overlooks.
     """
     network = copy.deepcopy(network).train()
     parameters = {p.data_ptr() for p in network.parameters()}

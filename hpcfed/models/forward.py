@@ -1,4 +1,4 @@
-"""What a network's ways of serving many clients have in common: how it is called."""
+"""The common interface of the ways to call a network for many clients."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,22 +16,22 @@ from hpcfed.models.stacking import Names, SharedTensors
 class Forward:
     """A network that is called with the tensors of many clients.
 
-    What a subclass does not know about its module it must not allow: by default weights
-    come as they are, and are changed by the engine alone.
+    A subclass must not allow what it does not know about its module. By default,
+    weights come in the rows' type, and only the engine changes them.
     """
 
     capture_may_fail = True
-    """Whether it turns out only when it is tried that a step cannot be captured."""
+    """Whether only a trial shows that a step cannot be captured."""
     masked = False
     """Whether it must know which slots hold samples."""
     takes_halves = False
-    """Whether its kernels may take gradients in halves where those are bounded."""
+    """Whether its kernels may take bounded gradients in halves."""
 
     def __init__(
         self, network: nn.Module, names: Names, batch: Batch, *, layers: int, drops: int
     ) -> None:
-        """`layers`: the network's dropout layers. `drops`: calls of a training pass that
-        drop by a function.
+        """`layers`: number of the network's dropout layers. `drops`: functional dropout
+        calls in a training pass.
         """
         self.captures = True
         """Whether a step on a GPU can be captured and replayed."""
@@ -59,25 +59,25 @@ class Forward:
         """Pass [clients · slots, …] forward through tensors [clients, …].
 
         Gradients of a tensor may be written to its sink, in the shape of the tensor,
-        instead of new memory; they are there after `join`. Weights named in `updates`
-        update themselves in the backward pass and have no gradient. Gradients of the
-        outputs are `bounded` if they are at most 1: kernels may then take them in
-        halves.
+        instead of new memory; they are complete after `join`. Weights named in
+        `updates` update themselves in the backward pass and have no gradient. Gradients
+        of the outputs are `bounded` if they are at most 1: then kernels may take them
+        in halves.
         """
-        # Weights may come in bfloat16, others never do.
+        # Weights may come in bfloat16, other tensors never do.
         like = next(t for t in tensors.values() if t.dtype != torch.bfloat16)
         batch = self._batch
         batch.num_clients = len(like)
         batch.slots = len(x) // len(like)
         batch.valid = valid
         batch.keys = keys
-        # A copy: layers take their sinks out. Tied weights have several gradients, which
-        # autograd adds up.
+        # A copy, because layers remove their sinks. Tied weights get several gradients,
+        # which autograd adds up.
         batch.sinks = _without(sinks or {}, self._tied)
         batch.updates = updates or {}
         batch.bounded = bounded and self.takes_halves
         self._shared.move(like)
-        # Walks over all modules, so only where something changes.
+        # This walks over all modules, so call it only on a change.
         if self._network.training != training:
             self._network.train(training)
         y = self._outputs(tensors, x, like)
@@ -92,30 +92,30 @@ class Forward:
     def _catching_drops(
         self, out: Callable[..., Any] | None = None
     ) -> AbstractContextManager[object]:
-        """Let calls that drop by a function draw from the clients' keys."""
+        """Let functional dropout calls draw from the clients' keys."""
         if self._drops and self._network.training:
             return FunctionalDropout(self._batch, first=self._layers, out=out)
         return nullcontext()
 
     def copies(self, like: Tensor) -> int:
-        """Return as how many clients one row is best evaluated."""
+        """Return how many copies of a row to use as clients when evaluating it."""
         return 1
 
     def halved(self, clients: int, device: torch.device) -> set[str]:
-        """Return the weights that may come in bfloat16; none where a module may use them
+        """Return the weights that may come in bfloat16; none if a module may use them
         anywhere.
         """
         return set()
 
     def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
-        """Return the weights that should update themselves in a step; none where a
-        module may use them anywhere.
+        """Return the weights that should update themselves in a step; none if a module
+        may use them anywhere.
         """
         return []
 
     def join(self) -> None:
-        """Wait for what a pass leaves to be done after the backward pass: gradients that
-        go to sinks, and buffers that the module has changed.
+        """Finish what a pass leaves for after the backward pass: gradients that go to
+        sinks, and buffers that the module has changed.
         """
         self._batch.branch.join()
 

@@ -1,8 +1,8 @@
 """Dropout that a module applies as a function: `F.dropout`, and within
 `F.scaled_dot_product_attention`.
 
-No layer stands there that could be replaced. The calls of a training pass are caught and
-numbered instead, and draw from the clients' keys, as dropout layers do.
+There is no layer that could be replaced. Instead, the calls of a training pass are
+caught and numbered, and draw from the clients' keys, just as dropout layers do.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class FunctionalDropout(TorchFunctionMode):
         self, batch: Batch, *, first: int, out: Callable[..., Any] | None = None
     ) -> None:
         """`first` is the number of dropout layers, whose keys come first. `out` calls a
-        function for all clients at once, where a module sees one client's tensors.
+        function for all clients at once, if the module sees one client's tensors.
         """
         super().__init__()
         self._batch = batch
@@ -51,7 +51,7 @@ class FunctionalDropout(TorchFunctionMode):
         training: bool = True,
         inplace: bool = False,
     ) -> Any:
-        # Never in place: the numbers are the same, and nothing that is kept changes.
+        # Never in place: the result is the same, and no saved tensor changes.
         return self._drop(input, p) if training and p else input
 
     def _attention(
@@ -86,7 +86,7 @@ class FunctionalDropout(TorchFunctionMode):
         if self._batch.keys is None:
             return x
         of_calls = self._batch.keys[self._first :]
-        # A module may make more calls than when it was tried, by what its data says.
+        # Depending on its data, a module may make more calls than in the trial.
         keys = of_calls[number % len(of_calls)]
         if self._out is None:
             return dropped(x, keys, p)
@@ -113,14 +113,14 @@ def _weights(
         scores = scores.masked_fill(~mask, -torch.inf)
     else:
         scores = scores + mask
-    # A query that may look at nothing gets zeros, as from torch.
+    # A query that may attend to nothing gets zeros, as in torch.
     nothing = (scores == -torch.inf).all(-1, keepdim=True)
     weights = scores.masked_fill(nothing, 0).softmax(-1)
     return weights.masked_fill(nothing, 0)
 
 
 def _repeated(heads: Tensor, query: Tensor, enable_gqa: bool) -> Tensor:
-    """Return as many heads as the query has, where several queries share one."""
+    """Repeat heads to the query's number, if several queries share one."""
     if not enable_gqa:
         return heads
     return heads.repeat_interleave(query.shape[-3] // heads.shape[-3], -3)

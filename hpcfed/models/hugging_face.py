@@ -1,7 +1,7 @@
 """Networks of Hugging Face `transformers`, from a folder on disk: `--model hf:DIR`.
 
-Nothing is fetched, and weights are read from safetensors alone: other files are pickles.
-Only a folder without weights gives a network with random ones.
+Nothing is downloaded, and weights are only read from safetensors: other files are
+pickles. Only a folder without weights gives a network with random ones.
 """
 
 from collections.abc import Mapping
@@ -41,8 +41,8 @@ def load(
     classes: int,
     options: Mapping[str, Any],
 ) -> "nn.Module":
-    """Return the network of a folder: a language model where it generates tokens, else
-    a classifier of texts or of images.
+    """Return the network of a folder: a language model if it generates tokens, else a
+    classifier of texts or of images.
     """
     folder = find_folder(name)
     try:
@@ -51,7 +51,8 @@ def load(
         raise UserError(
             f"--model {name} needs transformers: pip install 'hpcfed[hf]'"
         ) from None
-    # Every rank loads it: bars and reports of each would hide the run's own lines.
+    # Every rank loads it: their progress bars and reports would hide the run's own
+    # lines.
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     kind = "AutoModelForImageClassification"
@@ -66,7 +67,7 @@ def load(
         config = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, **keywords
         )
-        # A training step never reads what generation would cache.
+        # Training never reads the cache of generation.
         config.use_cache = False
         maker = getattr(transformers, kind)
         if not any(folder.glob("*.safetensors")):
@@ -78,7 +79,7 @@ def load(
             config=config,
             local_files_only=True,
             use_safetensors=True,
-            # A new head for other classes than the folder's.
+            # Make a new head if the classes differ from the folder's.
             ignore_mismatched_sizes=True,
         )
         return loaded.float()

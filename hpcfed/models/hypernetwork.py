@@ -1,4 +1,4 @@
-"""A hypernetwork: a network that puts out the parameters of other networks, a row for
+"""A hypernetwork: a network that outputs the parameters of other networks, a row for
 every embedding.
 """
 
@@ -17,9 +17,9 @@ from torch import Tensor
 class Hypernetwork:
     """Its structure; all trainable numbers, embeddings included, are one flat tensor φ.
 
-    A linear layer brings an embedding to the hidden width, `layers` times a ReLU and a
-    linear layer follow, and a last linear layer makes the row. That layer is a linear
-    head for each tensor of the client's network, side by side.
+    A linear layer maps an embedding to the hidden width. Then follow `layers` times a
+    ReLU and a linear layer, and a last linear layer makes the row. That last layer
+    consists of one linear head per tensor of the client's network, side by side.
     """
 
     clients: int
@@ -64,9 +64,9 @@ class Hypernetwork:
     def gradient(self, phi: Tensor, clients: Tensor, change: Tensor) -> Tensor:
         """Return the vector-Jacobian product Σ (∂rowᵢ/∂φ)ᵀ changeᵢ over clients.
 
-        It is as flat as φ.
+        It is flat like φ.
         """
-        # Leaves of their own, so that φ itself keeps no graph.
+        # Separate leaves, so that φ itself keeps no graph.
         tensors = [tensor.requires_grad_() for tensor in self._tensors(phi.detach())]
         rows = _forward(tensors[1:], tensors[0][clients])
         gradients = torch.autograd.grad(rows, tensors, change)
@@ -75,7 +75,7 @@ class Hypernetwork:
     def embedding_gradient(
         self, phi: Tensor, embeddings: Tensor, change: Tensor
     ) -> Tensor:
-        """Return (∂rowᵢ/∂embeddingᵢ)ᵀ changeᵢ of each embedding; φ stays as it is."""
+        """Return (∂rowᵢ/∂embeddingᵢ)ᵀ changeᵢ of each embedding; φ does not change."""
         leaves = embeddings.detach().requires_grad_()
         rows = self.rows(phi, leaves)
         (gradient,) = torch.autograd.grad(rows, leaves, change)

@@ -11,23 +11,25 @@ from hpcfed.kernels import relayout
 from hpcfed.models.layout import Entry, Layout, block_spans
 
 ALIGNMENT = 4
-"""Floats: a kernel loads 16 bytes at once, and a load must begin at a multiple of that."""
+"""Floats: a kernel loads 16 bytes at once, and a load must begin at a multiple of
+16.
+"""
 LARGE = 2**14
-"""Columns from which a tensor begins at a multiple of `LINE`."""
+"""A tensor with at least this many columns begins at a multiple of `LINE`."""
 LINE = 32
-"""Floats of a line of the cache. A warp that reads across its end reads two."""
+"""Floats of a cache line. A warp that reads across its end reads two lines."""
 
 KernelRows = tuple[Tensor, Tensor]
 """Parameters and running statistics of some clients, a matrix each."""
 
 
 class KernelLayout:
-    """The columns of rows as the kernels want them.
+    """The columns of rows in the order that the kernels need.
 
-    Parameters and running statistics are two matrices. On a GPU every tensor is aligned,
-    and weights of convolutions are channels-last. Padding columns may lie between
-    tensors; they are zero at first, and stay so as long as a row is finite. On the CPU
-    tensors lie as in the plain rows.
+    Parameters and running statistics are two matrices. On a GPU every tensor is
+    aligned, and weights of convolutions are channels-last. There may be padding columns
+    between tensors. They are zero at first, and stay zero as long as a row is finite.
+    On the CPU tensors are laid out as in the plain rows.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -41,7 +43,7 @@ class KernelLayout:
             matrix = 0 if e.trainable else 1
             columns = prod(e.shape)
             alignment = self._alignment(columns)
-            # Where the matrix ends so far, rounded up.
+            # The current end of the matrix, rounded up.
             start = _rounded_up(self.widths[matrix], alignment)
             self.entries.append(replace(e, start=start, stop=start + columns))
             self.widths[matrix] = start + columns
@@ -52,7 +54,7 @@ class KernelLayout:
         self._tables: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     def _alignment(self, columns: int) -> int:
-        """Return what the first column of a tensor must be a multiple of."""
+        """Return the alignment of a tensor's first column."""
         if not self._channels_last:
             return 1
         return LINE if columns >= LARGE else ALIGNMENT
@@ -71,7 +73,7 @@ class KernelLayout:
 
     @property
     def block_spans(self) -> list[tuple[int, int]]:
-        """Where each block starts and stops here, padding columns behind it included."""
+        """Start and stop of each block here, including padding columns after it."""
         return block_spans(self.plain.blocks, self.entries, self.widths[0])
 
     # Zero, not empty: padding columns take part in norms and in SGD.
@@ -84,7 +86,7 @@ class KernelLayout:
         """Return one tensor as a view [clients, *shape] of the matrix that holds it."""
         columns = matrix[:, e.start : e.stop]
         if self._channels_last and len(e.shape) == 4:
-            # Stored with the inputs last; the view has torch's order of dimensions.
+            # Stored with inputs last; the view has torch's order of dimensions.
             outputs, inputs, height, width = e.shape
             stored = columns.unflatten(1, (outputs, height, width, inputs))
             return stored.permute(0, 1, 4, 2, 3)
@@ -127,18 +129,18 @@ class KernelLayout:
     def _serves(self, rows: Tensor, kernel_rows: KernelRows) -> bool:
         """Whether one pass over the rows can copy them.
 
-        A matrix without columns has any strides.
+        A matrix without columns may have any strides.
         """
         matrices = [matrix for matrix in (rows, *kernel_rows) if matrix.shape[1]]
         return self._channels_last and relayout.serves(*matrices)
 
     def _places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return where the columns of both matrices come from in plain rows, and the
-        other way round.
+        inverse.
         """
         if self._tables is None:
             like = torch.zeros((), dtype=torch.int32, device=device)
-            # Columns by number, laid out as any row would be.
+            # Number the columns, and lay the numbers out like any row.
             numbers = torch.arange(self.plain.num_columns, device=device)
             matrices = [like.new_full((1, width), -1) for width in self.widths]
             for plain, laid_out in self._pairs(numbers.int()[None], *matrices):
@@ -159,7 +161,7 @@ class KernelLayout:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield views of the same columns in plain rows and here."""
         if not self._channels_last:
-            # Nothing is permuted or padded: two copies do.
+            # Nothing is permuted or padded: two copies are enough.
             num_parameters, num_statistics = self.widths
             yield rows[:, :num_parameters], parameters
             if num_statistics:

@@ -1,14 +1,15 @@
 """The layout: which columns of a federation's matrix hold which tensor of the network.
 
 Parameters come first, in the network's own order, then what changes without gradients:
-the running statistics of batch norm, and other buffers. So the columns that gradients
-touch are `rows[:, :layout.num_parameters]`.
+the running statistics of batch norm, and other buffers. So gradients only touch the
+columns `rows[:, :layout.num_parameters]`.
 
-A buffer of integers or booleans has columns, too. They hold whole numbers while a client
-trains, and a mean after aggregation, which is rounded where a network takes it.
+A buffer of integers or booleans has columns, too. They hold whole numbers while a
+client trains. After aggregation they hold a mean, which is rounded when a network takes
+it.
 
-A frozen parameter (`requires_grad=False`) has no columns, unless that is asked for: it
-is a constant, which all clients share. So have buffers that are not persistent.
+A frozen parameter (`requires_grad=False`) has no columns, unless asked for: it is a
+constant, which all clients share. The same holds for buffers that are not persistent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from hpcfed.errors import UserError
 
 COUNTER = "num_batches_tracked"
-"""What torch's norms call their counter of batches."""
+"""Name of the batch counter in torch's norms."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,14 @@ class Entry:
 
     def shaped(self, columns: Tensor) -> Tensor:
         """Return columns [clients, …] as a view [clients, *shape]."""
-        # A single number has no dimensions to unflatten to.
+        # A scalar has no dimensions to unflatten to.
         return columns.unflatten(1, self.shape) if self.shape else columns.squeeze(1)
 
     def taken(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of rows in the type that the network wants.
+        """Return a tensor of rows in the type that the network expects.
 
-        A mean of whole numbers is rounded. What is not finite, as in a row that has
-        diverged, must be some number on every machine.
+        A mean of whole numbers is rounded. A value that is not finite, as in a diverged
+        row, becomes the same number on every machine.
         """
         if self.whole is None:
             return tensor
@@ -72,25 +73,26 @@ class Entry:
 
 
 class Changes:
-    """Buffers of rows that a network has changed, where the rows do not know of it yet.
+    """Buffers that a network has changed, if the change is not in the rows yet.
 
-    What a module changes in place is in the rows at once, unless it has another type
-    there. What it assigns anew never is. Both are written after the backward pass, which
-    may still need what was there before.
+    What a module changes in place is in the rows immediately, unless it has another
+    type there. What it assigns anew never is. Both are written after the backward pass,
+    which may still need the old values.
     """
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Tensor, Tensor, bool]] = []
 
     def note(self, e: Entry, tensor: Tensor, taken: Tensor, changed: Tensor) -> None:
-        """Note what became of a tensor that the network has taken."""
+        """Note what happened to a tensor that the network has taken."""
         if e.whole is not None or changed is not taken:
             self._waiting.append((tensor, changed.detach(), e.whole is not None))
 
     def write(self) -> None:
         """Write what was noted into the rows.
 
-        A whole number too large for them becomes infinite, which `check_whole` finds.
+        A whole number too large for the rows becomes infinite, which `check_whole`
+        finds.
         """
         for tensor, changed, is_whole in self._waiting:
             tensor.copy_(changed)
@@ -104,7 +106,7 @@ class Changes:
 
 
 def check_whole(layout: "Layout", rows: Tensor) -> None:
-    """Refuse whole numbers that have grown beyond what trained rows hold exactly."""
+    """Refuse whole numbers that have grown beyond what rows can hold exactly."""
     for e in layout.entries:
         if e.whole is not None and bool(rows[:, e.start : e.stop].isinf().any()):
             bits = torch.finfo(rows.dtype).bits
@@ -116,7 +118,7 @@ def check_whole(layout: "Layout", rows: Tensor) -> None:
 
 
 def largest_whole(dtype: torch.dtype) -> int:
-    """Return the number up to which a type of floats holds all whole numbers."""
+    """Return the number up to which a float type holds all whole numbers exactly."""
     return int(2 / torch.finfo(dtype).eps)
 
 
@@ -128,10 +130,12 @@ class Layout:
 
     @classmethod
     def of(cls, network: nn.Module, *, send_frozen: bool = False) -> "Layout":
-        """Lay out a network; with `send_frozen` also parameters that never change."""
+        """Lay out a network; with `send_frozen`, include parameters that never
+        change.
+        """
         tensors: list[tuple[str, Tensor, bool]] = []
         frozen: list[tuple[str, Tensor, bool]] = []
-        # A tensor that has two names, as tied weights do, is there once.
+        # A tensor with two names, such as tied weights, appears once.
         for name, parameter in network.named_parameters():
             if parameter.requires_grad:
                 tensors.append((name, parameter, True))
@@ -174,13 +178,13 @@ class Layout:
         with_weights = {e.layer for e in self.entries if e.is_matrix}
         layers = self.layers
         starts = [i for i, layer in enumerate(layers) if layer in with_weights]
-        # Whatever comes before the first matrix belongs to its block.
+        # Everything before the first matrix belongs to its block.
         bounds = pairwise([0, *starts[1:], len(layers)])
         return tuple(layers[start:stop] for start, stop in bounds)
 
     @cached_property
     def block_of(self) -> Tensor:
-        """The number of the block that every column belongs to."""
+        """The number of each column's block."""
         number = {}
         for block, layers in enumerate(self.blocks):
             number.update(dict.fromkeys(layers, block))
@@ -191,14 +195,14 @@ class Layout:
 
     @property
     def block_spans(self) -> list[tuple[int, int]]:
-        """Where each block starts and stops among the parameters."""
+        """Start and stop of each block among the parameters."""
         return block_spans(self.blocks, self.entries, self.num_parameters)
 
     def last(self, count: int) -> tuple[str, ...]:
         """Return the layers of the last `count` blocks."""
         num_blocks = len(self.blocks)
         assert count <= num_blocks, f"{count} of {num_blocks} layers"
-        # Not [-count:], which would be all of them for 0.
+        # Not [-count:], which would return all of them for 0.
         last_blocks = self.blocks[num_blocks - count :]
         return tuple(chain(*last_blocks))
 
@@ -229,7 +233,7 @@ class Layout:
         return mask
 
     def trained_by(self, columns: np.ndarray) -> list[str]:
-        """Return the names of the parameters that a training of these columns changes."""
+        """Return the names of the parameters that training these columns changes."""
         found = []
         for e in self.entries:
             if e.trainable and columns[e.start : e.stop].any():
@@ -238,9 +242,10 @@ class Layout:
 
 
 def idle_counters(network: nn.Module) -> set[str]:
-    """Return the buffers in which torch's norms count their batches for nothing.
+    """Return the buffers in which torch's norms count batches although nothing reads
+    them.
 
-    Only a norm whose `momentum` is None takes its mean over as many batches.
+    Only a norm whose `momentum` is None uses the count, for its mean over all batches.
     """
     found = set()
     for name, module in network.named_modules():
@@ -255,7 +260,7 @@ def block_spans(
 ) -> list[tuple[int, int]]:
     """Return start and stop of each block among `width` columns of parameters.
 
-    Parameters follow block by block, as layers do.
+    Parameters are ordered by block, like layers.
     """
     starts: dict[str, int] = {}
     for e in entries:

@@ -1,11 +1,11 @@
-"""LoRA (Hu et al. 2022): the network is frozen, and small adapters beside its layers
+"""LoRA (Hu et al. 2022): the network is frozen, and small adapters next to its layers
 are trained: W + (α / r) B A, with A [r, inputs] and B [outputs, r].
 
-A row then holds the adapters alone. The frozen network is on the device once, and works
-on the samples of all clients together.
+Then a row holds only the adapters. The frozen network is on the device once, and
+processes the samples of all clients together.
 
-The server averages rows, so factors: (Σ pᵢ Bᵢ) (Σ pᵢ Aᵢ), which is not Σ pᵢ Bᵢ Aᵢ, the
-mean of what clients have learnt, unless they agree on one of the factors.
+The server averages rows, and so the factors: (Σ pᵢ Bᵢ) (Σ pᵢ Aᵢ). That differs from Σ
+pᵢ Bᵢ Aᵢ, the mean of what clients have learnt, unless they agree on one of the factors.
 """
 
 from fnmatch import fnmatchcase
@@ -20,7 +20,7 @@ from hpcfed.errors import UserError
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer with an adapter beside it."""
+    """A frozen linear layer with an adapter."""
 
     def __init__(
         self, base: nn.Module, inputs: int, outputs: int, *, rank: int
@@ -38,7 +38,8 @@ class LoraLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The one weight, laid out as the layer's own, that does what both do together.
+        """A single weight, laid out like the layer's own, that does what both do
+        together.
 
         Some modules never call their layer: they read its weight, and multiply by it
         themselves.
@@ -48,7 +49,7 @@ class LoraLinear(nn.Module):
         return weight + (change if isinstance(self.base, nn.Linear) else change.mT)
 
     def __getattr__(self, name: str) -> Any:
-        """Find what a module may ask of its layer: its bias, its sizes."""
+        """Look up what a module may ask of its layer: its bias, its sizes."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -59,7 +60,7 @@ class LoraLinear(nn.Module):
 
 
 class LoraWeight(nn.Module):
-    """Adds an adapter to a weight itself, where a layer does not call its parts."""
+    """Adds an adapter to a weight itself, if a module does not call its layers."""
 
     def __init__(self, weight: Tensor, *, rank: int, scale: float) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class LoraWeight(nn.Module):
 
 
 def _begin(down: Tensor, up: Tensor) -> None:
-    """Begin with an adapter that changes nothing, as the paper does."""
+    """Initialise an adapter so that it changes nothing, as in the paper."""
     with torch.no_grad():
         nn.init.kaiming_uniform_(down, a=sqrt(5))
         nn.init.zeros_(up)
@@ -83,10 +84,10 @@ def _begin(down: Tensor, up: Tensor) -> None:
 def add_adapters(
     network: nn.Module, *, rank: int, alpha: float, layers: str = "*", train: str = ""
 ) -> int:
-    """Freeze a network in place, and put adapters beside its linear layers; return how
+    """Freeze a network in place, and add adapters to its linear layers; return how
     many.
 
-    `layers` and `train` are patterns of modules' names, as in `*.attention.*,head`.
+    `layers` and `train` are patterns of module names, such as `*.attention.*,head`.
     Layers that match `train` get no adapter, and are trained as a whole.
     """
     network.requires_grad_(False)
@@ -100,7 +101,7 @@ def add_adapters(
             trained += 1
             named_twice |= _sizes(module) is not None and _matches(name, layers)
             continue
-        # The network itself has no name, and nothing that could hold its adapter.
+        # The network itself has no name, and no parent that could hold its adapter.
         if not name or not _matches(name, layers):
             continue
         if isinstance(module, nn.MultiheadAttention):

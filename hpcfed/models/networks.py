@@ -26,14 +26,14 @@ def build(
     options: Mapping[str, Any] | None = None,
     sample: Sample | None = None,
 ) -> nn.Module:
-    """Return the named network on the CPU; its first weights depend on the seed alone.
+    """Return the named network on the CPU; its first weights depend only on the seed.
 
-    A network of the user's is tried out on a `sample`, an image to be classified unless
-    given; `options` are its builder's keywords.
+    A user's network is tried out on a `sample`, by default an image to classify;
+    `options` are its builder's keywords.
     """
     with torch.random.fork_rng(devices=[]):
-        # torch's own initialisation, under a seed of its own and without a trace in
-        # the global generator.
+        # torch's own initialisation with its own seed, without changing the global
+        # generator.
         draw = randomness.generator(seed, "initial weights").integers(2**62)
         torch.manual_seed(int(draw))
         if name not in MODELS:
@@ -48,12 +48,13 @@ def build(
 def _conv_net(structure: ConvNet, shape: Shape, classes: int) -> nn.Sequential:
     """Return a sequence of layers, named as `structure.layer_names` promises.
 
-    Layers are made in their order, because each draws its first weights when it is made.
+    Layers are created in order, because each draws its first weights when it is
+    created.
     """
     activation = nn.LeakyReLU if structure.leaky else nn.ReLU
     dropout_after_convs, dropout_before_head = structure.dropout
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    # A row of a table is an image of one pixel, with a channel for each feature.
+    # A table's row is treated as an image of one pixel, with a channel per feature.
     channels, height, width = shape if len(shape) == 3 else (prod(shape), 1, 1)
     for i, conv in enumerate(structure.convs, 1):
         layers[f"conv{i}"] = nn.Conv2d(
@@ -73,7 +74,7 @@ def _conv_net(structure: ConvNet, shape: Shape, classes: int) -> nn.Sequential:
     if dropout_after_convs:
         layers["drop1"] = nn.Dropout(dropout_after_convs)
     layers["flatten"] = nn.Flatten()
-    # So the network depends on the shape of images, down to its number of parameters.
+    # So the image size determines the network, including its number of parameters.
     features = channels * height * width
     for i, units in enumerate(structure.hidden, 1):
         layers[f"fc{i}"] = nn.Linear(features, units)
@@ -93,7 +94,7 @@ def _resnet18(structure: ResNet18, shape: Shape, classes: int) -> nn.Module:
     net: nn.Module = resnet18(num_classes=classes, norm_layer=norm)
     kernel, stride, padding = (7, 2, 3) if structure.wide_stem else (3, 1, 1)
     net.conv1 = nn.Conv2d(shape[0], 64, kernel, stride, padding, bias=False)
-    # As torchvision initialises the stem that this one replaces.
+    # Initialise it like torchvision's stem, which it replaces.
     nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
     if not structure.wide_stem:
         net.maxpool = nn.Identity()

@@ -1,4 +1,4 @@
-"""A network of the user's: any torch module that a file, a package or a plugin builds."""
+"""A user's network: any torch module that a file, a package or a plugin builds."""
 
 import copy
 import inspect
@@ -18,24 +18,24 @@ from hpcfed.models.state import Call, keep_state
 
 @dataclass(frozen=True)
 class Sample:
-    """What goes into a network and comes out of it, for one sample."""
+    """Shapes of a network's input and output, for one sample."""
 
     shape: tuple[int, ...]
     """(channels, height, width) of an image, (length,) of tokens, or any other."""
     outputs: tuple[int, ...]
-    """(classes,), or (length, vocabulary) where every token predicts the next: a network
+    """(classes,), or (length, vocabulary) if every token predicts the next. A network
     may know more tokens than the data has.
     """
     vocabulary: int = 0
     """Tokens are integers below it; 0: inputs are floats."""
 
     def batch(self, size: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return random inputs, the same ones at every call."""
+        """Return random inputs, the same at every call."""
         generator = torch.Generator().manual_seed(20)
         if self.vocabulary:
             shape = (size, *self.shape)
             tokens = torch.randint(self.vocabulary, shape, generator=generator)
-            # A network that does not know the largest one should fail here.
+            # A network that does not know the largest token should fail here.
             tokens.view(-1)[0] = self.vocabulary - 1
             return tokens.to(device)
         values = torch.randn(size, *self.shape, generator=generator)
@@ -43,17 +43,17 @@ class Sample:
 
 
 def sample_through(network: nn.Module, shape: tuple[int, ...]) -> Sample:
-    """Return what goes into a network of the catalogue, and what comes out of it."""
+    """Return the input and output shapes of a network of the catalogue."""
     x = Sample(shape, ()).batch(1, device=torch.device("cpu"), dtype=torch.float32)
-    # A copy in evaluation, which batch norm lets take one sample.
+    # In evaluation mode, where batch norm accepts one sample.
     with torch.no_grad():
         y = copy.deepcopy(network).eval()(x)
     return Sample(shape, tuple(y.shape[1:]))
 
 
 def find_builder(name: str) -> Callable[..., Any]:
-    """Return the class or function that a model's name means, which is not one of the
-    catalogue's.
+    """Return the class or function that a model's name refers to, if it is not in the
+    catalogue.
     """
     if plugins.is_reference(name):
         found = plugins.load_object(name, "model")
@@ -76,8 +76,8 @@ def build_own(
 ) -> nn.Module:
     """Build the user's network, and make sure that it takes the data.
 
-    A builder that has parameters `shape` and `classes` gets them from the data set,
-    unless the options have them. torch's seed is the caller's business.
+    If a builder has parameters `shape` and `classes`, it gets them from the data set,
+    unless the options give them. The caller sets torch's seed.
     """
     if hugging_face.is_hugging_face(name):
         network: Any = hugging_face.load(
@@ -104,17 +104,17 @@ def build_own(
 
 
 def _accepted(builder: Callable[..., Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the known values that a builder has parameters for."""
+    """Return the known values for which a builder has parameters."""
     try:
         parameters = inspect.signature(builder).parameters
     except (TypeError, ValueError):
-        # Some builtins have no signature that Python knows.
+        # Some builtins have no signature.
         return {}
     return {key: value for key, value in known.items() if key in parameters}
 
 
 def check_network(network: nn.Module, name: str, sample: Sample) -> None:
-    """Refuse a network that does not take the data, or has nothing to train; mark its
+    """Refuse a network that does not accept the data, or has nothing to train; mark its
     constants.
     """
     if not any(p.requires_grad for p in network.parameters()):
@@ -122,7 +122,7 @@ def check_network(network: nn.Module, name: str, sample: Sample) -> None:
     for tensor_name, tensor in network.named_parameters():
         if not tensor.is_floating_point():
             raise UserError(f"model {name}: {tensor_name} is {tensor.dtype}, not float")
-    # Two samples a call: batch norm refuses one.
+    # Two samples per call: batch norm refuses one.
     x = sample.batch(4, device=torch.device("cpu"), dtype=torch.float32)
 
     def call(network: nn.Module, x: Tensor) -> Tensor:
@@ -151,9 +151,9 @@ def _check_outputs(y: Any, name: str, sample: Sample) -> None:
 
 
 def _finish_lazy(network: nn.Module, x: Tensor, call: Call) -> None:
-    """Let modules that wait for their first input make their tensors."""
+    """Let modules that wait for their first input create their tensors."""
     was_training = network.training
-    # In evaluation, where no statistics change. Weights are drawn here.
+    # In evaluation mode, where statistics do not change. Weights are drawn here.
     network.eval()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         call(network, x[:2])
@@ -161,8 +161,8 @@ def _finish_lazy(network: nn.Module, x: Tensor, call: Call) -> None:
 
 
 def _serves(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Tell whether outputs are as wanted; a pretrained network knows many more tokens
-    than some data has.
+    """Tell whether outputs are as wanted; a pretrained network may know many more
+    tokens than the data has.
     """
     if len(wanted) != 2 or len(found) != 2:
         return found == wanted
@@ -170,7 +170,7 @@ def _serves(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def answers(y: Any) -> Any:
-    """Return the outputs of a network; those of Hugging Face put them into `logits`."""
+    """Return the outputs of a network; Hugging Face puts them into `logits`."""
     return getattr(y, "logits", y)
 
 

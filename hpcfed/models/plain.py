@@ -1,4 +1,4 @@
-"""A network of any module at all, one client after another."""
+"""Calls a network of any module, one client after another."""
 
 import copy
 import itertools
@@ -17,10 +17,10 @@ from hpcfed.models.stacking import Names
 
 
 class PlainNetwork(Forward):
-    """Calls a network as it is, for a stack of one.
+    """Calls a network unchanged, for a stack of one.
 
-    Dropout layers draw the same numbers as in a stacked network. A module that draws
-    torch's own random numbers gets a seed for every step, from the client's key.
+    Dropout layers draw the same numbers as in a stacked network. If a module draws
+    torch's own random numbers, it is seeded in every step, from the client's key.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class PlainNetwork(Forward):
         drops: int = 0,
         bf16: bool = False,
     ) -> None:
-        """`drops`: calls of a training pass that drop by a function."""
+        """`drops`: functional dropout calls in a training pass."""
         self._bf16 = bf16
         self._draws = draws
         self._buffers = [e for e in layout.entries if not e.trainable]
@@ -43,9 +43,9 @@ class PlainNetwork(Forward):
         numbers = itertools.count()
         _replace_dropout(own, batch, numbers)
         super().__init__(own, names, batch, layers=next(numbers), drops=drops)
-        # The last key of a step is the seed of what the module draws itself.
+        # The last key of a step seeds what the module draws itself.
         self.random_layers += draws
-        # A seed is set on the host, which cannot be captured.
+        # Seeding happens on the host, which cannot be captured.
         self.captures = not draws
 
     def _outputs(self, tensors: dict[str, Tensor], x: Tensor, like: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class PlainNetwork(Forward):
         autocast = self._bf16 and x.is_cuda
         autocasting = torch.autocast(x.device.type, torch.bfloat16, enabled=autocast)
         with self._seeding(x.device), self._catching_drops(), autocasting:
-            # Steps gather images channels-last; a module may want to view them.
+            # Steps gather channels-last images, but a module may want to view them.
             x = x.contiguous()
             y: Tensor = answers(torch.func.functional_call(self._network, own, x))
         for e in self._buffers if self._network.training else ():
@@ -70,7 +70,7 @@ class PlainNetwork(Forward):
         if not self._draws:
             return nullcontext()
         keys = self._batch.keys
-        # What is drawn in evaluation must not depend on earlier draws.
+        # Numbers drawn in evaluation must not depend on earlier draws.
         return _seeded(0 if keys is None else int(keys[-1]), device)
 
     def join(self) -> None:
@@ -88,7 +88,7 @@ def _replace_dropout(module: nn.Module, batch: Batch, numbers: Iterator[int]) ->
 
 @contextmanager
 def _seeded(key: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's own generators, and leave them as they were."""
+    """Seed torch's own generators, and restore them afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(key & 0x7FFFFFFFFFFFFFFF)

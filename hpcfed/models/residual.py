@@ -1,5 +1,5 @@
-"""torchvision's ResNets, stacked: batch norms do the residual sums and activations that
-follow them, which takes fewer passes over memory.
+"""torchvision's ResNets, stacked. Batch norms also do the residual sums and activations
+that follow them, which takes fewer passes over memory.
 """
 
 import sys
@@ -12,7 +12,7 @@ _SOURCE = "torchvision.models.resnet"
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions around which the input passes; used as torchvision's BasicBlock.
+    """Two convolutions with a skip connection; replaces torchvision's BasicBlock.
 
     It has the block's layers under their names.
     """
@@ -27,7 +27,7 @@ class ResidualBlock(nn.Module):
         super().__init__()
         for name, layer in block.named_children():
             self.add_module(name, layer)
-        # The block's one ReLU is applied behind both norms.
+        # The block's single ReLU is applied after both norms.
         for norm in (self.bn1, self.bn2):
             norm.slope = 0.0
         self.has_downsample = "downsample" in self._modules
@@ -40,18 +40,18 @@ class ResidualBlock(nn.Module):
 
 
 def fused(module: nn.Module) -> nn.Module:
-    """Return a module of torchvision's ResNets with fused layers, any other as it is.
+    """Return a module of torchvision's ResNets with fused layers, any other unchanged.
 
-    Its layers are stacked ones already.
+    Its layers must already be stacked.
     """
-    # Whoever has built such a network has imported it; nobody else needs to.
+    # A torchvision network has already imported it; others do not need it.
     resnet = sys.modules.get(_SOURCE)
     if resnet is None:
         return module
     if type(module) is resnet.BasicBlock and _has_norms(module, "bn1", "bn2"):
         return ResidualBlock(module)
     if type(module) is resnet.ResNet and _has_norms(module, "bn1"):
-        # Its ReLU is that of the stem alone: blocks have their own.
+        # The stem is the only user of this ReLU: blocks have their own.
         norm = module.bn1
         assert isinstance(norm, StackedBatchNorm2d)
         norm.slope = 0.0

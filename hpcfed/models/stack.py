@@ -3,10 +3,10 @@ weights.
 
 Clients are folded into the batch dimension, client by client: activations are [clients
 · slots, …]. Everything that treats samples alike (activations, pooling, flatten,
-attention, residual sums) is then right as it stands. Only layers with weights and
-dropout must know whose sample is whose; `stacked_layers` has those. So any torch module
-made of such layers can be stacked, unless it looks at its tensors in other ways:
-`vmapped` is for those. A stack of one client runs torch's own kernels, so a large
+attention, residual sums) then works unchanged. Only layers with weights, and dropout,
+must know which sample belongs to which client; these are in `stacked_layers`. So any
+torch module made of such layers can be stacked, unless it uses its tensors in other
+ways; `vmapped` is for those. A stack of one client runs torch's own kernels, so a large
 network pays nothing for being stackable.
 """
 
@@ -45,9 +45,9 @@ class StackedNetwork(Forward):
         contiguous: bool = False,
         drops: int = 0,
     ) -> None:
-        """`halves`: weights of layers may come in bfloat16, because nothing but the
-        layers looks at them. `contiguous`: a module wants images as torch lays them out.
-        `drops`: calls of a training pass that drop by a function.
+        """`halves`: weights of layers may come in bfloat16, because only the layers use
+        them. `contiguous`: a module needs images in torch's default layout. `drops`:
+        functional dropout calls in a training pass.
         """
         self._bf16 = bf16
         self._halves = bf16 and halves
@@ -63,7 +63,7 @@ class StackedNetwork(Forward):
         shared = self._shared.expanded(len(like))
         if self._batch.contiguous:
             x = x.contiguous()
-        # Our own kernels, for several clients, know no bfloat16.
+        # Our own kernels, for several clients, do not support bfloat16.
         autocast = self._bf16 and x.is_cuda and self._batch.num_clients == 1
         autocasting = torch.autocast(x.device.type, torch.bfloat16, enabled=autocast)
         with self._catching_drops(), autocasting:
@@ -72,9 +72,9 @@ class StackedNetwork(Forward):
             )
 
     def copies(self, like: Tensor) -> int:
-        """Return as how many clients one row is best evaluated.
+        """Return how many copies of a row to use as clients when evaluating it.
 
-        Our convolutions serve from two clients on. For the few channels of clients'
+        Our convolutions need at least two clients. For the few channels of clients'
         networks they are several times faster than torch's.
         """
         convolutions = []
@@ -85,8 +85,8 @@ class StackedNetwork(Forward):
         return 2 if convolutions and ours and not self._bf16 else 1
 
     def halved(self, clients: int, device: torch.device) -> set[str]:
-        """Return the weights that may come in bfloat16, which they are rounded to in any
-        case.
+        """Return the weights that may come in bfloat16, because they are rounded to it
+        anyway.
         """
         if not self._halves or clients > 1 or device.type != "cuda":
             return set()
@@ -99,8 +99,8 @@ class StackedNetwork(Forward):
     def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
         """Return the weights that should update themselves in a step.
 
-        Never those of the first layer: its input needs no gradient, which is what the
-        update is made together with.
+        Never those of the first layer: the update is made together with the gradient of
+        the layer's input, which the first layer does not need.
         """
         several = len(next(iter(tensors.values()))) > 1
         if not several:
@@ -113,7 +113,7 @@ class StackedNetwork(Forward):
         names = []
         for layer in layers[1:]:
             name = layer.name + "weight"
-            # Frozen and tied weights are not theirs to update.
+            # Layers must not update frozen and tied weights.
             if name in self._tied or name not in tensors:
                 continue
             if isinstance(layer, StackedLinear) and linear.updates_itself(

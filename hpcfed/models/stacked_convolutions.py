@@ -1,5 +1,5 @@
 """Convolutions of many clients, each with its own weights, in a network stacked over
-clients: by our kernels where they serve, elsewhere by torch's.
+clients: by our kernels if they support the case, otherwise by torch's.
 """
 
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ class StackedConv2d(StackedConvolution):
             and set(plain.stride) == {1}
             and set(plain.dilation) == {1}
         )
-        """Whether our kernels know this geometry."""
+        """Whether our kernels support this geometry."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self._by_kernel(x)
@@ -67,7 +67,9 @@ class StackedConv2d(StackedConvolution):
         return y.contiguous() if self.batch.contiguous else y
 
     def _by_kernel(self, x: Tensor) -> Tensor | None:
-        """Return channels-last images; None where no kernel of ours serves."""
+        """Return channels-last images; None if none of our kernels supports the
+        case.
+        """
         layer = self._kernel_layer(x)
         if layer is not None:
             sink = self._sink(layer)
@@ -96,7 +98,7 @@ class StackedConv2d(StackedConvolution):
         return F.max_pool2d(y, 2) if self.pool else y
 
     def may_use_kernel(self, like: Tensor) -> bool:
-        """Tell whether our kernels serve such numbers, for images that are not too
+        """Tell whether our kernels support such numbers, for images that are not too
         large.
         """
         # A user who forbids TensorFloat-32 gets torch's convolutions.
@@ -109,9 +111,9 @@ class StackedConv2d(StackedConvolution):
         )
 
     def _kernel_layer(self, x: Tensor) -> ConvolutionLayer | None:
-        """Return what our kernels need to know, where they serve.
+        """Return what our kernels need to know; None if they do not support the case.
 
-        They serve several clients on a GPU, in TensorFloat-32, channels-last.
+        They support several clients on a GPU, in TensorFloat-32, channels-last.
         """
         if self.batch.num_clients == 1 or not self.may_use_kernel(x):
             return None
@@ -132,14 +134,14 @@ class StackedConv2d(StackedConvolution):
         return layer if supported(layer, shared) else None
 
     def _sink(self, layer: ConvolutionLayer) -> Tensor | None:
-        """Return the sinks of weight and bias as one, where they are neighbours.
+        """Return the sinks of weight and bias as one, if they are adjacent.
 
         The kernel writes both gradients as one matrix.
         """
         weight, bias = self.take_sinks()
         if weight is None or (self.bias is not None and bias is None):
             return None
-        # The layout puts a bias right behind its weight, unless padding lies between.
+        # The layout puts a bias right after its weight, unless there is padding.
         end = weight.storage_offset() + weight[0].numel()
         if bias is not None and bias.storage_offset() != end:
             return None
@@ -147,7 +149,7 @@ class StackedConv2d(StackedConvolution):
         return weight.as_strided(shape, (weight.stride(0), 1))
 
     def _cpu_layer(self, x: Tensor) -> CpuLayer | None:
-        """Return what our CPU kernel needs to know, where it serves several clients."""
+        """Return what our CPU kernel needs to know, if it supports these clients."""
         if self.batch.num_clients == 1 or not self.square:
             return None
         layer = CpuLayer(
@@ -180,12 +182,12 @@ class StackedConv2d(StackedConvolution):
     def _convolved_one_by_one(self, x: Tensor) -> Tensor:
         n = self.batch.num_clients
         if n == 1:
-            # Squeezed rather than indexed: the gradient of an index is a copy.
+            # Squeezed, not indexed: the gradient of an index is a copy.
             weight = self.weight.squeeze(0)
             bias = None if self.bias is None else self.bias.squeeze(0)
             return F.conv2d(x, weight, bias, groups=self.groups, **self.geometry)
         # On a CPU one client's batch already fills the convolution, and regrouping
-        # would only copy.
+        # would only add copies.
         biases = [None] * n if self.bias is None else self.bias
         convolved = []
         clients = zip(x.chunk(n), self.weight, biases, strict=True)

@@ -1,5 +1,5 @@
-"""What stacked layers have in common: a plain layer's tensors with a dimension of
-clients, and the batch that is passing through.
+"""What stacked layers have in common: a plain layer's tensors with a clients'
+dimension, and the batch that is passing through.
 """
 
 from collections.abc import Iterator
@@ -13,19 +13,19 @@ from hpcfed.kernels import cuda, linear
 
 @dataclass
 class Batch:
-    """What layers need to know of the batch that is passing through."""
+    """What layers need to know about the batch that is passing through."""
 
     num_clients: int = 1
     slots: int = 1
-    """Samples of a client, where clients are folded into the batch."""
+    """Samples per client, if clients are folded into the batch."""
     valid: Tensor | None = None
-    """[clients, slots], True where a slot holds a sample; None when all do."""
+    """[clients, slots], True if a slot holds a sample; None if all do."""
     keys: Tensor | None = None
     """[random layers, clients]: keys of this step's random numbers; None outside of
     training.
     """
     sinks: dict[str, Tensor] = field(default_factory=dict)
-    """Where gradients of named tensors belong. A layer may take its own out and write
+    """Where gradients of named tensors go. A layer may remove its own sinks and write
     there itself.
     """
     updates: dict[str, linear.Update] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Batch:
     branch: cuda.Branch = field(default_factory=cuda.Branch)
     """Where gradients that go to sinks are computed."""
     contiguous: bool = False
-    """Whether images are never channels-last, for modules that take them by Tensor.view."""
+    """Whether images are never channels-last, for modules that use Tensor.view."""
 
 
 class StackedLayer(nn.Module):
@@ -64,12 +64,12 @@ class StackedLayer(nn.Module):
         # `bias=False` leaves a None among the parameters, which is not named.
         if "bias" not in self._parameters:
             self.bias = None
-        # Not a submodule: its tensors are not the network's any more. Last, because
-        # tensors are registered only under names that mean nothing yet.
+        # Not a submodule: its tensors no longer belong to the network. Set last,
+        # because tensors can only be registered under names that do not exist yet.
         object.__setattr__(self, "replaced", plain)
 
     def __getattr__(self, name: str) -> Any:
-        """Find what a module may ask of its layer, such as a dropout's p."""
+        """Look up what a module may ask of its layer, such as a dropout's p."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -78,7 +78,7 @@ class StackedLayer(nn.Module):
             return getattr(self.replaced, name)
 
     def take_sinks(self) -> tuple[Tensor | None, Tensor | None]:
-        """Take out the sinks of weight and bias.
+        """Remove and return the sinks of weight and bias.
 
         A layer that is used again in the same pass finds none: its gradients add up,
         which sinks cannot do.
@@ -89,7 +89,7 @@ class StackedLayer(nn.Module):
         return weight, bias
 
     def by_client(self, x: Tensor) -> Any:
-        """Pass [clients, …] forward, where clients are not folded into the batch."""
+        """Pass [clients, …] forward, if clients are not folded into the batch."""
         if x.dim() == 2:
             return self(x)
         return self(x.flatten(0, 1)).unflatten(0, x.shape[:2])

@@ -1,4 +1,4 @@
-"""Layers that know whose sample is whose, in a network stacked over clients."""
+"""Layers that know which sample belongs to which client, in a stacked network."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from hpcfed.runtime import randomness
 
 class StackedLinear(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
-        # torch's own product for one client, without the clients' dimension.
+        # One client uses torch's own product, without the clients' dimension.
         if self.batch.num_clients == 1:
             bias = None if self.bias is None else self.bias.squeeze(0)
             return F.linear(x, self.weight.squeeze(0), bias)
@@ -59,7 +59,7 @@ class StackedBatchNorm2d(StackedLayer):
         return y if self.slope == 1 else F.leaky_relu(y, self.slope)
 
     def _fused(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Let our own kernels do all of it for one client."""
+        """Let our own kernels do everything for one client."""
         weight, bias = self.take_sinks()
         return batch_norm.batch_norm(
             x,
@@ -77,7 +77,7 @@ class StackedBatchNorm2d(StackedLayer):
     def _normalised(self, x: Tensor) -> Tensor:
         n = self.batch.num_clients
         valid = self.batch.valid
-        # torch refuses batch statistics of a single value.
+        # torch refuses to compute batch statistics of a single value.
         samples, _, height, width = x.shape
         values = samples * height * width
         refused = self.training and values == 1
@@ -111,8 +111,7 @@ class StackedBatchNorm2d(StackedLayer):
     def _statistics(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return mean and biased variance per client and channel over valid slots.
 
-        Updates the running statistics in place, with the unbiased variance as torch
-        does.
+        Update the running statistics in place, with the unbiased variance as in torch.
         """
         pixels = x.shape[3] * x.shape[4]
         if valid is None:
@@ -144,14 +143,14 @@ class StackedBatchNorm1d(StackedBatchNorm2d):
 
 class StackedDropout(StackedLayer):
     flat = False
-    """Whether this layer ends with images as vectors."""
+    """Whether this layer also flattens images to vectors."""
 
     def __init__(
         self, plain: nn.Dropout, batch: Batch, name: str, numbers: Iterator[int]
     ) -> None:
         super().__init__(plain, batch, name, numbers)
         self.p = plain.p
-        # By number: two layers of a client must not drop alike.
+        # A number per layer: two layers of a client must not drop the same values.
         self.number = next(numbers)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -161,14 +160,14 @@ class StackedDropout(StackedLayer):
 
 
 def dropped(x: Tensor, keys: Tensor, p: float, *, flat: bool = False) -> Tensor:
-    """Drop values of [clients · …] by each client's key; `flat`: images become vectors."""
+    """Drop values of [clients · …] by each client's key; `flat`: flatten images."""
     if p == 1:
-        # Nothing is left that could be scaled by 1 / (1 − p).
+        # Everything is dropped, and 1 / (1 − p) would be infinite.
         nothing = x * 0
         return nothing.flatten(1) if flat else nothing
     if dropout.serves(x):
         return dropout.dropout(x, keys, p, flat=flat)
-    # The same numbers as the kernels draw, so CPU and GPU drop the same values.
+    # The same numbers as in the kernels, so CPU and GPU drop the same values.
     per_client = x.numel() // len(keys)
     drawn = randomness.uniform(keys, per_client).view_as(x)
     y = x * (drawn >= p) / (1 - p)

@@ -1,8 +1,8 @@
-"""Norms and embeddings that know whose sample is whose, in a network stacked over
-clients.
+"""Norms and embeddings that know which sample belongs to which client, in a stacked
+network.
 
-A norm's arithmetic treats samples alike: torch's own kernel does it for all clients at
-once, without weights. Each client's weight and bias follow.
+The normalisation itself treats samples alike: torch's own kernel does it for all
+clients at once, without weights. Each client's weight and bias are applied afterwards.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from hpcfed.models.stacked_layer import Batch, StackedLayer
 
 
 class StackedNorm(StackedLayer):
-    """What norms have in common: each client's weight and bias, if there are any."""
+    """What norms have in common: each client's weight and bias, if any."""
 
     def _scaled(self, y: Tensor, *, channels: int) -> Tensor:
         """Return y · weight + bias; the weight's dimensions end `channels` before y's."""
@@ -79,13 +79,13 @@ class StackedEmbedding(StackedLayer):
             raise TypeError(
                 "Embedding stacks only without max_norm, sparse and scale_grad_by_freq"
             )
-        # Its row has no gradient.
+        # This row gets no gradient.
         self.padding = plain.padding_idx
 
     def forward(self, x: Tensor) -> Tensor:
         clients, slots = self.batch.num_clients, self.batch.slots
         if len(x) == 1 and clients > 1:
-            # The same for all samples, as positions are: once for each client.
+            # The same input for all samples, such as positions: once per client.
             found = self._looked_up(x.expand(clients, *x.shape[1:]))
             each = found.unsqueeze(1).expand(clients, slots, *found.shape[1:])
             return each.flatten(0, 1)
@@ -94,7 +94,7 @@ class StackedEmbedding(StackedLayer):
     def _looked_up(self, x: Tensor) -> Tensor:
         clients = self.batch.num_clients
         numbers = torch.arange(clients, device=x.device)
-        # The tables of all clients, one below the other, are one table.
+        # The tables of all clients are stacked into one table.
         first_row = numbers * self.weight.shape[1]
         by_client = x.unflatten(0, (clients, -1))
         shape = (clients, *[1] * (by_client.dim() - 1))

@@ -1,7 +1,7 @@
 """GRU and LSTM of many clients, each with its own weights.
 
 A time step is one batched product and one kernel for all clients. Products with the
-inputs, and the gradients of all weights, are made for all time steps at once.
+inputs, and the gradients of all weights, are computed for all time steps at once.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ class StackedRecurrent(StackedLayer):
 
     def by_client(self, x: Tensor, state: Any = None) -> Any:
         """Pass [clients, slots, length, inputs] forward, or [clients, length, slots,
-        inputs] where the length comes first.
+        inputs] if the length comes first.
         """
         if state is not None:
             raise TypeError("stacked clients begin with a state of zeros")
@@ -64,7 +64,7 @@ class StackedRecurrent(StackedLayer):
         raise NotImplementedError
 
     def _cell(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-        """Go through all time steps; return hidden states and the last of each kind."""
+        """Run all time steps; return hidden states and the last state of each kind."""
         raise NotImplementedError
 
     def _run(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -93,7 +93,7 @@ class StackedRecurrent(StackedLayer):
             gates = torch.bmm(flat, transposed)
         else:
             gates = torch.baddbmm(bias.unsqueeze(1), flat, transposed)
-        # Time first, so that a time step is one piece of memory.
+        # Time first, so that a time step is contiguous in memory.
         by_time = gates.view(clients, slots, length, -1).permute(2, 0, 1, 3)
         recurrent = self._tensor(f"weight_hh{suffix}")
         assert recurrent is not None
@@ -190,8 +190,8 @@ def gru_step(x: Tensor, recurrent: Tensor, state: Tensor) -> tuple[Tensor, Tenso
 def gru_step_backward(
     d: Tensor, kept: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gradients of the inputs' gates, of the recurrent gates, and of the state
-    before as far as it does not come through the gates.
+    """Return gradients of the inputs' gates, of the recurrent gates, and of the
+    previous state without the part that comes through the gates.
     """
     if d.is_cuda:
         width = state.shape[-1]
@@ -276,7 +276,7 @@ def lstm_step(
 def lstm_step_backward(
     d: Tensor, dcell: Tensor, gates: Tensor, before: Tensor, cell: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the gates and of the cell before."""
+    """Return the gradients of the gates and of the previous cell."""
     if d.is_cuda:
         width = cell.shape[-1]
         dgates, dbefore, _ = torch.ops.aten._thnn_fused_lstm_cell_backward_impl(

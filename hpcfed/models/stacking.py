@@ -1,5 +1,5 @@
-"""Replacing the layers of a network by stacked ones: where its tensors are, and which
-layers know whose sample is whose.
+"""Replaces the layers of a network by stacked ones: finds its tensors, and the layers
+that must know which sample belongs to which client.
 """
 
 import copy
@@ -46,7 +46,7 @@ STACKED_LAYERS: dict[type[nn.Module], type[StackedLayer]] = {
 """By exact type: a subclass may compute something else."""
 
 Wrap = Callable[[StackedLayer, nn.Module], nn.Module]
-"""Takes a stacked layer and the plain one; returns what takes its place."""
+"""Takes a stacked layer and the plain one; returns the replacement."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Names:
 
     @property
     def tied(self) -> set[str]:
-        """First names of the tensors that have several."""
+        """First names of the tensors that have several names."""
         return {first for name, first in self.canonical.items() if name != first}
 
     def in_rows(self, name: str) -> bool:
@@ -78,11 +78,11 @@ class Names:
 def stacked(
     network: nn.Module, names: Names, batch: Batch, wrap: Wrap, *, fold: bool
 ) -> nn.Module:
-    """Return a copy of a network whose layers with clients' tensors are stacked ones.
+    """Return a copy of a network in which layers with clients' tensors are stacked.
 
-    With `fold` clients are folded into the batch, and a module that has clients' tensors
-    of its own outside of known layers raises a TypeError: all clients would share them,
-    silently.
+    With `fold`, clients are folded into the batch. Then a module with its own clients'
+    tensors outside of known layers raises a TypeError: all clients would silently share
+    them.
     """
     numbers = itertools.count()
     return _stacked(copy.deepcopy(network), names, batch, wrap, "", numbers, fold)
@@ -105,7 +105,7 @@ def _stacked(
         if names.in_rows(prefix + name):
             own.append(name)
     layer = STACKED_LAYERS.get(type(module))
-    # A layer of constants alone treats the samples of all clients alike.
+    # A layer with only constants treats the samples of all clients alike.
     if layer is not None and (own or layer is StackedDropout):
         return wrap(layer(module, batch, prefix, numbers), module)
     if own and fold:
@@ -126,7 +126,7 @@ def _fuse(layers: nn.Sequential) -> None:
     """Let convolutions do the activation and the pooling that follow them, and batch
     norms the activation.
 
-    Our kernels do all of it without what lies between in memory.
+    Our kernels do all of it without writing intermediate results to memory.
     """
     names = list(layers._modules)
     for i, name in enumerate(names):
@@ -142,9 +142,9 @@ def _fuse(layers: nn.Sequential) -> None:
             layer.slope = 0.0
         else:
             continue
-        # In place of the activation, so that names and order of layers stay.
+        # Replace the activation, so that names and order of layers stay.
         setattr(layers, names[i + 1], nn.Identity())
-        # The kernel pools before the activation, which must not turn the order around.
+        # The kernel pools before the activation, so the activation must keep order.
         if isinstance(layer, StackedConv2d) and i + 2 < len(names) and layer.slope >= 0:
             pool = layers._modules[names[i + 2]]
             if isinstance(pool, nn.MaxPool2d) and _is_plain_pool(pool):
@@ -153,7 +153,7 @@ def _fuse(layers: nn.Sequential) -> None:
 
 
 def _flatten(layers: nn.Sequential) -> None:
-    """Let dropout make vectors of images, where that follows: one pass for both."""
+    """Let dropout flatten images, if that follows: one pass for both."""
     names = list(layers._modules)
     for name, following in itertools.pairwise(names):
         dropout = layers._modules[name]
@@ -166,7 +166,7 @@ def _flatten(layers: nn.Sequential) -> None:
 
 
 def _is_plain_pool(pool: nn.MaxPool2d) -> bool:
-    """Whether the pooling takes 2×2 pixels, every 2 pixels, and nothing else."""
+    """Whether the pooling takes 2×2 pixels, every 2 pixels, without further options."""
     two = (2, (2, 2))
     return (
         pool.kernel_size in two
@@ -179,7 +179,8 @@ def _is_plain_pool(pool: nn.MaxPool2d) -> bool:
 
 
 class SharedTensors:
-    """The tensors of a network that no row holds: frozen parameters, masks, tables.
+    """The tensors of a network that are not part of rows: frozen parameters, masks,
+    tables.
 
     They are on the device once, for all clients.
     """
@@ -190,10 +191,10 @@ class SharedTensors:
         self._at: tuple[torch.device, torch.dtype] | None = None
         self._of_layers: dict[str, Tensor] = {}
         self._watched: list[tuple[nn.Module, str, str, Tensor, int]] = []
-        """Buffers: whose, their own names, whole names, tensors and versions."""
+        """Buffers: their module, own name, full name, tensor and version."""
 
     def move(self, like: Tensor) -> None:
-        """Bring them to where the rows are, in their arithmetic."""
+        """Move them to the rows' device and type."""
         if self._at == (like.device, like.dtype):
             return
         self._of_layers = {}
@@ -217,8 +218,8 @@ class SharedTensors:
     def check(self) -> None:
         """Refuse a module that has changed a constant in training.
 
-        When it was tried it did not, or its row would hold the buffer; here all clients
-        share it.
+        It did not do so in the trial, or its row would hold the buffer. Here all
+        clients share it.
         """
         for module, name, whole_name, tensor, version in self._watched:
             current = module._buffers.get(name)
@@ -234,7 +235,7 @@ class SharedTensors:
             )
 
     def expanded(self, clients: int) -> dict[str, Tensor]:
-        """Return the constants of stacked layers, with a dimension of clients."""
+        """Return the constants of stacked layers, with a clients' dimension."""
         found = {}
         for name, tensor in self._of_layers.items():
             found[name] = tensor.expand(clients, *tensor.shape)
@@ -242,7 +243,7 @@ class SharedTensors:
 
 
 def _is_as_good(assigned: Tensor | None, constant: Tensor) -> bool:
-    """Tell whether a module has put the same numbers in a constant's place, or a cache
+    """Tell whether a module has replaced a constant by the same numbers, or by a cache
     of another shape, which no row could hold.
     """
     if assigned is None or assigned.shape != constant.shape:

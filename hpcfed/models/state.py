@@ -1,9 +1,9 @@
-"""What training changes in a network of the user's beside its weights.
+"""What training changes in a user's network besides its weights.
 
-A buffer belongs to the client's row. Whatever else a module remembers from one call to
-the next, such as a counter that is a plain attribute, has no place there: all clients of
-a rank would share it, and a checkpoint would lose it. It is found by calling a copy of
-the network several times, and refused by name.
+A buffer belongs to the client's row. Anything else that a module remembers between
+calls, such as a counter in a plain attribute, has no place there: all clients of a rank
+would share it, and a checkpoint would lose it. It is found by calling a copy of the
+network several times, and refused by name.
 """
 
 import copy
@@ -25,13 +25,13 @@ from hpcfed.errors import UserError
 from hpcfed.models.layout import idle_counters
 
 ROUNDINGS = 1e-5
-"""Relative difference of float32 that roundings explain."""
+"""Relative difference in float32 that rounding explains."""
 MANY = 1_000_000
-"""Batches that a norm may have counted, to see whether anything depends on them."""
+"""A batch count to give to norms, to see whether anything depends on it."""
 ITEMS = 10_000
-"""Items of a list or a dict that are looked at."""
+"""How many items of a list or a dict are checked."""
 DEPTH = 6
-"""How deep attributes of attributes are looked at."""
+"""How deep attributes of attributes are checked."""
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes that every module has: its parameters, buffers, modules and hooks."""
 
@@ -39,17 +39,17 @@ Call = Callable[[nn.Module, Tensor], Tensor]
 
 
 def keep_state(network: nn.Module, name: str, inputs: Tensor, call: Call) -> None:
-    """Make those buffers of a network persistent that training changes, and no others.
+    """Make exactly those buffers of a network persistent that training changes.
 
-    Refuse a network that remembers anything else from one call to the next. `call`
-    passes a batch forward; half of the inputs make one.
+    Refuse a network that remembers anything else between calls. `call` passes a batch
+    forward; half of the inputs make a batch.
     """
     with plugins.one_line_of(f"model {name} cannot be copied"):
         trial = _Trial(copy.deepcopy(network).train(), call)
     other, same = inputs.chunk(2)
     foreign = _foreign_states()
     frozen = trial.frozen_sums()
-    # Caches are filled, and the next call may see what was there before it.
+    # This fills caches, and the next call sees what an earlier one leaves.
     earlier = trial.called(other)
     first = trial.called(same)
     again = trial.called(same, counted=MANY)
@@ -94,7 +94,7 @@ def _remembered(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class _After:
-    """What a call in training has given and left."""
+    """What a call in training has returned and left behind."""
 
     seen: dict[str, Tensor]
     """Outputs (by an empty name), and buffers that a row can hold."""
@@ -102,7 +102,7 @@ class _After:
     """Digests of attributes of modules, and of buffers that no row can hold."""
 
     def gives_as(self, other: "_After") -> bool:
-        """Tell whether another call gave the same, but for roundings: threads may add in
+        """Tell whether another call gave the same, up to rounding: threads may add in
         another order.
         """
         if self.seen.keys() != other.seen.keys():
@@ -111,7 +111,7 @@ class _After:
 
 
 class _Trial:
-    """A copy of a network that is called again and again from the same state."""
+    """A copy of a network that is called repeatedly from the same state."""
 
     def __init__(self, network: nn.Module, call: Call) -> None:
         self._network = network
@@ -119,10 +119,10 @@ class _Trial:
         self._tensors = dict(network.named_buffers())
         self._before = {key: buffer.clone() for key, buffer in self._tensors.items()}
         self._moving: set[str] = set()
-        """Buffers that are made in training, or get another shape or type there."""
+        """Buffers that are created in training, or change their shape or type there."""
         self.counters = idle_counters(network) & self._before.keys()
         self.written: set[str] = set()
-        """Buffers that were written in place, be it with what they held before."""
+        """Buffers that were written in place, even if their values did not change."""
 
     def frozen_sums(self) -> dict[str, str]:
         """Return the sum of each parameter that gets no gradient."""
@@ -135,7 +135,7 @@ class _Trial:
 
     @torch.no_grad()
     def called(self, x: Tensor, *, counted: int | None = None) -> _After:
-        """Call from the first buffers; norms have counted so many batches."""
+        """Call from the initial buffers; norms have counted `counted` batches."""
         for name, tensor in self._tensors.items():
             if name in self._moving:
                 continue
@@ -143,7 +143,7 @@ class _Trial:
             if counted is not None and name in self.counters:
                 tensor.fill_(counted)
             module, _, own = name.rpartition(".")
-            # The module may have put another tensor there.
+            # The module may have assigned another tensor.
             self._network.get_submodule(module)._buffers[own] = tensor
         versions = {name: tensor._version for name, tensor in self._tensors.items()}
         with torch.random.fork_rng(devices=[]):
@@ -165,7 +165,7 @@ class _Trial:
     def _others(self) -> dict[str, bytes]:
         buffers = dict(self._network.named_buffers())
         found = {name: _digest(buffers[name]) for name in self._moving & buffers.keys()}
-        # What a module has by its rights is looked at elsewhere.
+        # Modules, parameters and buffers are checked elsewhere.
         known: _Known = {id(module): module for module in self._network.modules()}
         for tensor in (*self._network.parameters(), *buffers.values()):
             known[id(tensor)] = tensor
@@ -176,7 +176,7 @@ class _Trial:
         return found
 
     def changed_by(self, *calls: _After) -> set[str]:
-        """Return the buffers that some call has changed, or has written to."""
+        """Return the buffers that some call has changed or written to."""
         found = set(self.written)
         for name, before in self._before.items():
             for call in calls:
@@ -205,9 +205,9 @@ def _different(ours: dict[str, bytes], theirs: dict[str, bytes]) -> list[str]:
 
 
 def _mark(network: nn.Module, name: str, changed: set[str], counters: set[str]) -> None:
-    """Make changed buffers persistent, which a row then holds, and others not.
+    """Make changed buffers persistent, so that rows hold them, and the others not.
 
-    A mask or a table of positions is no part of a row: every client would send it, and
+    A mask or a table of positions is not part of a row: every client would send it, and
     -inf in it would look like divergence.
     """
     for prefix, module in network.named_modules():
@@ -223,10 +223,10 @@ def _mark(network: nn.Module, name: str, changed: set[str], counters: set[str]) 
 
 
 def _foreign_states() -> dict[str, bytes]:
-    """Return the state of generators that nobody seeds for clients."""
+    """Return the state of generators that are not seeded for clients."""
     return {
         "Python's module random": _digest(random.getstate()),
-        # The generator that numpy.random.rand and its like have.
+        # The generator of numpy.random.rand and similar functions.
         "numpy": _digest(np.random.mtrand._rand.get_state()),
     }
 
@@ -236,9 +236,9 @@ _Known = dict[int, object]
 
 
 def _digest(value: Any, known: _Known | None = None) -> bytes:
-    """Return a checksum of whatever an attribute holds, as far as that can be told.
+    """Return a checksum of whatever an attribute holds, as far as possible.
 
-    `known` are objects to pass over.
+    `known` are objects to skip.
     """
     found = hashlib.blake2b()
     for piece in _pieces(value, dict(known or {}), DEPTH):
@@ -251,7 +251,7 @@ def _pieces(value: Any, known: _Known, depth: int) -> Iterator[bytes]:
     if value is None or isinstance(value, int | float | complex | str | bytes):
         yield repr(value).encode()
         return
-    # Classes, functions and the like do not change; or nobody can tell.
+    # Classes, functions and the like do not change, or it cannot be determined.
     passed = type | FunctionType | BuiltinFunctionType | MethodType | ModuleType
     if isinstance(value, passed) or id(value) in known or not depth:
         return
@@ -268,7 +268,7 @@ def _pieces(value: Any, known: _Known, depth: int) -> Iterator[bytes]:
 
 
 def _items(value: Any) -> Iterator[Any]:
-    """Yield what an object is made of."""
+    """Yield the parts of an object."""
     if isinstance(value, torch.Generator):
         yield value.get_state()
     elif isinstance(value, random.Random):
@@ -295,5 +295,5 @@ def _bytes_of(tensor: Tensor) -> bytes:
         flat = tensor.detach().cpu().flatten().contiguous()
         return shape + flat.view(torch.uint8).numpy().tobytes()
     except (RuntimeError, TypeError):
-        # Sparse and other rare kinds have no bytes in a row.
+        # Sparse and other rare kinds have no contiguous bytes.
         return shape

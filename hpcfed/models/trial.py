@@ -1,5 +1,5 @@
-"""Two clients with different weights on whom ways to call a network are tried, and what a
-way makes of them.
+"""Two clients with different weights, on which ways to call a network are tried, and
+the results of a way.
 """
 
 import warnings
@@ -25,9 +25,10 @@ from hpcfed.runtime import randomness
 SLOTS = 3
 """Samples of a client in the trial."""
 SLOTS_OF_BATCH_NORM = 8
-"""Samples of a client where there is batch norm. Over images of one pixel it has as many values as
-there are samples, and of two it makes signs: some such layers enlarge a rounding of 1e-16
-to 1e-5, which hides a wrong result. Of eight they enlarge it to 1e-12.
+"""Samples of a client if there is batch norm. For images of one pixel, batch norm has
+as many values as samples, and it turns two values into signs: some such layers enlarge
+a rounding of 1e-16 to 1e-5, which hides a wrong result. With eight they enlarge it to
+1e-12.
 """
 
 
@@ -39,9 +40,9 @@ class TrialClients:
     inputs: Tensor
     """[clients, slots, …]."""
     weights: Tensor
-    """[clients, slots, …]: what outputs are multiplied by to make a loss."""
+    """[clients, slots, …]: factors of the outputs, whose sum is the loss."""
     keys: Tensor
-    """[clients]: what dropout draws from."""
+    """[clients]: keys for dropout."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,14 @@ class Pass:
     """A kind of pass that a run makes."""
 
     said: str
-    """What a reason adds of it."""
+    """What a reason adds about it."""
     training: bool = True
     uneven: bool = False
     """Whether the second client lacks its last sample."""
     single: bool = False
     """Whether clients have one sample each."""
     drops: bool = False
-    """Whether dropout draws."""
+    """Whether dropout is active."""
 
 
 UNEVEN = Pass("", uneven=True)
@@ -79,20 +80,22 @@ def trial_clients(
     device: torch.device,
     dtype: torch.dtype,
 ) -> TrialClients:
-    """Return the network's own client, and another one not far away."""
+    """Return the network's own client, and another one with slightly different
+    weights.
+    """
     generator = torch.Generator().manual_seed(20)
     row = layout.row(network, dtype=dtype)
-    # Another client's weights, not far away: variances must stay positive.
+    # Only slightly different weights: variances must stay positive.
     noise = torch.rand(len(row), generator=generator, dtype=dtype)
     other = row * (1 + 0.1 * noise) + 0.01 * noise
     for e in layout.entries:
         if e.whole is not None:
-            # A count or a place in a table: another one might not be any.
+            # A count or an index into a table: another number might be invalid.
             other[e.start : e.stop] = row[e.start : e.stop]
     slots = SLOTS_OF_BATCH_NORM if _has_batch_norm(network) else SLOTS
     inputs = sample.batch(2 * slots, device=device, dtype=dtype)
     if inputs.dim() == 4:
-        # As steps gather images.
+        # Channels-last, as in the images that steps gather.
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     weights = torch.randn(2, slots, *sample.outputs, generator=generator, dtype=dtype)
     return TrialClients(
@@ -114,7 +117,7 @@ def in_float32(trial: TrialClients) -> TrialClients:
     return replace(
         trial,
         rows=trial.rows.float(),
-        # Tokens stay what they are.
+        # Tokens stay integers.
         inputs=inputs.float() if inputs.is_floating_point() else inputs,
         weights=trial.weights.float(),
     )
@@ -123,14 +126,14 @@ def in_float32(trial: TrialClients) -> TrialClients:
 def drawn(
     plain: PlainNetwork, trial: TrialClients, layout: Layout
 ) -> tuple[Expected, int, bool]:
-    """Return what a network gives where nothing is dropped, how often a training pass
-    drops by a function, and whether other random numbers are drawn, of torch's own.
+    """Return what a network gives without dropout, how many functional dropout calls a
+    training pass makes, and whether it draws other random numbers from torch.
     """
     device = trial.rows.device
     expected = {}
     with torch.random.fork_rng(devices=[device] if trial.rows.is_cuda else []):
-        # Not by outcomes: what is drawn may change nothing today, as where a layer is
-        # skipped now and then.
+        # Not by comparing outcomes: a draw may happen to change nothing, for example if
+        # a layer is only skipped now and then.
         before = _generators(device)
         with FunctionalDropout(Batch(), first=0) as caught:
             expected[UNEVEN] = outcome(plain, trial, layout, UNEVEN, alone=True)
@@ -154,10 +157,10 @@ def more_expected(alone: PlainNetwork, trial: TrialClients, layout: Layout) -> E
         found[DROPPING] = outcome(alone, trial, layout, DROPPING, alone=True)
     passes = [ALONE]
     if trial.inputs.shape[1] == SLOTS:
-        # Elsewhere there is batch norm, and statistics of one sample are hardly any.
+        # Not with batch norm, where statistics of one sample are meaningless.
         passes.append(SINGLE)
     for of in passes:
-        # A network that takes no single sample is not asked for it.
+        # Skip this for a network that does not accept a single sample.
         with suppress(Exception):
             found[of] = outcome(alone, trial, layout, of, alone=True)
     return found
@@ -166,8 +169,8 @@ def more_expected(alone: PlainNetwork, trial: TrialClients, layout: Layout) -> E
 def outcome(
     forward: Forward, trial: TrialClients, layout: Layout, of: Pass, *, alone: bool
 ) -> Outcome:
-    """Make one pass, in training forward and back; `alone`: client after client, without
-    padding.
+    """Run one pass, in training forward and backward; `alone`: client after client,
+    without padding.
     """
     kernel_layout = KernelLayout(layout, trial.rows.device)
     slots = 1 if of.single else trial.inputs.shape[1]
@@ -204,7 +207,7 @@ def outcome(
                     y = forward(
                         tensors, inputs, training=of.training, valid=given, keys=keys
                     )
-                # What padding gives counts nothing.
+                # Ignore the results of padding.
                 y, weights = y[own.flatten()], weights[own.flatten()]
         outputs.append(y.detach())
         statistics.append(kernel_rows[1])
@@ -224,7 +227,7 @@ def outcome(
 
 
 def difference(ours: Outcome, theirs: Outcome, of: Pass) -> str:
-    """Return what differs by more than rounding, or nothing."""
+    """Return what differs by more than rounding, or an empty text."""
     kinds = ("outputs", "gradients", "running statistics")
     for kind, own, other in zip(kinds, ours, theirs, strict=True):
         if not other.numel():
@@ -238,12 +241,12 @@ def difference(ours: Outcome, theirs: Outcome, of: Pass) -> str:
 
 
 def asks_host(forward: Forward, trial: TrialClients, layout: Layout) -> bool:
-    """Tell whether a network on a GPU makes the host wait, which no capture allows."""
+    """Tell whether a network on a GPU makes the host wait, which prevents a capture."""
     if not trial.rows.is_cuda:
         return False
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        # torch remarks that it does not find all; a capture that fails finds the rest.
+        # torch warns that it does not find all cases; a failing capture finds the rest.
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -267,7 +270,9 @@ def _pass_once(forward: Forward, trial: TrialClients, layout: Layout) -> None:
 def _watched(
     forward: Forward, of_clients: Iterable[Tensor]
 ) -> AbstractContextManager[object]:
-    """Watch a network with folded clients for decisions that it takes for all."""
+    """Watch a network with folded clients for decisions that it makes for all at
+    once.
+    """
     if isinstance(forward, VmapNetwork):
         return nullcontext()
     for tensor in of_clients:
@@ -276,11 +281,11 @@ def _watched(
 
 
 class _NoLooks(TorchFunctionMode):
-    """Refuses to turn what depends on clients into a number of Python's.
+    """Refuses to convert a value that depends on clients to a Python number.
 
-    A module that decides by such a number would decide once for all clients. The trial's
-    clients may happen to agree, so what they give is not enough to tell. vmap refuses it
-    by itself.
+    A module that decides by such a number would decide once for all clients. The
+    trial's clients may happen to agree, so comparing results is not enough. vmap
+    refuses it by itself.
     """
 
     LOOKS = ("__bool__", "__float__", "__int__", "__index__", "item", "tolist", "numpy")

@@ -1,6 +1,6 @@
-"""A network of any module that `torch.func.vmap` can carry, over many clients.
+"""Calls a network of any module that `torch.func.vmap` supports, for many clients.
 
-vmap hides the clients' dimension from the module, so whatever it does with its own
+vmap hides the clients' dimension from the module, so whatever the module does with its
 tensors is right. Layers that we know step out of vmap: they see all clients at once, as
 in a stacked network, with the same kernels and the same random numbers.
 """
@@ -31,8 +31,8 @@ _FUSED = [
 ]
 """All kernels of attention."""
 
-# Operations without a rule of vmap's are made client by client; the run says which way
-# its network is called, and torch's remarks on it would say nothing more.
+# Operations without a vmap rule run client by client. The run already reports how its
+# network is called, and torch's warning would add nothing.
 warnings.filterwarnings("ignore", message="There is a performance drop because")
 
 
@@ -47,8 +47,8 @@ class VmapNetwork(Forward):
         contiguous: bool = False,
         drops: int = 0,
     ) -> None:
-        """`contiguous`: a module wants images as torch lays them out. `drops`: calls of a
-        training pass that drop by a function.
+        """`contiguous`: a module needs images in torch's default layout. `drops`:
+        functional dropout calls in a training pass.
         """
         self._pass = _Pass()
         self._buffers = [e for e in layout.entries if not e.trainable]
@@ -76,7 +76,7 @@ class VmapNetwork(Forward):
             self._pass.anchor = anchor
             before = dict(tensors)
             y = answers(torch.func.functional_call(self._network, tensors, x))
-            # What the module has assigned anew, rather than changed in place.
+            # What the module has assigned anew, not changed in place.
             assigned = {}
             for e in self._buffers:
                 if training and tensors[e.name] is not before[e.name]:
@@ -92,11 +92,11 @@ class VmapNetwork(Forward):
             taken[e.name] = e.taken(tensors[e.name])
         caught = self._catching_drops(self._pass.out)
         try:
-            # Attention that stays within vmap, as that of torch's own encoder: fused
-            # kernels have no rule for it, and on a GPU they refuse its strides.
+            # Some attention stays within vmap, such as that of torch's own encoder.
+            # Fused kernels have no vmap rule, and on a GPU they refuse its strides.
             with sdpa_kernel(SDPBackend.MATH), _Attention(self._pass), caught:
-                # randomness="error" would also refuse the random numbers of modules
-                # that are not in training.
+                # randomness="error" would also refuse random numbers of modules that
+                # are not in training.
                 y, assigned = torch.func.vmap(one_client)(taken, anchors, by_client)
         finally:
             self._pass.tensors = {}
@@ -109,7 +109,7 @@ class VmapNetwork(Forward):
         return outputs.flatten(0, 1)
 
     def _all_names(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors also by their other names, where weights are tied."""
+        """Return tensors under all their names, if weights are tied."""
         found = dict(tensors)
         for name, first in self._names.canonical.items():
             if first in tensors:
@@ -152,7 +152,7 @@ class _Pass:
 
 
 class _StepOut(torch.autograd.Function):
-    """Not a function of its own: a way to get hold of all clients' tensors.
+    """Not a real function: a way to get hold of all clients' tensors.
 
     Autograd follows what `run` does.
     """
@@ -179,12 +179,12 @@ class _StepOut(torch.autograd.Function):
 
 
 class Bridge(nn.Module):
-    """Stands in the place of a layer, and calls the stacked one for all clients."""
+    """Replaces a layer, and calls the stacked layer for all clients."""
 
     def __init__(self, layer: StackedLayer, current: _Pass) -> None:
         super().__init__()
-        # The layer's tensors under the same names, so that vmap's are found here; the
-        # layer itself is no submodule, and its names are not the network's.
+        # The layer's tensors under the same names, so that vmap's are found here. The
+        # layer itself is not a submodule, so its names are not part of the network.
         for name, parameter in layer.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
         for name, buffer in layer.named_buffers(recurse=False):
@@ -195,7 +195,7 @@ class Bridge(nn.Module):
     layer: StackedLayer
 
     def __getattr__(self, name: str) -> Any:
-        """Find what a module may ask of its layer, such as a dropout's p."""
+        """Look up what a module may ask of its layer, such as a dropout's p."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -232,7 +232,7 @@ class Bridge(nn.Module):
 
 
 class _ByClient(nn.Module):
-    """Makes `by_client` of a layer what is called."""
+    """A module that calls a layer's `by_client`."""
 
     def __init__(self, layer: StackedLayer) -> None:
         super().__init__()
@@ -250,7 +250,9 @@ def _called(
 
 
 class _Attention(TorchFunctionMode):
-    """Lets attention step out of vmap, which would call it client by client on a CPU."""
+    """Lets attention step out of vmap, which would call it client by client on a
+    CPU.
+    """
 
     def __init__(self, current: _Pass) -> None:
         super().__init__()
@@ -280,14 +282,15 @@ class _Attention(TorchFunctionMode):
             "is_causal": is_causal,
             **others,
         }
-        # Dropout is left to vmap, which refuses to draw: no client's key is in it.
+        # Dropout is left to vmap, which refuses to draw: clients' keys are not used
+        # there.
         if query.dim() < 3 or dropout_p:
             return attention(query, key, value, attn_mask, **more)
 
         def run(*by_client: Tensor) -> Tensor:
             query, key, value, *masks = by_client
             mask = _folded_mask(masks[0], query) if masks else None
-            # Out of vmap torch may choose: by itself it takes the fastest.
+            # Outside of vmap torch can choose the fastest kernel.
             with sdpa_kernel(_FUSED):
                 y = attention(
                     query.flatten(0, 1),
@@ -303,7 +306,7 @@ class _Attention(TorchFunctionMode):
 
 
 def _folded_mask(mask: Tensor, query: Tensor) -> Tensor:
-    """Fold a mask [clients, …], whose dimensions end where the query's do."""
+    """Fold a mask [clients, …], whose last dimensions match the query's."""
     ones = [1] * (query.dim() - mask.dim())
     aligned = mask.view(len(mask), *ones, *mask.shape[1:])
     clients, samples = query.shape[:2]
