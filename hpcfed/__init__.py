@@ -37,8 +37,8 @@ def run(
 ) -> "Run":
     """Run to the end in this process, or on every rank under mpirun; return the run.
 
-    Keywords are the options of `hpcfed run --help`, with underscores; `config` is a TOML
-    file of options, over which keywords win. `method` may be a module, `model` and
+    Keywords are the options of `hpcfed run --help`, with underscores. `config` is a TOML
+    file of options; keywords override it. `method` may be a module, `model` and
     `dataset` may be classes or functions. A mistake raises `hpcfed.UserError`. Ctrl-C
     ends the round, writes a checkpoint, and raises KeyboardInterrupt.
     """
@@ -55,7 +55,7 @@ def open(folder: str | PathLike[str]) -> "Run":
 
 
 def compare(before: str | PathLike[str], after: str | PathLike[str]) -> "Compared":
-    """Compare two runs or studies: what changed from A to B, and what it did."""
+    """Compare two runs or studies: what changed from A to B, and its effect."""
     from hpcfed.api import compared
 
     return compared.compare(before, after)

@@ -145,8 +145,8 @@ class Run:
 
     @property
     def rounds(self) -> Any:
-        """A row per round: accuracy, losses, bytes, seconds and more; NaN where a round
-        was not evaluated.
+        """A row per round: accuracy, losses, bytes, seconds and more; NaN if a round was
+        not evaluated.
         """
         return self._table(_rounds)
 

@@ -45,7 +45,7 @@ class Decision(IntEnum):
 
 @dataclass(frozen=True)
 class JudgedCondition:
-    """A condition, and the figure that came closest to failing it."""
+    """A condition, and the figure that came closest to meeting it."""
 
     condition: Condition
     decision: Decision
