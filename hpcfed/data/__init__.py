@@ -1,14 +1,14 @@
 """The catalogue of data sets and partitions.
 
-Nothing here or in `files` imports torch: the command line is checked against it before
-anything heavy is loaded.
+Neither this module nor `files` imports torch: the command line is checked with them
+before anything heavy is loaded.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 Task = Literal["classification", "next-token", "regression"]
-"""What a network learns to say about a sample."""
+"""What a network learns to predict about a sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,28 +16,26 @@ class DatasetInfo:
     """What is known about a data set before its samples are read."""
 
     description: str
-    """One line; with `samples`, {train}, {test} and {total} stand for their numbers."""
+    """One line; with `samples`, {train}, {test} and {total} are replaced by numbers."""
     shape: tuple[int, ...]
     """The shape of one sample: (channels, height, width) of an image, (length,) of tokens,
     (features,) of a table's row.
     """
     classes: int
-    """Outputs of a network: classes, tokens of the vocabulary, or regression's numbers.
-    """
+    """Outputs of a network: classes, size of the vocabulary, or numbers to predict."""
     model: str
-    """The model that is trained when the user names none; empty: the user must name one.
-    """
+    """The default model; empty: the user must name one."""
     task: Task = "classification"
     vocabulary: int = 0
-    """Tokens that inputs are made of; 0: inputs are numbers."""
+    """Number of different input tokens; 0: inputs are numbers."""
     owners: int = 0
-    """Natural clients, whose samples the data set tells apart; 0: it does not."""
+    """Number of natural clients, if the data set knows its owners; 0: it does not."""
     samples: tuple[int, int] | None = None
-    """Training and test samples; None where the options decide."""
+    """Training and test samples; None if the options decide."""
 
     @property
     def side(self) -> int:
-        """The smaller side of an image in pixels; 0 where samples are no images."""
+        """The smaller side of an image in pixels; 0 if samples are not images."""
         return min(self.shape[1:]) if len(self.shape) == 3 else 0
 
     @property
@@ -62,21 +60,21 @@ class TextPlan:
     tokens: str = "chars"
     """`chars` or `bytes`."""
     length: int = 128
-    """Tokens of a sample."""
+    """Tokens per sample."""
     test: float = 0.1
-    """The share of each file, at its end, that is for testing."""
+    """The share of each file, taken from its end, for testing."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How data of the user's own is read."""
+    """How the user's own data is read."""
 
     options: str = "{}"
-    """JSON of the keywords for a function of the user's."""
+    """JSON of the keywords for a user's function."""
     text: TextPlan = TextPlan()
     natural: bool = False
-    """Every client is judged by samples of its own, split off where the test set does
-    not say whose its samples are.
+    """Every client is judged by its own samples. If the test set has no owners, they
+    are split off the training samples.
     """
 
 
@@ -148,7 +146,7 @@ PARTITIONS: dict[str, str] = {
 }
 
 NEED_CLASSES = ("dirichlet", "sharding", "dominant")
-"""Partitions that deal out classes, and so are for classification alone."""
+"""Partitions that deal out classes, and so only work for classification."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,27 +156,29 @@ class PartitionPlan:
     scheme: str
     """One of PARTITIONS."""
     clients: int
-    """All clients, those that join later included."""
+    """All clients, including those that join later."""
     classes: int
-    """1 where samples have no classes."""
+    """1 if samples have no classes."""
     seed: int
     alpha: float
     """dirichlet: the smaller, the more uneven."""
     classes_per_client: int
-    """sharding: classes that each client holds."""
+    """sharding: number of classes that each client holds."""
     uniform_share: float
-    """dominant: the share of a client's samples that comes from all classes alike."""
+    """dominant: the share of a client's samples that comes evenly from all classes."""
     train_per_client: int
     """dominant: training samples of each client."""
     test_per_client: int
     """dominant: test samples of each client."""
     validation: int = 0
-    """Training samples that the server holds back, as many of each class."""
+    """Training samples that the server holds back, the same number of each class."""
     new_clients: int = 0
-    """So many clients, the last ones, share `new_classes`; or are, under natural, drawn
-    after the others.
+    """Number of new clients, the last ones. They share `new_classes`; under natural,
+    they are drawn after the others.
     """
     test_classes: Literal["share", "held"] = "share"
-    """Whether a client has its share of the test samples of its classes, or all."""
+    """Whether a client has its share of the test samples of its classes, or all of
+    them.
+    """
     new_classes: int = 0
-    """Classes, drawn at random, that only new clients hold; 0: all clients share all."""
+    """Number of random classes that only new clients hold; 0: all clients share all."""

@@ -1,4 +1,4 @@
-"""What can be wrong with arrays of the user's, each in one line."""
+"""What can be wrong with a user's arrays; each mistake is reported in one line."""
 
 import math
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from hpcfed.errors import UserError
 from hpcfed.runtime import machine
 
 LARGEST_VALUE = 1e15
-"""The largest value of an input: squares of it are summed in float32."""
+"""The largest value of an input: its squares are summed in float32."""
 NO_TARGET = -100
-"""What stands where no token follows; torch's losses ignore it, too."""
+"""Marks positions that no token follows; torch's losses ignore it, too."""
 
 
 def one_of(source: Source, first: str, second: str, *, optional: bool = False) -> str:
-    """Return which of two endings the arrays' names have; none where that is allowed."""
+    """Return which of two suffixes the arrays' names have; empty if that is allowed."""
     names = source.names()
     if f"train_{first}" in names and f"train_{second}" in names:
         raise UserError(
@@ -32,7 +32,7 @@ def one_of(source: Source, first: str, second: str, *, optional: bool = False) -
 
 
 def has_no_test(source: Source) -> bool:
-    """Tell whether the test set is to be split off, which takes owners."""
+    """Tell whether the test set must be split off, which requires owners."""
     names = source.names()
     has_test = any(name.startswith("test_") for name in names if name in KNOWN)
     return "train_clients" in names and not has_test
@@ -79,7 +79,7 @@ def _image_shape(
     match shape:
         case (_, height, width):
             return (1, height, width)
-        # Channels could be either axis: a guess might train on nonsense.
+        # Either axis could be the channels: a guess might train on nonsense.
         case (_, 1 | 3, _, 1 | 3):
             raise UserError(
                 f"{where}: {array} of shape {list(shape)} may be [N, C, H, W] or [N, H, "
@@ -96,9 +96,9 @@ def _image_shape(
 
 
 def check_memory(source: Source) -> None:
-    """Refuse arrays that unpack to more than the machine holds.
+    """Refuse arrays that unpack to more than the machine's memory.
 
-    A few bytes of a zip file may stand for a great many.
+    A few bytes of a zip file may unpack to a huge array.
     """
     needed = 0
     for array in source.names():
@@ -128,13 +128,14 @@ def check_alike(source: Source, array: str, first: str) -> None:
     """Refuse a test array whose samples differ in shape or kind from the training set's."""
     shape, dtype = source.header(array)
     first_shape, first_dtype = source.header(first)
-    # Stored shapes, not image shapes: both splits must have the same order of axes too.
+    # Stored shapes, not image shapes: both splits must also have the same order of
+    # axes.
     if shape[1:] != first_shape[1:]:
         raise UserError(
             f"{source.where}: {array} are {_shown(source, array)}, {first} are "
             f"{_shown(source, first)}; give both the same shape"
         )
-    # A byte per pixel and float32 may be mixed, numbers and tokens may not.
+    # Bytes and float32 may be mixed for pixels, but numbers and tokens may not.
     if {dtype.kind, first_dtype.kind} == {"f", "i"}:
         raise UserError(
             f"{source.where}: {array} is {dtype}, {first} is {first_dtype}; give both "
@@ -143,14 +144,14 @@ def check_alike(source: Source, array: str, first: str) -> None:
 
 
 def _shown(source: Source, array: str) -> tuple[int, ...]:
-    """Return the shape of a sample as its user thinks of it."""
+    """Return the shape of a sample as the user knows it."""
     if array.endswith("images"):
         return sample_shape(source, array)
     return source.header(array)[0][1:]
 
 
 def check_held_out(source: Source) -> None:
-    """Refuse owners none of whom has a sample to spare for a test set."""
+    """Refuse owners if none has a sample to spare for a test set."""
     _, samples = np.unique(source.read("train_clients"), return_counts=True)
     if samples.max() < 2:
         raise UserError(
@@ -160,7 +161,7 @@ def check_held_out(source: Source) -> None:
 
 
 def same_task(source: Source, tasks: Sequence[Task], targets: str) -> Task:
-    """Return the task of both splits, or refuse two."""
+    """Return the task of both splits; refuse different ones."""
     if len(set(tasks)) > 1:
         raise UserError(
             f"{source.where}: train_{targets} is for {tasks[0]}, test_{targets} for "
@@ -170,7 +171,7 @@ def same_task(source: Source, tasks: Sequence[Task], targets: str) -> Task:
 
 
 def task_of(source: Source, split: str, inputs: str, targets: str) -> Task:
-    """Return what the targets of a split ask for."""
+    """Return the task that the targets of a split imply."""
     array = f"{split}_{targets}"
     shape, dtype = header(source, array)
     input_shape, input_dtype = source.header(f"{split}_{inputs}")
@@ -198,7 +199,7 @@ def task_of(source: Source, split: str, inputs: str, targets: str) -> Task:
 def _check_rows(
     source: Source, array: str, samples: int, *, wanted: tuple[int, ...]
 ) -> None:
-    """Refuse targets of another number than the samples, or with too many axes."""
+    """Refuse targets whose number differs from the samples', or with too many axes."""
     shape, _ = source.header(array)
     what, whose = "targets", "sample"
     if array.endswith("labels"):
@@ -230,8 +231,8 @@ def num_classes(source: Source, splits: Sequence[str], targets: str) -> int:
             )
     train = found[f"train_{targets}"]
     classes = _given(source, "classes") or int(train.max()) + 1
-    # A model has an output per class: a label that is really an identifier must not ask
-    # for a billion of them.
+    # A model has an output per class: a label that is really an identifier must not
+    # lead to a billion outputs.
     if "classes" not in source.names() and classes > len(train):
         raise UserError(
             f"{source.where}: train_{targets} holds {classes - 1} among only {len(train)} "
@@ -247,15 +248,16 @@ def num_classes(source: Source, splits: Sequence[str], targets: str) -> int:
 
 
 def vocabulary_of(source: Source, splits: Sequence[str], next_tokens: str) -> int:
-    """Return how many tokens there are: as given, or one more than the largest of the
-    training set. `next_tokens` is what the tokens to predict are called, if they are.
+    """Return the number of tokens: as given, or one more than the largest of the
+    training set. `next_tokens` is the suffix of the tokens to predict, if they are
+    given.
     """
     given = _given(source, "vocabulary")
     tokens = source.read("train_inputs")
     vocabulary = given or int(tokens.max()) + 1
     if next_tokens and not given:
         vocabulary = max(vocabulary, int(source.read(f"train_{next_tokens}").max()) + 1)
-    # A network has a row for each token, which a hash or an identifier must not ask for.
+    # A network has a row per token: a hash or an identifier must not be taken for one.
     if not given and vocabulary > tokens.size:
         raise UserError(
             f"{source.where}: train_inputs holds token {vocabulary - 1} among only "
@@ -269,7 +271,7 @@ def vocabulary_of(source: Source, splits: Sequence[str], next_tokens: str) -> in
 def check_next_tokens(
     source: Source, splits: Sequence[str], targets: str, vocabulary: int
 ) -> None:
-    """Refuse tokens to predict that there are not, and samples of a single token."""
+    """Refuse tokens to predict that do not exist, and samples of a single token."""
     if not targets and source.header("train_inputs")[0][1] < 2:
         raise UserError(
             f"{source.where}: train_inputs has one token in each sample, and none that "
@@ -306,7 +308,7 @@ def _check_tokens(
 
 
 def _given(source: Source, array: str) -> int:
-    """Return a number that the user gives as an array without axes; 0: not given."""
+    """Return a number that the user gives as a scalar array; 0: not given."""
     if array not in source.names():
         return 0
     shape, dtype = source.header(array)
@@ -319,7 +321,7 @@ def _given(source: Source, array: str) -> int:
 
 
 def num_owners(source: Source, splits: Sequence[str], inputs: str) -> int:
-    """Return how many clients own training samples; 0 where samples have no owners."""
+    """Return how many clients own training samples; 0 if samples have no owners."""
     there = []
     for split in splits:
         if f"{split}_clients" in source.names():

@@ -1,4 +1,4 @@
-"""Where arrays of the user's come from, and which of them mean something."""
+"""Where a user's arrays come from, and which of them have a meaning."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ KNOWN = (
     ),
     *("train_clients", "test_clients", "classes", "vocabulary"),
 )
-"""All arrays that mean something; others are left alone."""
+"""All arrays that have a meaning; others are ignored."""
 Header = tuple[tuple[int, ...], np.dtype]
 """Shape and type of an array."""
 
@@ -43,14 +43,14 @@ class Source(Protocol):
         """Return the names of all arrays."""
 
     def header(self, array: str) -> Header:
-        """Return shape and type of an array, without reading it where that is possible."""
+        """Return shape and type of an array, without reading it if possible."""
 
     def read(self, array: str) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """Arrays that are there already."""
+    """Arrays that are already in memory."""
 
     where: str
     arrays: Mapping[str, np.ndarray]
@@ -68,7 +68,7 @@ class InMemory:
 
 
 def header(source: Source, array: str) -> Header:
-    """Return shape and type of an array that must be there."""
+    """Return shape and type of an array, which must exist."""
     if array not in source.names():
         raise UserError(
             f"{source.where}: no array {array}; {source.whole} must hold train_inputs "

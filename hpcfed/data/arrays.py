@@ -1,16 +1,16 @@
-"""Arrays that users bring: which there must be, what they mean, and whether they are
-sound.
+"""Arrays that users bring: which are required, what they mean, and whether they are
+valid.
 
-An .npz file and a function of the user's hold the same arrays:
+An .npz file and a user's function hold the same arrays:
 - `train_images`, [N, H, W], [N, H, W, C] or [N, C, H, W]; or `train_inputs`, float [N,
   features, …] or tokens, int [N, length].
-- `train_labels`, one class for each sample; or `train_targets`, classes, next tokens [N,
-  length], or float numbers to predict. Tokens without any are to be continued.
-- `train_clients`, perhaps: who owns each sample, a number or a name.
-- The same of the test set.
-- `classes` and `vocabulary`, perhaps: their numbers, where the samples do not show all.
+- `train_labels`, one class per sample; or `train_targets`: classes, next tokens [N,
+  length], or float numbers to predict. Tokens without targets predict the next token.
+- `train_clients`, optional: the owner of each sample, a number or a name.
+- The same for the test set.
+- `classes` and `vocabulary`, optional: their sizes, if the samples do not contain all.
 
-Headers, labels, tokens and owners are looked at before anything starts, without torch.
+Headers, labels, tokens and owners are checked before anything starts, without torch.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ from hpcfed.data.array_checks import (
 from hpcfed.data.array_source import Source
 
 HELD_OUT = 10
-"""Without a test set, every tenth sample of a client is for its test."""
+"""Without a test set, every tenth sample of a client is used for testing."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Description:
     owners: int
     """Clients that own samples; 0: samples have no owners."""
     inputs: str
-    """`images` or `inputs`: the end of the arrays' names."""
+    """`images` or `inputs`: the suffix of the arrays' names."""
     targets: str
-    """`labels` or `targets`; empty: tokens are to be continued."""
+    """`labels` or `targets`; empty: predict the next token."""
     splits: tuple[str, ...]
     """Without `test`, every owner's samples are split."""
 
@@ -84,7 +84,7 @@ def describe(source: Source) -> Description:
     if task == "next-token":
         check_next_tokens(source, splits, targets, vocabulary)
         classes = vocabulary
-        # Without targets, each token is to be told from those before it.
+        # Without targets, each token is predicted from those before it.
         shape = shape if targets else (shape[0] - 1,)
     elif task == "regression":
         _, *outputs = source.header(f"train_{targets}")[0]
@@ -115,17 +115,17 @@ def check_values(source: Source, about: Description) -> None:
         kinds.append(about.targets)
     for split in about.splits:
         for kind in kinds:
-            # Integers need no look at their values, so files of uint8 images are
-            # checked by their headers alone.
+            # Integers need no check of their values, so only the headers of uint8
+            # images are read.
             array = f"{split}_{kind}"
             if source.header(array)[1].kind == "f":
                 check_finite(source.where, array, source.read(array))
 
 
 def read_all(source: Source, about: Description) -> dict[str, np.ndarray]:
-    """Return `train_inputs`, `train_targets`, and the same of the test set; images as
-    [samples, channels, height, width]. Where samples have owners, `train_owners` has
-    their numbers, and `owner_names` what they are called.
+    """Return `train_inputs`, `train_targets`, and the same for the test set; images are
+    [samples, channels, height, width]. If samples have owners, `train_owners` has their
+    numbers, and `owner_names` their names.
     """
     found: dict[str, np.ndarray] = {}
     if about.owners:
@@ -154,8 +154,8 @@ def read_all(source: Source, about: Description) -> dict[str, np.ndarray]:
 
 
 def held_out(owners: np.ndarray) -> np.ndarray:
-    """Tell which samples are for testing where a client has no test set: every tenth of
-    each client, whatever the seed; of two to nine the last.
+    """Tell which samples are for testing if a client has no test set: every tenth of
+    each client, whatever the seed; of two to nine samples, the last.
     """
     order = np.argsort(owners, kind="stable")
     _, starts, counts = np.unique(owners[order], return_index=True, return_counts=True)
@@ -169,8 +169,8 @@ def held_out(owners: np.ndarray) -> np.ndarray:
 
 
 def with_owned_test(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Let every client have test samples of its own where the test set does not say
-    whose its samples are: those held out of its training samples join the test set.
+    """Give every client its own test samples if the test set has no owners: samples
+    held out of its training set join the test set.
     """
     if "train_owners" not in found or "test_owners" in found:
         return dict(found)
@@ -190,7 +190,7 @@ def with_owned_test(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _without_test(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Make a test set of the samples that are held out of the training set."""
+    """Make a test set from samples that are held out of the training set."""
     test = held_out(found["train_owners"])
     split = {"owner_names": found["owner_names"]}
     for kind in ("inputs", "targets", "owners"):
@@ -201,11 +201,11 @@ def _without_test(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _texts(names: np.ndarray) -> np.ndarray:
-    """Return names as texts that a record can hold."""
+    """Return names as texts that a record can store."""
     texts = []
     for name in names.tolist():
         text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-        # HDF5 has neither null characters nor lone surrogates.
+        # HDF5 stores neither null characters nor lone surrogates.
         plain = text.replace("\0", "").encode("utf-8", "replace")
         texts.append(plain.decode())
     return np.array(texts)

@@ -1,5 +1,5 @@
-"""Data that users bring, by its name: an .npz file, a table, a folder of texts, a data set
-of Hugging Face's on disk, or a function of theirs.
+"""Data that users bring, by its name: an .npz file, a table, a folder of texts, a
+Hugging Face data set on disk, or a function.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ FORMS = ("file:PATH.npz", "PATH.csv", "text:DIR", "hf-data:DIR", "FILE.py:NAME")
 
 
 def is_brought(name: str) -> bool:
-    """Tell whether a name means data of the user's."""
+    """Tell whether a name refers to a user's data."""
     if name in DATASETS:
         return False
     if npz.is_file_name(name) or table.is_table(name):
@@ -43,16 +43,16 @@ def place(name: str, *, root: Path | None) -> str:
 
 
 def require(name: str, *, root: Path | None, reading: Reading) -> None:
-    """Raise UserError unless the data is what it should be, its numbers included."""
+    """Raise UserError unless the data is valid, including its numbers."""
     if npz.is_file_name(name):
         npz.require(npz.find(name, root=root))
         return
-    # It stays in memory, so that what was checked once is checked.
+    # The data stays in memory, so one check is enough.
     _check_once(name, root, _plain(reading))
 
 
 def about(name: str, *, root: Path | None, reading: Reading) -> Description:
-    """Return what the data is."""
+    """Return a description of the data."""
     if npz.is_file_name(name):
         return npz.about(npz.find(name, root=root))
     return _about(name, root, _plain(reading))
@@ -69,7 +69,7 @@ def read(name: str, *, root: Path | None, reading: Reading) -> dict[str, np.ndar
 
 
 def _plain(reading: Reading) -> Reading:
-    """Return how the arrays are made, without what is done to them afterwards."""
+    """Return how the arrays are made, without later processing."""
     return replace(reading, natural=False)
 
 

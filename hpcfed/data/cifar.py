@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100, from the original Python files.
 
 torchvision reads them, too, but takes two seconds to import. The files are pickles, so
-nothing is unpickled whose checksum is not the original's, and nothing but arrays even
-then.
+a file is only unpickled if its checksum is the original's, and even then only arrays
+are.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ CHECKSUMS = {
         "test": {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
     },
 }
-"""MD5 of the files of every split, as their authors and torchvision give them."""
+"""MD5 of the files of every split, as published by their authors and torchvision."""
 
 
 class NotTheOriginal(ValueError):
@@ -43,7 +43,7 @@ class NotTheOriginal(ValueError):
 def read(name: str, root: Path) -> dict[str, np.ndarray]:
     """Return images as [samples, channels, height, width], and labels, of both splits."""
     arrays = {}
-    # Checksums do not hold Python's lock, so a thread for each file pays.
+    # Checksums release Python's lock, so a thread per file pays.
     with ThreadPoolExecutor() as threads:
         for split, files in CHECKSUMS[name].items():
             paths = [root / FOLDERS[name] / file for file in files]
@@ -64,10 +64,10 @@ def _read_original(path: Path, checksum: str) -> bytes:
 
 
 class _Arrays(pickle.Unpickler):
-    """Unpickles arrays, lists and numbers, and calls nothing else."""
+    """Unpickles only arrays, lists and numbers, and calls nothing else."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        # Python 2 wrote them: its text, pixels among it, stays bytes.
+        # Python 2 wrote them: its strings, including pixels, stay bytes.
         super().__init__(file, encoding="bytes")
 
     def find_class(self, module: str, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a data set is, and data sets whose samples lie in host memory."""
+"""What a data set is, and data sets whose samples are in host memory."""
 
 import hashlib
 import os
@@ -14,8 +14,8 @@ from torch import Tensor
 from hpcfed.data import Task
 
 FINGERPRINT_BYTES, FINGERPRINT_PIECE = 2**26, 2**16
-"""Bytes of inputs that a fingerprint reads at most, and the bytes of each piece: reading
-all of a large set would take seconds.
+"""The most bytes of inputs that a fingerprint reads, and the bytes of each piece:
+reading all of a large set would take seconds.
 """
 
 Split = Literal["train", "test"]
@@ -25,7 +25,7 @@ SPLITS: tuple[Split, Split] = ("train", "test")
 class Dataset:
     """Samples of one shape, in a training and a test set.
 
-    Unless a subclass says otherwise, they are labelled images that belong to nobody.
+    Unless a subclass says otherwise, they are labelled images without owners.
     """
 
     name: str
@@ -33,15 +33,15 @@ class Dataset:
     shape: tuple[int, ...]
     """The shape of one sample, as in `DatasetInfo`."""
     classes: int
-    """Classes, tokens of the vocabulary, or numbers to predict."""
+    """Number of classes, size of the vocabulary, or how many numbers to predict."""
     vocabulary: int = 0
-    """Tokens that inputs are made of; 0: inputs are numbers."""
+    """Number of different input tokens; 0: inputs are numbers."""
     blank: np.ndarray | None = None
-    """What black is after standardisation, in every channel; None where samples are not
-    images.
+    """The value of black after standardisation, in every channel; None if samples are
+    not images.
     """
     owner_names: np.ndarray | None = None
-    """What natural clients are called, by number; None where there are none."""
+    """Names of natural clients, by number; None if there are none."""
 
     def size(self, split: Split) -> int:
         """Return the number of samples in a split."""
@@ -53,7 +53,7 @@ class Dataset:
 
     def owners(self, split: Split) -> np.ndarray | None:
         """Return the natural client of every sample, counted from 0, and -1 for samples
-        of nobody; None where there are no natural clients.
+        without an owner; None if there are no natural clients.
         """
         return None
 
@@ -78,12 +78,14 @@ class Dataset:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Tensor:
-        """Return what is to be said about the samples at `index`, as `Shard.targets`."""
+        """Return the targets of the samples at `index`, as in `Shard.targets`."""
         return torch.from_numpy(self.labels(split)[index]).to(device)
 
 
 class ArrayDataset(Dataset):
-    """Samples held in host memory as they were stored, images usually a byte per value."""
+    """Samples in host memory as they were stored, images usually with a byte per
+    value.
+    """
 
     def __init__(
         self,
@@ -94,9 +96,9 @@ class ArrayDataset(Dataset):
         task: Task = "classification",
         vocabulary: int = 0,
     ) -> None:
-        """Hold `train_inputs` [samples, *shape], `train_targets`, and the same of
-        the test set; `train_owners` and `owner_names` where samples have owners;
-        `mean` and `std` of the training set's channels, where they are known.
+        """Hold `train_inputs` [samples, *shape], `train_targets`, and the same for the
+        test set; `train_owners` and `owner_names` if samples have owners; `mean` and
+        `std` of the training set's channels, if known.
         """
         self.name = name
         self.classes = classes
@@ -109,7 +111,7 @@ class ArrayDataset(Dataset):
             inputs = arrays[f"{split}_inputs"]
             targets = arrays[f"{split}_targets"]
             self._inputs[split] = np.ascontiguousarray(inputs)
-            # Numbers to predict stay as they are; they are rounded on the device.
+            # Numbers to predict are kept as they are, and rounded on the device.
             if task != "regression":
                 targets = targets.astype(np.int64, copy=False)
             self._targets[split] = targets
@@ -118,7 +120,7 @@ class ArrayDataset(Dataset):
         self.shape = self._inputs["train"].shape[1:]
         if vocabulary:
             return
-        # Of the training set alone; test samples are standardised by it too.
+        # Computed only from the training set; test samples are standardised by it, too.
         if "mean" in arrays:
             self._mean, self._std = arrays["mean"], arrays["std"]
         else:
@@ -144,19 +146,19 @@ class ArrayDataset(Dataset):
         device: torch.device,
         dtype: torch.dtype,
     ) -> Tensor:
-        # Bytes travel to the device, and are widened there.
+        # Bytes are sent to the device, and widened there.
         chosen = self._inputs[split][index]
         raw = torch.from_numpy(chosen).to(device)
         if self.vocabulary:
             return raw.to(torch.int64)
-        # At least float32, also where the run computes in less.
+        # At least float32, even if the run computes in less.
         precision = torch.promote_types(dtype, torch.float32)
         ones = [1] * (len(self.shape) - 1)
 
         def per_channel(moments: np.ndarray) -> Tensor:
             return torch.tensor(moments, device=device, dtype=precision).view(-1, *ones)
 
-        # Mean and std are in units of the raw values, so a division by 255 would cancel.
+        # Mean and std are in units of the raw values, so dividing by 255 would cancel.
         centred = raw.to(precision).sub_(per_channel(self._mean))
         return centred.div_(per_channel(self._std)).to(dtype)
 
@@ -173,7 +175,7 @@ class ArrayDataset(Dataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A checksum over all targets and over inputs; large sets give samples of them."""
+        """A checksum over all targets, and over inputs; large sets are sampled."""
         digest = hashlib.sha256()
         for split in SPLITS:
             inputs = self._inputs[split]
@@ -182,7 +184,7 @@ class ArrayDataset(Dataset):
             owners = self._owners[split]
             if owners is not None:
                 digest.update(owners.tobytes())
-            # Pieces at equal distances through the whole set.
+            # Equally spaced pieces of the whole set.
             content = inputs.reshape(-1).view(np.uint8)
             every = max(1, -(-len(content) // FINGERPRINT_BYTES))
             for start in range(0, len(content), every * FINGERPRINT_PIECE):
@@ -194,11 +196,11 @@ class ArrayDataset(Dataset):
 def channel_moments(
     inputs: np.ndarray, *, block: int = 2048
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation of each channel or feature, which is the second
-    axis; a constant one has 1.
+    """Return mean and standard deviation of each channel or feature, which is the
+    second axis; a constant one gets a deviation of 1.
 
-    Goes through blocks of samples, because float64 copies of all would not fit. Each
-    core takes some of the blocks: numpy lets go of Python's lock.
+    Go through blocks of samples, because float64 copies of all would not fit. Each core
+    processes some of the blocks: numpy releases Python's lock.
     """
     others = (0, *range(2, inputs.ndim))
 
@@ -217,7 +219,7 @@ def channel_moments(
     # Variance within the blocks plus variance between them.
     spread = variances + (block_means - mean) ** 2
     std = np.sqrt((share * spread).sum(axis=0))
-    # A constant such as 0.1 leaves a spread of rounding errors, which must not be blown
-    # up to unit variance.
+    # A constant such as 0.1 leaves a tiny spread of rounding errors, which must not be
+    # scaled up to unit variance.
     constant = std <= 1e-7 * np.abs(mean)
     return mean, np.where(constant, 1.0, std)

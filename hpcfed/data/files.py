@@ -1,5 +1,5 @@
-"""Where data is found, and whether it is there: cheap checks before anything starts,
-without torch.
+"""Where data is, and whether it exists: cheap checks before anything starts, without
+torch.
 """
 
 from dataclasses import replace
@@ -14,13 +14,13 @@ DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 """Debian's package dataset-fashion-mnist."""
 
 READING = Reading()
-"""How data of the user's is read unless the options say more."""
+"""How a user's data is read by default."""
 
 IDX_FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "emnist": "EMNIST"}
 """Folders of MNIST-like sets; also the names of torchvision's classes."""
 
 IDX_ARRAYS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
-"""What the four files of an MNIST-like set hold."""
+"""Contents of the four files of an MNIST-like set."""
 
 _TORCHVISION_FILES = {
     "svhn": ["train_32x32.mat", "test_32x32.mat"],
@@ -55,7 +55,7 @@ def info(
     synthetic_classes: int,
     reading: Reading = READING,
 ) -> DatasetInfo:
-    """Return shape, classes and default model; reads no images of files."""
+    """Return shape, classes and default model; read no images from files."""
     if is_brought(name):
         return _own_info(name, root, reading)
     _require_known(name)
@@ -88,7 +88,7 @@ def _own_info(name: str, root: Path | None, reading: Reading) -> DatasetInfo:
 def require(
     name: str, *, root: Path | None, download: bool, reading: Reading = READING
 ) -> None:
-    """Raise UserError unless the data set is known and its files are there.
+    """Raise UserError unless the data set is known and its files exist.
 
     Files may be missing if they may be downloaded.
     """
@@ -98,7 +98,7 @@ def require(
     _require_known(name)
     if name in ("digits", "synthetic"):
         return
-    # Also without a root: Debian's package lies outside of it.
+    # Also without a root: Debian's package is elsewhere.
     if name in IDX_FOLDERS and idx_files(name, root=root):
         return
     if root is None:
@@ -118,14 +118,14 @@ def idx_files(name: str, *, root: Path | None) -> dict[str, Path] | None:
 
     None unless all are in one folder.
     """
-    # As torchvision lays them out, so one folder serves both.
+    # The same layout as torchvision's, so one folder serves both.
     folders = [root / IDX_FOLDERS[name] / "raw"] if root else []
     if name == "fashion-mnist":
         folders.append(DEBIAN_FASHION_MNIST)
     for folder in folders:
         found = [_plain_or_gz(folder / file) for file in _idx_names(name)]
         paths = [path for path in found if path]
-        # All four or none: files of two folders may be of two versions.
+        # All four or none: two folders may hold different versions.
         if len(paths) == len(IDX_ARRAYS):
             return dict(zip(IDX_ARRAYS, paths, strict=True))
     return None
@@ -166,9 +166,10 @@ def _plain_or_gz(path: Path) -> Path | None:
 
 
 def _missing_file(name: str, root: Path) -> str:
-    """Return the first missing file and where, e.g. `cifar-10-batches-py in /data`.
+    """Return the first missing file and its folder, e.g. `cifar-10-batches-py in
+    /data`.
 
-    Empty if all are there.
+    Empty if none is missing.
     """
     if name in IDX_FOLDERS:
         folder = root / IDX_FOLDERS[name] / "raw"

@@ -1,7 +1,7 @@
 """A data set of Hugging Face's `datasets` that was saved to disk, `hf-data:DIR`.
 
-Which of its columns are inputs, targets and clients is guessed by their usual names, or
-said with --dataset-options: input, target, client, and train and test for its splits.
+The columns for inputs, targets and clients are guessed by their usual names, or given
+by --dataset-options: input, target, client, and train and test for its splits.
 """
 
 import json
@@ -26,17 +26,17 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "target": ("label", "labels", "fine_label", "targets", "target", "y"),
     "client": ("client", "client_id", "user", "user_id", "writer_id", "author"),
 }
-"""What columns are usually called, by what they are here."""
+"""Usual names of columns, by their role here."""
 SPLITS = ("train", "test")
 
 
 def is_hf(name: str) -> bool:
-    """Tell whether a data set's name means a folder of Hugging Face's."""
+    """Tell whether a data set's name refers to a Hugging Face folder."""
     return name.startswith(PREFIX)
 
 
 def find(name: str, *, root: Path | None) -> Path:
-    """Return the folder that `hf-data:DIR` means: as given, or else below the root."""
+    """Return the folder of `hf-data:DIR`: as given, or else below the root."""
     return find_folder(
         name,
         PREFIX,
@@ -48,7 +48,7 @@ def find(name: str, *, root: Path | None) -> Path:
 
 @cache
 def loaded(folder: Path, options: str) -> InMemory:
-    """Return the arrays of a folder; the columns' names are JSON."""
+    """Return the arrays of a folder; `options` is JSON with the columns' names."""
     chosen = json.loads(options)
     for word in chosen:
         if word not in (*COLUMNS, *SPLITS):
@@ -70,8 +70,8 @@ def loaded(folder: Path, options: str) -> InMemory:
 
 
 def _splits(folder: Path, chosen: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rows for training and, where there are some, for testing."""
-    # Takes a second to import, and few have it.
+    """Return the rows for training and, if there are any, for testing."""
+    # Takes a second to import, and is often not installed.
     try:
         import datasets
     except ImportError:
@@ -100,7 +100,7 @@ def _splits(folder: Path, chosen: Mapping[str, str]) -> dict[str, Any]:
 def _names(
     folder: Path, columns: Sequence[str], chosen: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the columns by what they are here: as chosen, or by their usual names."""
+    """Return the columns by their role: as chosen, or by their usual names."""
     names = {}
     for kind, usual in COLUMNS.items():
         if kind in chosen:
@@ -122,7 +122,7 @@ def _names(
 
 
 def _ending(kind: str, values: np.ndarray) -> str:
-    """Return the end of the array's name that a column becomes."""
+    """Return the suffix of the array's name for a column."""
     if kind == "input":
         return "images" if values.dtype == np.uint8 else "inputs"
     return {"target": "targets", "client": "clients"}[kind]

@@ -22,7 +22,7 @@ channels, height, width].
 """
 
 Share = Callable[[Callable[[], Arrays]], Arrays]
-"""Reads arrays by the function that it is given, or gets them from somebody who has."""
+"""Reads arrays by the given function, or gets them from a rank that has read them."""
 
 
 def load(
@@ -37,10 +37,10 @@ def load(
 ) -> Dataset:
     """Load a data set of the catalogue, or one of the user's own.
 
-    `share` is given the function that reads a large set of the catalogue, and may return
+    `share` gets the function that reads a large set of the catalogue, and may return
     what another rank has read.
     """
-    # Again, though the command line has asked: files may have gone since.
+    # Check again, although the command line did: files may have vanished since.
     files.require(name, root=root, download=download, reading=reading)
     if name == "synthetic":
         return SyntheticDataset(synthetic, seed=seed)
@@ -57,13 +57,13 @@ def load(
     def read() -> Arrays:
         return _with_moments(_arrays(name, root, download=download))
 
-    # The digits are read in a moment.
+    # The digits are small, so every rank reads them.
     arrays = read() if name == "digits" else share(read)
     return ArrayDataset(name, arrays, classes=DATASETS[name].classes)
 
 
 def _with_moments(arrays: Arrays) -> Arrays:
-    """Return images as they are used, with the moments that they are standardised by."""
+    """Return images with the moments by which they are standardised."""
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     whole["mean"], whole["std"] = channel_moments(whole["train_inputs"])
     return whole
@@ -81,7 +81,9 @@ def _arrays(name: str, root: Path | None, *, download: bool) -> Arrays:
 
 
 def _digits() -> Arrays:
-    """Return the digits; every fifth of each class is a test sample, whatever the seed."""
+    """Return the digits; every fifth of each class is a test sample, whatever the
+    seed.
+    """
     table = _digits_table()
     images = table[:, :64].reshape(-1, 1, 8, 8)
     labels = table[:, 64]
@@ -98,9 +100,9 @@ def _digits() -> Arrays:
 
 def _digits_table() -> np.ndarray:
     """Return 64 pixels and a label in every row."""
-    # From scikit-learn's own file, though that is private to it: to import
-    # sklearn.datasets took 1.8 s of a run's start (measured on two busy cores), to read
-    # the file 0.01 s. Should the file move, the public way is taken.
+    # Read scikit-learn's own file, although it is private: importing sklearn.datasets
+    # took 1.8 s of a run's start (measured on two busy cores), reading the file 0.01 s.
+    # If the file moves, the public function is used.
     found = importlib.util.find_spec("sklearn")
     if found is not None and found.origin:
         path = Path(found.origin).parent / "datasets/data/digits.csv.gz"
@@ -135,7 +137,7 @@ def _idx_arrays(name: str, root: Path | None) -> Arrays:
                 "download them again"
             )
         if name == "emnist":
-            # It is stored transposed.
+            # EMNIST images are stored transposed.
             images = images.transpose(0, 2, 1)
         arrays[f"{split}_inputs"] = images[:, None]
     return arrays
@@ -153,13 +155,13 @@ def _download_idx(name: str, root: Path) -> None:
             "away, then --download"
         )
     with _file_errors(name, root, download=True):
-        # It would read what it has downloaded, which is thrown away here.
+        # torchvision would also read what it downloads; that is thrown away here.
         kind = {"split": "byclass"} if name == "emnist" else {}
         getattr(torchvision.datasets, folder)(root, download=True, **kind)
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Return an array of bytes in the format of MNIST's files, plain or gzipped."""
+    """Return an array of bytes in MNIST's file format, plain or gzipped."""
     opener = gzip.open if path.suffix == ".gz" else open
     with npz.readable(path), opener(path, "rb") as file:
         # Two zeros, 8 for bytes, and the number of dimensions; then their sizes.
@@ -195,7 +197,7 @@ def _svhn(root: Path, *, download: bool) -> Arrays:
     arrays: Arrays = {}
     with _file_errors("svhn", root, download=download):
         for split in SPLITS:
-            # [N, C, H, W] already, and digit 0 is class 0.
+            # Already [N, C, H, W], and digit 0 is class 0.
             found = torchvision.datasets.SVHN(root, split=split, download=download)
             arrays[f"{split}_inputs"] = found.data
             arrays[f"{split}_targets"] = found.labels

@@ -1,4 +1,4 @@
-"""A user's own `file:PATH.npz`: where the file is, and whether it is sound.
+"""A user's own `file:PATH.npz`: where the file is, and whether it is valid.
 
 `arrays` says what it may hold. Nothing is ever unpickled.
 """
@@ -23,12 +23,12 @@ _PREFIX = "file:"
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a data set's name means arrays in a user's own file."""
+    """Whether a data set's name refers to arrays in a user's own file."""
     return name.startswith(_PREFIX) and not is_table(name)
 
 
 def find(name: str, *, root: Path | None) -> Path:
-    """Return the file that `file:PATH.npz` means: as given, or else below the root."""
+    """Return the file of `file:PATH.npz`: as given, or else below the root."""
     return find_file(
         name,
         _PREFIX,
@@ -39,7 +39,7 @@ def find(name: str, *, root: Path | None) -> Path:
 
 
 def require(path: Path) -> None:
-    """Raise UserError unless the file is what it should be, its numbers included."""
+    """Raise UserError unless the file is valid, including its numbers."""
     with _opened(path) as archive:
         source = _Members(str(path), archive)
         check_values(source, describe(source))
@@ -51,7 +51,7 @@ def about(path: Path) -> Description:
     return _about(path, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-# A command line asks several times, and tokens may be many.
+# Cached: a command line asks several times, and there may be many tokens.
 @cache
 def _about(path: Path, *_version: int) -> Description:
     with _opened(path) as archive:
@@ -89,12 +89,14 @@ class _Members:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn whatever a damaged file makes zipfile, zlib and numpy raise into one line."""
+    """Turn anything that zipfile, zlib and numpy raise for a damaged file into one
+    line.
+    """
     try:
         yield
     except UserError:
         raise
-    # All of them: what a broken file raises is not documented anywhere.
+    # Catch everything: what a broken file raises is not documented.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -104,10 +106,10 @@ def readable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open the archive that an .npz is; refuse one with two members for an array.
+    """Open the archive of an .npz file; refuse one with two members for an array.
 
-    numpy.load would prefer a member `train_images` to `train_images.npy`, whatever is
-    in it, so what was checked need not be what is read.
+    numpy.load would prefer a member `train_images` to `train_images.npy`, whatever its
+    content. Then the checked array might not be the one that is read.
     """
     if not zipfile.is_zipfile(path):
         raise UserError(
@@ -133,7 +135,7 @@ def _header(archive: zipfile.ZipFile, path: str, array: str) -> Header:
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         else:
             shape, _, dtype = np.lib.format.read_array_header_2_0(file)
-        # A header may promise more than the member holds.
+        # A header may claim more than the member holds.
         length = file.tell() + math.prod(shape) * dtype.itemsize
     if dtype.hasobject:
         raise UserError(

@@ -1,9 +1,9 @@
-"""Data of the user's: what a function or class in a file, a package or a plugin returns.
+"""A user's data from a function or class in a file, a package or a plugin.
 
-It returns the arrays of `arrays` as a dict, numpy's or torch's, or two torch data sets
+It returns the arrays of `arrays` as a dict, of numpy or torch, or two torch data sets
 (train, test), whose items are (input, target) or (input, target, client). A dict with
-`train` and `test` may give `vocabulary` or `classes` beside them. The function is called
-once in a process. To import torch is left to the user's file.
+`train` and `test` may also have `vocabulary` or `classes`. The function is called once
+per process. Importing torch is left to the user's file.
 """
 
 import inspect
@@ -27,7 +27,7 @@ PATIENCE = 5.0
 
 
 def is_own(name: str) -> bool:
-    """Tell whether a name means a function of the user's, or an installed plugin."""
+    """Tell whether a name refers to a user's function, or an installed plugin."""
     return plugins.is_reference(name) or name in plugins.installed("datasets")
 
 
@@ -48,7 +48,7 @@ def loaded(name: str, options: str) -> InMemory:
 
 
 def _called(name: str, keywords: Mapping[str, Any]) -> Any:
-    """Call the user's function; an object that is not a function is taken as it is."""
+    """Call the user's function; an object that is not callable is used directly."""
     if plugins.is_reference(name):
         found = plugins.load_object(name, "data set")
     else:
@@ -94,7 +94,7 @@ def _arrays(name: str, made: Mapping[Any, Any]) -> dict[str, np.ndarray]:
 
 
 def _columns(name: str, split: str, items: Any) -> dict[str, np.ndarray]:
-    """Return the inputs, targets and perhaps clients of all items, as arrays."""
+    """Return the inputs, targets and, if present, clients of all items, as arrays."""
     gathered: list[list[np.ndarray]] = []
     with plugins.one_line_of(f"data set {name}: its {split} set failed"):
         reading = _Reading(f"data set {name}: its {split} set", items)
@@ -123,15 +123,15 @@ def _columns(name: str, split: str, items: Any) -> dict[str, np.ndarray]:
                 f"{list(shapes[0])} and {list(shapes[-1])}; give all the same, padded"
             )
         columns[f"{split}_{kind}"] = np.stack(values)
-    # Bytes are pixels: whoever has standardised them has floats.
+    # Bytes are raw pixels: standardised ones would be floats.
     if columns[f"{split}_inputs"].dtype == np.uint8:
         columns[f"{split}_images"] = columns.pop(f"{split}_inputs")
     return columns
 
 
 class _Reading:
-    """Watches the items of a data set come: refuses more than memory holds, and says
-    now and then how far it is.
+    """Watches a data set being read: refuses more than memory holds, and reports the
+    progress now and then.
     """
 
     def __init__(self, whose: str, items: Any) -> None:
@@ -169,17 +169,17 @@ class _Reading:
 
 
 def _each(items: Any) -> Iterator[Any]:
-    """Go through a data set, by position where it has a length."""
+    """Iterate over a data set, by position if it has a length."""
     if not hasattr(items, "__len__"):
         yield from items
         return
-    # A torch data set need not raise IndexError at its end, so it is not iterated over.
+    # A torch data set may not raise IndexError at its end, so do not iterate over it.
     for position in range(len(items)):
         yield items[position]
 
 
 def _array(name: str, what: str, value: Any) -> np.ndarray:
-    """Return an array of numpy's or torch's, a list or an image as numpy's."""
+    """Return a numpy or torch array, a list or an image as a numpy array."""
     with plugins.one_line_of(f"data set {name}: {what} is no array"):
         if hasattr(value, "detach"):
             value = value.detach().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Who holds which samples: a function of the labels, the plan and its seed alone."""
+"""Who holds which samples: depends only on the labels, the plan and its seed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,14 +27,14 @@ class Partition:
     """Per client, into the training set."""
     test: list[np.ndarray]
     """Per client, into the test set. Labels are distributed as in its training data, or
-    these are all samples of the classes that it holds, so that clients share them.
+    the client has all samples of its classes, and clients share them.
     """
     validation: np.ndarray
     """Held by the server: balanced, taken from the training set, disjoint from all
     clients.
     """
     owners: np.ndarray | None = None
-    """Under natural: the number of the owner that each client is."""
+    """Under natural: the owner number of each client."""
 
 
 def class_counts(
@@ -57,7 +57,7 @@ def partition(
 ) -> Partition:
     """Split the samples with these labels among the plan's clients.
 
-    `owners` are those of the training and of the test samples, where they are known.
+    `owners` are those of the training and of the test samples, if known.
     """
     if plan.scheme not in PARTITIONS:
         raise unknown("partition", plan.scheme, PARTITIONS)
@@ -65,7 +65,7 @@ def partition(
         raise UserError(f"a federation needs at least 1 client, not {plan.clients}")
     train = _by_class(train_labels, plan.classes)
     test = _by_class(test_labels, plan.classes)
-    # Before the clients get theirs, so that no client trains on what the server holds.
+    # Before clients get theirs, so that no client trains on the server's samples.
     train, validation = _carve_validation(train, plan.validation, seed=plan.seed)
     if plan.scheme == "natural":
         assert owners is not None
@@ -81,12 +81,12 @@ def partition(
 
 
 def _dealt(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTest:
-    """Deal out all samples by the plan's scheme, to known and to new clients."""
+    """Deal out all samples by the plan's scheme, to known and new clients."""
     scheme = SCHEMES[plan.scheme]
     if not plan.new_classes:
         return scheme(plan, train, test)
-    # Known and new clients are two federations over disjoint classes. Their ids follow
-    # each other, known clients first.
+    # Known and new clients are two federations over disjoint classes. Ids of known
+    # clients come first.
     drawn = randomness.generator(plan.seed, "new classes").permutation(plan.classes)
     known_classes = np.sort(drawn[plan.new_classes :])
     new_classes = np.sort(drawn[: plan.new_classes])
@@ -123,7 +123,7 @@ def _by_class(labels: np.ndarray, classes: int) -> ClassPools:
 def _carve_validation(
     pools: ClassPools, samples: int, *, seed: int
 ) -> tuple[ClassPools, np.ndarray]:
-    """Return the pools without the validation set, and that set: as many of each class."""
+    """Return the pools without the validation set, and this set, balanced by class."""
     per_class = samples // len(pools)
     if samples < 0 or (samples and not per_class):
         raise UserError(
@@ -136,7 +136,7 @@ def _carve_validation(
                 f"validation: {per_class} samples per class, but class {label} has "
                 f"only {len(pool)}; ask fewer"
             )
-    # A stream of its own: a validation set leaves the scheme's draws as they are.
+    # A separate stream: a validation set does not change the scheme's draws.
     rng = randomness.generator(seed, "validation")
     remaining, validation = [], []
     for pool in pools:

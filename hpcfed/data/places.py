@@ -1,4 +1,4 @@
-"""Where a file or folder of the user's is: as given, or below the folder of all data."""
+"""Where a user's file or folder is: as given, or below the folder of all data."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from hpcfed.errors import UserError
 def find_folder(
     name: str, prefix: str, *, root: Path | None, example: str, wanted: str
 ) -> Path:
-    """Return the folder that `PREFIX:DIR` means; `wanted` says what should be in it."""
+    """Return the folder of `PREFIX:DIR`; `wanted` says what should be in it."""
     given = _given(name, prefix, "folder", example)
     return _found(name, given, root, Path.is_dir, "folder", f"give one {wanted}")
 
@@ -17,7 +17,7 @@ def find_folder(
 def find_file(
     name: str, prefix: str, *, root: Path | None, example: str, wanted: str
 ) -> Path:
-    """Return the file that `PREFIX:PATH` means; `wanted` says what it should be."""
+    """Return the file of `PREFIX:PATH`; `wanted` says what it should be."""
     given = _given(name, prefix, "path", example)
     helps = f"give the path of {wanted}"
     return _found(name, given, root, Path.is_file, "file", helps)
@@ -41,7 +41,7 @@ def _found(
     helps: str,
 ) -> Path:
     path = Path(given).expanduser()
-    # The path as given comes first: a shell completes it so.
+    # The path as given comes first, because a shell completes it that way.
     places = [path]
     if root is not None and not path.is_absolute():
         places.append(root / path)

@@ -2,7 +2,7 @@
 
 A scheme gets the samples of each class in both splits and returns sorted sample numbers
 per client. It draws from random streams keyed by the seed, in a fixed order: another
-order of draws would give every recorded seed another federation.
+order would change the federation of every recorded seed.
 """
 
 import math
@@ -23,17 +23,19 @@ TrainAndTest = tuple[ClientLists, ClientLists]
 
 
 def merged(lists: Sequence[np.ndarray]) -> np.ndarray:
-    """Return all samples of several lists as one sorted list; none make an empty one."""
-    # numpy cannot concatenate nothing, and an empty list alone would be float64.
+    """Return all samples of several lists as one sorted list; without lists, an empty
+    one.
+    """
+    # numpy cannot concatenate zero arrays, and an empty list would be float64.
     nothing = np.empty(0, dtype=np.int64)
     return np.sort(np.concatenate([nothing, *lists]))
 
 
 def by_owner(samples: np.ndarray, owner: np.ndarray, clients: int) -> ClientLists:
-    """Return the sorted samples of every client, given who owns each sample.
+    """Return the sorted samples of every client, given the owner of each sample.
 
-    One sort for all: a million clients, each with pieces of ten classes, would take two
-    minutes to cut and merge one by one.
+    One sort for all: cutting and merging one by one would take two minutes for a
+    million clients, each with pieces of ten classes.
     """
     order = np.lexsort((samples, owner))
     joined = samples[order]
@@ -46,15 +48,15 @@ def iid(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTes
 
     def split(pools: ClassPools, rng: np.random.Generator) -> ClientLists:
         shuffled = rng.permutation(merged(pools))
-        # Sizes differ by one at most, and the first clients have more.
+        # Sizes differ by at most one, and the first clients have more.
         each, more = divmod(len(shuffled), plan.clients)
         sizes = np.full(plan.clients, each)
         sizes[:more] += 1
         owner = np.repeat(np.arange(plan.clients), sizes)
         return by_owner(shuffled, owner, plan.clients)
 
-    # Streams of their own, so the training data do not depend on how much test data
-    # there is.
+    # Separate streams, so that the training data does not depend on the amount of test
+    # data.
     return (
         split(train, randomness.generator(plan.seed, "partition")),
         split(test, randomness.generator(plan.seed, "partition test")),
@@ -75,7 +77,7 @@ def dirichlet(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> Train
     ends = np.cumsum(proportions, axis=1)
 
     def cuts(label: int, samples: int) -> np.ndarray:
-        # Rounding may push a cumulative sum beyond 1.
+        # Rounding may push a cumulative sum above 1.
         shares = ends[label, :-1].clip(max=1.0)
         return np.rint(shares * samples).astype(np.int64)
 
@@ -102,7 +104,7 @@ def sharding(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainA
         return ends[:-1, label] * samples // num_holders
 
     def without_unheld(pools: ClassPools) -> ClassPools:
-        # Else the last client would get all samples of a class that nobody holds.
+        # Otherwise the last client would get all samples of a class without holders.
         counted = zip(pools, holders, strict=True)
         return [pool if count else pool[:0] for pool, count in counted]
 
@@ -114,7 +116,8 @@ def sharding(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainA
 def dominant(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTest:
     """Give each client samples of all classes, and more of its dominant group (pFedGPA).
 
-    All clients have the same size. When a class is used up, its samples are dealt again.
+    All clients have the same size. When a class is used up, its samples are dealt
+    again.
     """
     if not 0 <= plan.uniform_share <= 1:
         raise UserError(
@@ -151,10 +154,11 @@ def dominant(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainA
 
 
 def natural_clients(plan: PartitionPlan, num_owners: int) -> np.ndarray:
-    """Return the owner that each client is, in the owners' order.
+    """Return the owner of each client, in the owners' order.
 
-    Fewer clients than owners are a sample: a prefix of one permutation, so that more
-    clients include the fewer. New clients are drawn after the others.
+    If there are fewer clients than owners, they are a sample: a prefix of one
+    permutation, so a larger sample includes each smaller one. New clients are drawn
+    after the others.
     """
     if plan.clients > num_owners:
         raise UserError(f"natural: {plan.clients} clients of {num_owners} owners")
@@ -167,7 +171,7 @@ def natural_clients(plan: PartitionPlan, num_owners: int) -> np.ndarray:
 def samples_of(
     clients: np.ndarray, samples: np.ndarray, owners: np.ndarray
 ) -> ClientLists:
-    """Return those of the samples that each of these owners has."""
+    """Return the samples of each of these owners."""
     # Stable, so that every client's samples stay sorted.
     by_owner = np.argsort(owners[samples], kind="stable")
     ordered = samples[by_owner]
@@ -188,16 +192,16 @@ def dominant_groups(classes: int) -> list[list[int]]:
     """Return pFedGPA's groups of dominant classes.
 
     Client i belongs to group i modulo their number. 62 classes (EMNIST by class) are
-    digits, upper case and lower case. Otherwise the classes form a ring, cut into five
-    windows of about classes/5 (fewer classes: as many windows), each reaching one class
-    into the next. Ten classes give {0,1,2}, {2,3,4}, {4,5,6}, {6,7,8}, {8,9,0}. Two
-    classes are a group each, without the overlap.
+    grouped into digits, upper case and lower case. Otherwise the classes form a ring,
+    cut into five windows of about classes/5 (or one window per class, if fewer), each
+    reaching one class into the next. Ten classes give {0,1,2}, {2,3,4}, {4,5,6},
+    {6,7,8}, {8,9,0}. Two classes are a group each, without the overlap.
     """
     if classes == 62:
         return [list(range(10)), list(range(10, 36)), list(range(36, 62))]
     if classes <= 2:
         return [[label] for label in range(classes)]
-    # The last window reaches over the end, to class 0.
+    # The last window wraps around, to class 0.
     windows = min(5, classes)
     bounds = [window * classes // windows for window in range(windows + 1)]
     groups = []
@@ -223,7 +227,7 @@ def _cut_classes(
         for label, pool in enumerate(pools):
             ends = cuts(label, len(pool))
             samples.append(rng.permutation(pool))
-            # The last client has what is left.
+            # The last client gets the rest.
             sizes = np.diff(ends, prepend=0, append=len(pool))
             owners.append(np.repeat(np.arange(len(sizes)), sizes))
         return by_owner(np.concatenate(samples), np.concatenate(owners), len(sizes))
@@ -237,15 +241,15 @@ def _cut_classes(
 def _held_classes(
     clients: int, classes: int, per_client: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return [clients, classes] booleans: who holds which class.
+    """Return [clients, classes] booleans: which client holds which class.
 
-    Every client takes the classes with the fewest holders, ties at random. So the
-    holders of any two classes never differ by more than one.
+    Every client takes the classes with the fewest holders, with random ties. So the
+    numbers of holders of any two classes never differ by more than one.
     """
     held = np.zeros((clients, classes), dtype=bool)
     holders = np.zeros(classes, dtype=np.int64)
     for client in range(clients):
-        # lexsort's last key decides first.
+        # lexsort sorts by its last key first.
         fewest_holders_first = np.lexsort((rng.random(classes), holders))
         taken = fewest_holders_first[:per_client]
         held[client, taken] = True
@@ -258,10 +262,10 @@ def _dominant_counts(
 ) -> np.ndarray:
     """Return the samples of each class: a uniform share, and the rest from the group.
 
-    Each of the two is as even as it can be; its remainder goes to the first classes of
+    Each of the two is as even as possible; its remainder goes to the first classes of
     `order`.
     """
-    # 1e-9: a product such as 0.29 · 100 falls just below the whole number that is meant.
+    # 1e-9: a product such as 0.29 · 100 is slightly below the intended whole number.
     uniform = math.floor(uniform_share * samples + 1e-9)
     in_group = order[np.isin(order, group)]
     counts = np.zeros(len(order), dtype=np.int64)
@@ -274,7 +278,7 @@ def _dominant_counts(
 class _Deck:
     """Shuffled samples of each class, dealt without replacement.
 
-    A class that is used up is shuffled anew.
+    A class that is used up is reshuffled.
     """
 
     def __init__(self, split: str, pools: ClassPools, rng: np.random.Generator) -> None:
@@ -296,8 +300,8 @@ class _Deck:
         self._left[label] = left[count:]
         while len(drawn) < count:
             again = self._rng.permutation(pool)
-            # What this client has just drawn comes last, so that only a client larger
-            # than the class gets it twice.
+            # What this client has just drawn comes last, so only a client larger than
+            # the class gets a sample twice.
             seen = np.isin(again, drawn)
             again = np.concatenate([again[~seen], again[seen]])
             missing = count - len(drawn)

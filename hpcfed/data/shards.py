@@ -14,17 +14,19 @@ from hpcfed.data.datasets import Dataset, Split
 
 @dataclass(frozen=True)
 class Shard:
-    """One split of some clients' data; a sample that several clients hold is there once."""
+    """One split of some clients' data; a sample that several clients hold is stored
+    once.
+    """
 
     inputs: Tensor
     """[samples, *shape], standardised; tokens are int64."""
     targets: Tensor
-    """Labels, [samples] int64; next tokens, [samples, length] int64, -100 where there is
-    none; or numbers to predict, [samples, outputs].
+    """Labels, [samples] int64; next tokens, [samples, length] int64, -100 without a
+    next token; or numbers to predict, [samples, outputs].
     """
     index: Tensor
-    """[clients, longest], int64: positions in `inputs`. Beyond a client's size there are
-    zeros; longest is at least 1.
+    """[clients, longest], int64: positions in `inputs`, padded with zeros beyond a
+    client's size; longest is at least 1.
     """
     sizes: tuple[int, ...]
     """Samples of each client, on the host."""
@@ -33,11 +35,11 @@ class Shard:
     blank: Tensor | None = field(default=None, kw_only=True)
     """[channels]: standardised black, which augmentation shifts in from the edges."""
     task: Task = field(default="classification", kw_only=True)
-    """What `targets` are."""
+    """What kind of targets these are."""
 
     @cached_property
     def samples(self) -> np.ndarray:
-        """`sizes` as an array: a million of them take 40 ms to be made into one, which
+        """`sizes` as an array. Cached: converting a million of them takes 40 ms, which
         would be most of a small cohort's round.
         """
         return np.array(self.sizes, np.int64)
@@ -53,7 +55,7 @@ class SubShard(Shard):
 
 
 def sub_shard(whole: Shard, first: int, clients: np.ndarray) -> SubShard:
-    """Return as many clients of a shard as there are ids, from position `first` on."""
+    """Return the clients of a shard with these ids, from position `first` on."""
     positions = slice(first, first + len(clients))
     return SubShard(
         whole.inputs,
@@ -81,7 +83,7 @@ def join(shards: Iterable[Shard]) -> Shard:
         owned = torch.arange(longest) < size_column
         missing = longest - s.index.shape[1]
         padded = torch.nn.functional.pad(s.index, (0, missing))
-        # Positions move behind the earlier shards' samples; padding stays zero.
+        # Shift positions by the earlier shards' samples; padding stays zero.
         indices.append(padded + num_samples * owned.to(padded))
         num_samples += len(s.inputs)
     return Shard(
@@ -106,10 +108,10 @@ def shard(
 ) -> Shard:
     """Gather the samples of clients on a device.
 
-    `lists` are each client's sample numbers in the split; ids count from 0 unless given.
+    `lists` has each client's sample numbers in the split; ids count from 0 by default.
     """
     sizes = np.array([len(samples) for samples in lists], dtype=np.int64)
-    # An empty list first, so that a rank without samples concatenates something.
+    # Begin with an empty list, so that a rank without samples can concatenate.
     nothing = np.empty(0, dtype=np.int64)
     all_samples = np.concatenate([nothing, *lists])
     # A sample that several clients hold is stored once, and found by position.
@@ -120,7 +122,7 @@ def shard(
     index[owned] = positions
     inputs = dataset.inputs(split, samples, device=device, dtype=dtype)
     if device.type == "cuda" and inputs.ndim == 4:
-        # Our kernels gather pixels with their channels side by side.
+        # Our kernels need the channels of a pixel next to each other.
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     blank = None
     if dataset.blank is not None:

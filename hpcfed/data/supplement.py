@@ -1,5 +1,5 @@
 """GenFed's data supplement: before the first round, clients with little data get
-samples of the validation set.
+samples from the validation set.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ class Supplement:
     """What clients were given."""
 
     samples: np.ndarray
-    """Samples that every client was given."""
+    """Number of samples that every client was given."""
     leaked: int
     """Samples of the validation set that are now trained on, each counted once."""
     below: float = 0.0
-    """Clients with fewer samples were given some."""
+    """Clients with fewer samples than this were given some."""
 
 
 def nobody(clients: int) -> Supplement:
@@ -39,14 +39,14 @@ def supplemented(
     share: float,
     seed: int,
 ) -> tuple[Partition, Supplement]:
-    """Give each of the first `clients` clients with fewer than `below` samples more;
-    `mean` stands for as many as they have on average.
+    """Give more samples to each of the first `clients` clients that has fewer than
+    `below`; `mean` means the clients' average.
 
     Later clients join after the first round and get none. Each client draws at most
-    `share` of the validation set, without replacement. The set itself stays as it is,
-    so what leaks of it is counted.
+    `share` of the validation set, without replacement. The validation set itself does
+    not change, so what leaks from it is counted.
     """
-    # 1e-9: a product such as 0.29 · 100 falls just below the whole number that is meant.
+    # 1e-9: a product such as 0.29 · 100 is slightly below the intended whole number.
     size = int(share * len(partition.validation) + 1e-9)
     if not size:
         raise UserError(
@@ -61,13 +61,13 @@ def supplemented(
     for client in range(clients):
         if len(train[client]) >= least:
             continue
-        # By client, so that who else asks changes nothing.
+        # Keyed by client, so that it does not depend on the other clients.
         rng = randomness.generator(seed, "supplement", client)
         draw = rng.choice(partition.validation, size, replace=False)
         train[client] = merged([train[client], draw])
         samples[client] = size
         draws.append(draw)
-    # Two clients may draw the same sample, which leaks once.
+    # Two clients may draw the same sample, which counts as one leak.
     leaked = len(np.unique(merged(draws)))
     return replace(partition, train=train), Supplement(samples, leaked, least)
 

@@ -1,4 +1,4 @@
-"""Synthetic images of any shape and number, made on the device when asked for."""
+"""Synthetic images of any shape and number, generated on the device when needed."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from hpcfed.errors import UserError
 from hpcfed.runtime import randomness
 
 BLOCK = 2**22
-"""Values made at once: the hash takes a few int64 temporaries of that many."""
+"""Values generated at once: the hash needs a few int64 temporaries of this size."""
 DISTANCE = 10.0
-"""Between two prototypes, in standard deviations of the noise. Measured: a small CNN has
-44 %, 97 %, 99 % after three epochs of 4000 samples of 3×32×32.
+"""Distance between two prototypes, in standard deviations of the noise. Measured: a
+small CNN has 44 %, 97 %, 99 % after three epochs of 4000 samples of 3×32×32.
 """
 
 
@@ -37,10 +37,10 @@ class SyntheticSize:
 
 
 class SyntheticDataset(Dataset):
-    """A prototype of each class under uniform noise; zero mean, unit variance.
+    """A prototype per class plus uniform noise; zero mean, unit variance.
 
-    A sample is a hash of (seed, split, its number), so it is the same on every rank and
-    device, and only the samples that are asked for are ever made.
+    A sample is a hash of (seed, split, its number). So it is the same on every rank and
+    device, and only requested samples are ever generated.
     """
 
     name = "synthetic"
@@ -84,14 +84,14 @@ class SyntheticDataset(Dataset):
             rows = slice(start, start + block)
             keys = randomness.client_keys(self._seed, purpose, 0, samples[rows])
             noise = _centred(keys, self._size.shape).mul_(noise_amplitude)
-            # In the dtype of the run only at the end.
+            # Converted to the dtype of the run only at the end.
             images[rows] = noise.add_(prototypes[labels[rows]])
         return images
 
     def _prototypes(self, device: torch.device) -> Tensor:
         """Return [classes, *shape]: patterns of 8 × 8 cells.
 
-        They are coarse because that is what convolutions and pooling can see.
+        They are coarse because convolutions and pooling can see such patterns.
         """
         channels, height, width = self._size.shape
         classes = torch.arange(self.classes, device=device)
@@ -104,7 +104,7 @@ class SyntheticDataset(Dataset):
 
 
 def _labels(samples: int, classes: int, seed: int, split: Split) -> np.ndarray:
-    """Return as many labels of each class as possible, shuffled."""
+    """Return shuffled labels, with equally many of each class as far as possible."""
     rng = randomness.generator(seed, f"synthetic {split} labels")
     return rng.permutation(np.arange(samples) % classes)
 
@@ -112,7 +112,7 @@ def _labels(samples: int, classes: int, seed: int, split: Split) -> np.ndarray:
 def signal_amplitude(shape: tuple[int, int, int]) -> float:
     """Return the prototype's share of a pixel's standard deviation.
 
-    Two prototypes lie √(2·pixels) amplitudes apart. Keeping that at DISTANCE standard
+    Two prototypes are √(2·pixels) amplitudes apart. Keeping that at DISTANCE standard
     deviations of the noise makes the task about equally hard at any size, and hides the
     class from any single pixel of a large image.
     """
@@ -123,5 +123,5 @@ def _centred(keys: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Return uniform numbers of mean 0 and variance 1."""
     uniform = randomness.uniform(keys, math.prod(shape))
     uniform = uniform.view(len(keys), *shape)
-    # In two steps: a fused one is not rounded alike on every device.
+    # In two steps: a fused operation is not rounded the same on every device.
     return uniform.sub_(0.5).mul_(math.sqrt(12))

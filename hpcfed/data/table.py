@@ -1,9 +1,9 @@
-"""A table of the user's, `PATH.csv`: a line for each sample, with names in the first.
+"""A user's table, `PATH.csv`: a line for each sample, with names in the first line.
 
-Which columns are the target and the client is guessed by their usual names, or said with
---dataset-options: target, client, split (`train` or `test` in every line), drop (columns to
-leave out) and task. Every other column is an input: a number, or a word, which becomes a
-column of zeros and ones for each word that there is.
+The columns for target and client are guessed by their usual names, or given by
+--dataset-options: target, client, split (`train` or `test` in every line), drop
+(columns to leave out) and task. Every other column is an input: numbers, or words. A
+column of words becomes one column of zeros and ones for each different word.
 """
 
 import csv
@@ -24,29 +24,29 @@ from hpcfed.errors import UserError, count, did_you_mean
 from hpcfed.runtime import machine
 
 PREFIX = "file:"
-"""May stand before the path, as before that of an .npz."""
+"""Optional prefix of the path, as for an .npz."""
 ENDINGS = (".csv", ".tsv")
 USUAL: dict[str, tuple[str, ...]] = {
     "target": (*COLUMNS["target"], "class"),
     "client": (*COLUMNS["client"], "owner", "site", "hospital"),
     "split": ("split",),
 }
-"""What columns are usually called, by what they are here."""
+"""Usual names of columns, by their role here."""
 OPTIONS = (*USUAL, "drop", "task")
 TASKS = ("classification", "regression")
 MOST_WORDS = 100
-"""Words of a column that may become columns of their own: a name or a date has more."""
+"""The most different words of a column: names or dates have more, and are refused."""
 BYTES_PER_BYTE = 40
-"""Host memory that a byte of the file takes at most while it is read."""
+"""The most host memory per byte of the file while it is read."""
 
 
 def is_table(name: str) -> bool:
-    """Tell whether a data set's name means a table."""
+    """Tell whether a data set's name refers to a table."""
     return name.lower().endswith(ENDINGS)
 
 
 def find(name: str, *, root: Path | None) -> Path:
-    """Return the file that `PATH.csv` means: as given, or else below the root."""
+    """Return the file of `PATH.csv`: as given, or else below the root."""
     return find_file(
         name, PREFIX, root=root, example="patients.csv", wanted="a table with a header"
     )
@@ -54,7 +54,7 @@ def find(name: str, *, root: Path | None) -> Path:
 
 @cache
 def loaded(path: Path, options: str) -> InMemory:
-    """Return the arrays of a table; what its columns are is JSON."""
+    """Return the arrays of a table; `options` is JSON with the roles of its columns."""
     table = _read(path)
     roles = _roles(table, json.loads(options))
     inputs = _inputs(table, roles)
@@ -78,7 +78,7 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Roles:
-    """Which columns are what."""
+    """Which column has which role."""
 
     target: str
     client: str | None
@@ -102,7 +102,7 @@ def _read(path: Path) -> _Table:
         raise UserError(f"{path} is not UTF-8; convert it") from None
     lines = text.splitlines()
     header = lines[0] if lines else ""
-    # Whichever separates the most names: tables of some countries have semicolons.
+    # Take the delimiter with most occurrences: some countries use semicolons.
     delimiter = max(",;\t", key=header.count)
     try:
         rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
@@ -159,8 +159,8 @@ def _roles(table: _Table, options: Mapping[str, Any]) -> _Roles:
 
 
 def _column(table: _Table, kind: str, options: Mapping[str, Any]) -> str | None:
-    """Return the column that is the target, the client or the split: as chosen, or by
-    its usual name.
+    """Return the column of the target, the client or the split: as chosen, or by its
+    usual name.
     """
     if kind in options:
         return _known(table, options[kind])
@@ -176,7 +176,7 @@ def _known(table: _Table, name: Any) -> str:
 
 
 def _inputs(table: _Table, roles: _Roles) -> np.ndarray:
-    """Return [samples, features], with a feature for every word of a column of words."""
+    """Return [samples, features], with one feature for every word of a word column."""
     features = []
     for name in roles.inputs:
         numbers = _numbers(table, name)
@@ -210,7 +210,7 @@ def _targets(table: _Table, roles: _Roles) -> dict[str, np.ndarray]:
 
 
 def _numbers(table: _Table, name: str) -> np.ndarray | None:
-    """Return a column as numbers; None where it holds words."""
+    """Return a column as numbers; None if it holds words."""
     cells = table.column(name)
     if "" in cells:
         raise UserError(
@@ -228,8 +228,8 @@ def _split(
 ) -> dict[str, np.ndarray]:
     """Return the arrays of the training and the test set.
 
-    Without a split, every tenth sample is for testing; where samples have owners, of
-    each owner, which whoever reads the arrays sees to.
+    Without a split, every tenth sample is for testing. If samples have owners, it is
+    every tenth of each owner; the reader of the arrays does that.
     """
     whole = {"classes"} & arrays.keys()
     found = {name: arrays[name] for name in whole}
@@ -246,7 +246,7 @@ def _split(
 
 def _for_testing(table: _Table, roles: _Roles) -> np.ndarray:
     if roles.split is None:
-        # As if all were one client's.
+        # As if all samples belonged to one client.
         samples = len(table.column(roles.target))
         return held_out(np.zeros(samples, dtype=np.int64))
     said = np.char.lower(np.array(table.column(roles.split)))

@@ -1,9 +1,9 @@
-"""A folder of text files for language modelling, `text:DIR`: each file is a client, or
-several are, and every token is to be told from those before it.
+"""A folder of text files for language modelling, `text:DIR`. Each file is a client, or
+several files are one, and every token is predicted from those before it.
 
 Files are cut into windows of equal length. A window's last token is the first one of
-the next, so that every token but a file's first is predicted once. The last window of a
-file is filled up with tokens that nothing follows.
+the next window, so that every token except a file's first is predicted once. The last
+window of a file is padded with tokens that have no next token.
 """
 
 import re
@@ -22,20 +22,20 @@ from hpcfed.runtime import machine
 
 PREFIX = "text:"
 UNKNOWN = 0
-"""The token of characters that training text does not have."""
+"""The token of characters that do not occur in training text."""
 MOST_PADDING = 1024
-"""Tokens of a sample that may be longer than all texts."""
+"""Up to this many tokens, a sample may be longer than all texts."""
 BYTES_PER_TOKEN = 32
-"""Host memory that a token takes at most: inputs, targets, and copies of them."""
+"""The most host memory per token: inputs, targets, and copies of them."""
 
 
 def is_text(name: str) -> bool:
-    """Tell whether a data set's name means a folder of texts."""
+    """Tell whether a data set's name refers to a folder of texts."""
     return name.startswith(PREFIX)
 
 
 def find(name: str, *, root: Path | None) -> Path:
-    """Return the folder that `text:DIR` means: as given, or else below the root."""
+    """Return the folder of `text:DIR`: as given, or else below the root."""
     return find_folder(
         name, PREFIX, root=root, example="novels", wanted="with .txt files"
     )
@@ -47,15 +47,15 @@ class _File:
     tokens: np.ndarray
     """Bytes, or code points of characters."""
     num_train: int
-    """How many of the first samples are for training."""
+    """How many of the first tokens are for training."""
 
 
 @cache
 def loaded(folder: Path, plan: TextPlan) -> InMemory:
-    """Return the arrays of a folder: windows, next tokens, and who wrote them."""
+    """Return the arrays of a folder: windows, next tokens, and their authors."""
     files = _read(folder, plan)
     longest = max(len(file.tokens) for file in files)
-    # Short texts are padded; but padding to any length would take for ever.
+    # Short texts are padded, but padding to any length would take forever.
     if plan.length > max(longest, MOST_PADDING):
         raise UserError(
             f"--text-length {plan.length}, but the longest file of {folder} has "
@@ -120,7 +120,7 @@ def _read(folder: Path, plan: TextPlan) -> list[_File]:
                 f"{path} has fewer than two {plan.tokens}, of which one follows the "
                 "other; remove it"
             )
-        # At least two tokens are trained on.
+        # At least two tokens are for training.
         num_train = max(2, len(tokens) - round(plan.test * len(tokens)))
         client = _client(path, plan.clients, pattern)
         files.append(_File(client, tokens, num_train))
@@ -142,7 +142,7 @@ def _tokens(path: Path, kind: str) -> np.ndarray:
 
 
 def _numbered(files: list[_File]) -> tuple[list[_File], int]:
-    """Number the characters of all training text from 1 on, by their code points."""
+    """Number the characters of all training text from 1, by their code points."""
     seen = [np.unique(file.tokens[: file.num_train]) for file in files]
     known = np.unique(np.concatenate(seen))
     numbered = []
@@ -166,11 +166,13 @@ def _pattern(text: str) -> re.Pattern[str] | None:
 
 
 def _client(path: Path, text: str, pattern: re.Pattern[str] | None) -> str:
-    """Return whose text a file is: its own name's, or what the pattern finds in it."""
+    """Return the client of a file: the file's own name, or what the pattern finds in
+    it.
+    """
     if pattern is None:
         return path.stem
     found = pattern.search(path.name)
-    # The first group where there is one, else all that was found.
+    # The first group if there is one, else the whole match.
     client = found and found.group(1 if pattern.groups else 0)
     if not client:
         raise UserError(
