@@ -15,7 +15,7 @@ from hpcfed.runtime.device import on_device
 
 @dataclass(frozen=True)
 class AttackView:
-    """What attackers know of a round: they see all uploads and share their knowledge."""
+    """What attackers know of a round: they see all uploads and share what they know."""
 
     rows: Tensor
     """Trained rows of this rank's members of the cohort."""

@@ -1,5 +1,5 @@
-"""What --server auto means: the paper's model on a GPU, in the batches and the precision
-that the GPU is quick with, and on a CPU one that learns in half a minute.
+"""What --server auto chooses: on a GPU the paper's model, with a batch size and
+precision that are fast there; on a CPU a model that learns in half a minute.
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -10,13 +10,14 @@ from hpcfed.server.options import SAMPLES, ServerOptions
 from hpcfed.server.schedule import WHOLE_UP_TO, generated, num_learnings
 
 SECONDS = {"autoencoder": 12.0, "denoiser": 16.0}
-"""How long each network of --server tiny may learn on one core, in the whole run."""
+"""Time that each network of --server tiny may train on one core in the whole run."""
 GPU_BATCH = 400
-"""Samples of a denoiser's step on a GPU: as many samples in fewer steps, which reproduced
-the paper's figures (benchmarks/paper). In steps of 50 launches take most of the time.
+"""Samples per step of the denoiser on a GPU. The total number of samples stays the
+same, in fewer steps; this reproduced the paper's figures (benchmarks/paper). With 50
+samples per step, kernel launches take most of the time.
 """
 CPU_SAMPLES = {"autoencoder": (1_000, 16_000), "denoiser": (2_000, 32_000)}
-"""The fewest samples that teach a network something, and as many as digits needs."""
+"""The fewest samples from which a network learns anything, and what digits needs."""
 
 
 def server_choices(
@@ -28,10 +29,10 @@ def server_choices(
     ranks: int = 1,
     given: Set[str] = frozenset(),
 ) -> Iterator[Choice]:
-    """Yield what is chosen by the device on which the model learns, and by the columns
-    that it generates; nothing in place of what was `given`. `ranks` train the model.
+    """Yield choices that depend on the model's device and on the generated columns.
+    Options that were `given` are kept. `ranks` is the number of ranks that train it.
 
-    A run that goes on elsewhere has its choices in its record, and keeps them.
+    A run that is resumed on another machine keeps the choices of its record.
     """
     if options.server != "auto":
         yield from _samples(options, SAMPLES, f"as --server {options.server} says")
@@ -46,11 +47,12 @@ def _for_a_gpu(options: ServerOptions, ranks: int, given: Set[str]) -> Iterator[
     because = f"it learns on a GPU, {learns}; --server small asks for less"
     yield Choice("server", "paper", because)
     yield from _samples(options, SAMPLES)
-    # ZeRO would keep parameters in bfloat16, too, which was not asked for.
+    # Not with ZeRO, which would also keep parameters in bfloat16.
     if "server_precision" not in given and not options.zero_stage:
         because = "a GPU is quick with it; --server-precision fp32 asks for more"
         yield Choice("server_precision", "bf16", because)
-    # --server-batch and --server-micro-batch are meant for both networks.
+    # Not if the user gave --server-batch or --server-micro-batch: these are meant for
+    # both networks.
     if not any(name.endswith("_batch") for name in given):
         because = "a GPU is quick with it; --denoiser-batch asks for another"
         # Ranks share a batch evenly.
@@ -78,11 +80,11 @@ def _for_a_cpu(options: ServerOptions, layout: Layout, rounds: int) -> Iterator[
 
 
 def affordable_samples(columns: int, learnings: int) -> dict[str, int]:
-    """Return how many samples each network of --server tiny may see in every learning,
-    so that all of them together take half a minute on one core.
+    """Return the number of samples per learning for each network of --server tiny, such
+    that all learnings together take half a minute on one core.
     """
     # Measured on one core of an ARM server: a sample of 3,658 columns takes the
-    # autoencoder 0.66 ms, one of 10,010 takes 1.6. A latent is as long for any row.
+    # autoencoder 0.66 ms, one of 10,010 takes 1.6 ms. All latents have the same length.
     seconds = {"autoencoder": 1e-4 + 1.55e-7 * columns, "denoiser": 5e-4}
     samples = {}
     for network, each in seconds.items():
@@ -104,7 +106,7 @@ def _from(options: ServerOptions, samples: Mapping[str, int]) -> str:
 def _samples(
     options: ServerOptions, samples: Mapping[str, int], because: str = ""
 ) -> Iterator[Choice]:
-    """Yield how many samples there are: a record says so, also for defaults."""
+    """Yield the numbers of samples, so that the record holds them even for defaults."""
     for network, number in samples.items():
         name = f"{network}_samples"
         if not getattr(options, name):

@@ -1,8 +1,8 @@
-"""The bank of uploads: what the server's model learns from.
+"""The bank of uploads from which the server's model learns.
 
-With --bank-of updates its rows are what clients did in a round: their uploads less the
-row that the round started from. With --bank-of uploads they are the uploads themselves,
-and the bank keeps the starts beside them.
+With --bank-of updates its rows are the clients' updates: their uploads minus the row
+from which the round started. With --bank-of uploads they are the uploads themselves,
+and the bank also keeps the starts.
 """
 
 from collections import OrderedDict
@@ -26,7 +26,7 @@ class BankedRound:
     rows: Tensor
     """What the model learns from."""
     starts: Tensor | None = None
-    """What to subtract from the rows to have updates; None where they are updates."""
+    """What to subtract from the rows to get updates; None if they are updates."""
 
     @property
     def updates(self) -> Tensor:
@@ -37,7 +37,7 @@ class UploadBank:
     """The rows of the last rounds."""
 
     def __init__(self, rounds: int) -> None:
-        """`rounds`: how many rounds are remembered."""
+        """Keep the last `rounds` rounds."""
         self._limit = rounds
         self._rounds: OrderedDict[int, BankedRound] = OrderedDict()
 
@@ -48,8 +48,8 @@ class UploadBank:
         rows: Tensor,
         starts: Tensor | None = None,
     ) -> None:
-        """Add a round's rows, and forget the oldest round beyond the limit; `starts`
-        are those of the rows where these are no updates.
+        """Add a round's rows, and drop the oldest round beyond the limit. `starts` are
+        the rows' starts if the rows are not updates.
         """
         # One row with a NaN would spoil the mean, and so the whole model.
         finite = np.flatnonzero(torch.isfinite(rows).all(1).cpu().numpy())
@@ -58,7 +58,7 @@ class UploadBank:
         at = torch.from_numpy(order).to(rows.device)
         ordered_starts = None if starts is None else starts[at]
         self._rounds[round] = BankedRound(clients[order], rows[at], ordered_starts)
-        # Rounds come in order: the first one is the oldest.
+        # Rounds arrive in order, so the first one is the oldest.
         while len(self._rounds) > self._limit:
             self._rounds.popitem(last=False)
 
@@ -67,7 +67,7 @@ class UploadBank:
         return torch.cat([banked.rows for banked in self._rounds.values()])
 
     def updates(self) -> Tensor:
-        """Return the update of every row of `rows`: what the client did in the round."""
+        """Return the update of every row of `rows`: upload minus start of the round."""
         return torch.cat([banked.updates for banked in self._rounds.values()])
 
     def uploaders(self) -> np.ndarray:
@@ -75,20 +75,20 @@ class UploadBank:
         return np.concatenate([banked.clients for banked in self._rounds.values()])
 
     def newest(self, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
-        """Return which of the clients are in the bank, and the last row of those."""
+        """Return which of the clients are in the bank, and their last rows."""
         known, places = self._newest_places(clients)
         return known, self.rows()[places]
 
     def newest_updates(self, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
-        """Return which of the clients are in the bank, and the last update of those."""
+        """Return which of the clients are in the bank, and their last updates."""
         known, places = self._newest_places(clients)
         return known, self.updates()[places]
 
     def _newest_places(self, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
-        """Return which of the clients are in the bank, and where in `rows` the last row
-        of each of those is.
+        """Return which of the clients are in the bank, and the positions of their last
+        rows in `rows`.
         """
-        # Later rounds come later, so the last place of a client is its newest.
+        # Rows are ordered by round, so a client's last position is its newest.
         newest = {client: at for at, client in enumerate(self.uploaders().tolist())}
         places = np.array([newest.get(client, -1) for client in clients.tolist()], int)
         known = places >= 0
@@ -118,7 +118,7 @@ class UploadBank:
         for round in _stored_rounds(folder, seed):
             name = f"{_prefix(seed)}{round}"
             clients = checkpoints.load(folder, f"{name}.clients", np.int64, [None])
-            # A file whose rows do not fit its clients or the network is refused.
+            # `load` refuses a file whose rows do not fit its clients or the network.
             shape = [len(clients), width]
             rows = checkpoints.load(folder, f"{name}.rows", np.float32, shape)
             starts = None
@@ -130,14 +130,14 @@ class UploadBank:
 
 
 def _prefix(seed: int) -> str:
-    """Return how the names of a seed's banked rounds begin in a checkpoint."""
+    """Return the prefix of a seed's banked rounds in a checkpoint."""
     return f"server-{seed}.bank-"
 
 
 def _stored_rounds(folder: Path, seed: int) -> list[int]:
     """Return the rounds whose uploads a checkpoint holds, oldest first."""
-    # At most 18 digits: what a checkpoint lists comes from a file, and a longer number
-    # is no round.
+    # At most 18 digits: the list comes from a file, and a longer number cannot be a
+    # round.
     pattern = rf"{escape(_prefix(seed))}([0-9]{{1,18}})\.rows\.npy"
     rounds = []
     for name in checkpoints.listed(folder):

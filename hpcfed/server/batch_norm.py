@@ -20,7 +20,7 @@ class BatchNorm(nn.BatchNorm1d):
     """
 
     counts = True
-    """Whether a batch in training changes the running statistics."""
+    """Whether a training batch changes the running statistics."""
     shared = False
     """Whether all ranks' samples are normalised together, as one batch."""
 
@@ -57,21 +57,21 @@ def share_statistics(network: nn.Module) -> None:
 def weigh_micro_batch(norms: Sequence[BatchNorm], number: int, count: int) -> None:
     """Set the momentum for one of a step's micro-batches.
 
-    All `count` of them weigh the same in the running statistics, and together as much
-    as one batch. Ranks average their statistics, so accumulated passes count as ranks
-    do.
+    All `count` of them have the same weight in the running statistics, and together the
+    weight of one batch. Ranks average their statistics, so accumulated passes and ranks
+    have the same effect.
     """
     weight = MOMENTUM / count
-    # A later update shrinks the weight of earlier ones: a micro-batch that i others
-    # follow needs w / (1 − i w), so that w is left of it in the end.
+    # Later updates shrink the weight of earlier ones. If i micro-batches follow, this
+    # one needs w / (1 − i w), so that its weight is w in the end.
     following = count - 1 - number
     for norm in norms:
         norm.momentum = weight / (1 - weight * following)
 
 
 def counted_once(module: nn.Module) -> Callable[..., Tensor]:
-    """Return the module for activation checkpointing, which calls it twice: batch norm
-    counts the batch in the first call alone.
+    """Wrap a module for activation checkpointing, which calls it twice: batch norm
+    counts the batch only in the first call.
     """
     norms = norms_of(module)
     called = False

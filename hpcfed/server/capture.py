@@ -1,5 +1,5 @@
-"""Training passes as CUDA graphs: the networks' kernels are small, and launching them
-one by one would take longer than they do.
+"""Training passes as CUDA graphs: the networks' kernels are so small that launching
+them one by one would take longer than running them.
 """
 
 import warnings
@@ -21,14 +21,14 @@ WARM_UPS = 3
 
 
 def captured_if_possible(network: nn.Module, plan: TrainingPlan) -> nn.Module:
-    """Return what the training loop calls: the captured network where that is right,
-    elsewhere the network itself.
+    """Return what the training loop calls: the captured network if capture is possible,
+    else the network itself.
     """
     if plan.slot.device.type != "cuda":
         return network
     reason = uncaptured(plan.options, plan.batching)
     if reason is None and plan.batching.shared and norms_of(network):
-        # Batch norm's all-reduce would be within the pass.
+        # Batch norm's all-reduce would be inside the captured pass.
         reason = (
             "ranks share batch norm's statistics "
             f"(--server-micro-batch {plan.batching.micro} has each its own)"
@@ -44,9 +44,7 @@ def captured_if_possible(network: nn.Module, plan: TrainingPlan) -> nn.Module:
 
 
 def uncaptured(options: ServerOptions, batching: Batching) -> str | None:
-    """Return why steps on a GPU are launched kernel by kernel; None where they are
-    captured.
-    """
+    """Return why steps on a GPU cannot be captured; None if they can."""
     if options.zero_stage == 3:
         return "ZeRO 3 fetches and frees parameters within a pass"
     if options.server_checkpointing:
@@ -57,12 +55,13 @@ def uncaptured(options: ServerOptions, batching: Batching) -> str | None:
 
 
 class CapturedNetwork(nn.Module):
-    """A network whose training passes are two CUDA graphs, from the first pass on.
+    """A network whose forward and backward passes are CUDA graphs from the first on.
 
-    DeepSpeed holds this module. What is captured sees aliases of the parameters:
-    tensors of their own over the same memory. ZeRO keeps the parameters' nodes of
-    autograd, which belong to the legacy stream, and no capture may touch that one; and
-    its hooks must run after every backward pass, not once within the capture.
+    DeepSpeed holds this module. The captured code uses aliases of the parameters:
+    separate tensors on the same memory. There are two reasons. ZeRO keeps the
+    parameters' autograd nodes, which belong to the legacy stream, and a capture must
+    not touch that stream. And ZeRO's hooks must run after every backward pass, not once
+    during the capture.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -74,8 +73,8 @@ class CapturedNetwork(nn.Module):
         parameters = tuple(self.network.parameters())
         if self._graphed is None:
             self._graphed = self._capture(inputs, parameters)
-        # A parameter that has moved since is copied to where the graph reads it; one
-        # that has not costs a comparison of addresses.
+        # A parameter that has moved in memory is copied to where the graph reads it.
+        # Otherwise this only compares addresses.
         return self._graphed(inputs, parameters)
 
     def _capture(
@@ -89,32 +88,31 @@ class CapturedNetwork(nn.Module):
             answer: Tensor = torch.func.functional_call(self.network, named, inputs)
             return answer
 
-        # Every captured backward pass gives this warning once; its streams are torch's
-        # own business.
+        # Every captured backward pass gives this warning once. It is harmless: torch
+        # manages these streams itself.
         warnings.filterwarnings(
             "ignore", "The AccumulateGrad node's stream does not match"
         )
         buffers = [buffer.clone() for buffer in self.network.buffers()]
         bf16 = torch.is_autocast_enabled("cuda")
-        # It takes nested arguments, which its types do not say.
+        # `Any`, because its type hints do not allow nested arguments.
         capture: Any = torch.cuda.make_graphed_callables
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16, cache_enabled=False):
             _warm_up(lambda: call(inputs, aliases), aliases)
             graphed: Callable[..., Tensor] = capture(
                 call, (inputs, aliases), num_warmup_iters=0
             )
-        # Trial passes leave no trace in batch norm's statistics.
+        # Undo what the trial passes did to batch norm's statistics.
         for buffer, before in zip(self.network.buffers(), buffers, strict=True):
             buffer.copy_(before)
         return graphed
 
 
 def _warm_up(call: Callable[[], Tensor], parameters: tuple[Tensor, ...]) -> None:
-    """Make some passes beside the current stream, in which libraries choose their
-    kernels.
+    """Run some passes on a side stream, so that libraries choose their kernels.
 
-    They are always made on the same stream. `make_graphed_callables` would take a new
-    one for each capture, and every new one cost 65 MiB for good (measured on an H200;
+    Always use the same side stream. `make_graphed_callables` would take a new one for
+    each capture, and each costs 65 MiB that are never freed (measured on an H200;
     cuBLAS keeps a workspace for each stream).
     """
     here = torch.cuda.current_stream()

@@ -1,4 +1,4 @@
-"""The server as a worker's federation sees it."""
+"""The interface through which a worker's federation talks to the server."""
 
 import time
 from dataclasses import replace
@@ -46,7 +46,7 @@ class ServerClient:
         self._collectives = collectives
 
     def begin(self, folder: str) -> None:
-        """Say which folder the run writes to."""
+        """Tell the server which folder the run writes to."""
         self._tell(Begin(seed=self._seed, folder=folder))
 
     def bank(
@@ -56,10 +56,10 @@ class ServerClient:
         rows: Tensor,
         starts: Tensor | None = None,
     ) -> None:
-        """Hand in a round's updates, or its uploads and their starts; they travel while
-        the worker goes on.
+        """Send a round's updates, or its uploads and their starts. The worker does not
+        wait for the transfer.
         """
-        # In float32, whatever clients train in: the server's model has one precision.
+        # Always float32, whatever clients train in: the server's model expects it.
         request = Bank(
             seed=self._seed,
             round=round,
@@ -70,21 +70,21 @@ class ServerClient:
         self._tell(request)
 
     def learn(self) -> LearningReport | None:
-        """Have the model train on the banked uploads, and wait for it.
+        """Train the model on the banked uploads, and wait for it.
 
-        Where the server has ranks of its own, the first worker alone gets the report.
+        If the server has its own ranks, only the first worker gets the report.
         """
         answer, seconds = self._ask(Learn(seed=self._seed))
         report = answer.report
         if report is not None:
-            # The server waits for uploads that are still on their way before it learns.
+            # Before it learns, the server waits for uploads that are still in transit.
             report.seconds["collect"] = seconds - answer.seconds
         return report
 
     def invert(self, clients: np.ndarray, *, depth: int | None = None) -> Inversion:
         """Return rows generated from the clients' newest uploads.
 
-        `depth` are diffusion steps; None: --inversion-depth.
+        `depth` is the number of diffusion steps; None: --inversion-depth.
         """
         request = Invert(seed=self._seed, clients=clients, depth=depth)
         answer, seconds = self._ask(request)
@@ -107,15 +107,15 @@ class ServerClient:
         return self._known(Reconstruct(seed=self._seed, clients=clients))
 
     def compare(self, clients: np.ndarray, rows: Tensor) -> Likeness:
-        """Return how near generated rows are to those in the bank; NaN for clients that
-        are not in it.
+        """Return how close generated rows are to those in the bank; NaN for clients
+        that are not in it.
         """
         request = Compare(seed=self._seed, clients=clients, rows=rows.float())
         return self._ask(request)[0]
 
     def sample(self, clients: np.ndarray, *, whole: bool = False) -> Tensor:
-        """Return a row out of noise alone for each client; with `whole`, a loaded
-        model's updates are added to the start that its file has.
+        """Generate a row from noise alone for each client. With `whole`, add a loaded
+        model's updates to the start in its file.
         """
         request = SampleRows(seed=self._seed, clients=clients, whole=whole)
         return self._ask(request)[0].rows
@@ -132,8 +132,8 @@ class ServerClient:
         sign: Sign = "progress",
         noise: str | None = None,
     ) -> Tensor:
-        """Return new clients' rows after a local update, guided by the model; `noise`
-        is what fresh noise is drawn for, None: none is.
+        """Return new clients' rows after a local update, guided by the model. `noise`
+        names the random stream of fresh noise; None: no noise.
         """
         request = Guide(
             seed=self._seed,
@@ -149,11 +149,11 @@ class ServerClient:
         return self._ask(request)[0].rows
 
     def save(self, path: str, start: Tensor | None = None) -> None:
-        """Write the trained model to a file, with the columns that its updates may be
-        added to.
+        """Write the trained model to a file, with the columns to which its updates may
+        be added.
         """
         columns = b"" if start is None else start.float().cpu().numpy().tobytes()
-        # The first worker's: others may have rounded differently.
+        # Use the first worker's: others may have rounded differently.
         columns = self._collectives.bcast(columns)
         self._ask(Save(seed=self._seed, path=path, start=columns))
 
@@ -166,7 +166,7 @@ class ServerClient:
         self._ask(Restore(seed=self._seed, folder=folder))
 
     def leave(self) -> None:
-        """Tell the server that this seed asks nothing more."""
+        """Tell the server that this seed has no more requests."""
         self._tell(Leave(seed=self._seed))
 
     def _known(self, request: Request[KnownRows]) -> tuple[Tensor, np.ndarray]:
@@ -174,9 +174,9 @@ class ServerClient:
         return answer.rows, answer.known
 
     def _ask(self, request: Request[A]) -> tuple[A, float]:
-        """Return the answer, and the seconds until it was there.
+        """Return the answer, and the seconds until it arrived.
 
-        Seconds before our turn are not counted: they belong to other seeds.
+        The wait for our turn does not count: it belongs to other seeds.
         """
 
         def ask() -> tuple[A | Failure, float]:
@@ -187,10 +187,10 @@ class ServerClient:
 
         world = self._collectives.world
         self._count_bytes(request)
-        # Stacked seeds share the transport, and take turns on all ranks alike.
+        # Stacked seeds share the transport, and take turns alike on all ranks.
         answer, seconds = self._collectives.in_turn(ask)
         if isinstance(answer, Failure):
-            # The root prints the line for all, and ends them.
+            # The root prints the message and ends all ranks, so give it time.
             if not world.is_root:
                 time.sleep(GRACE)
             raise Diverged(answer.reason)

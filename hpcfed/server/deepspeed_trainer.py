@@ -32,11 +32,11 @@ from hpcfed.server.trainer import (
 from hpcfed.server.training_plan import TrainingPlan
 
 BUCKET = 50_000_000
-"""Numbers that DeepSpeed sends at once at most. It allocates as many, some of them
-twice.
+"""The most numbers that DeepSpeed sends at once. It allocates buffers of this size,
+some of them twice.
 """
 BUCKET_UNIT = 1024
-"""Buckets are multiples of it, as DeepSpeed wants them to be of some small number."""
+"""Bucket sizes are multiples of this: DeepSpeed wants multiples of a small number."""
 _LruCache = type(cache(lambda: None))
 
 
@@ -61,8 +61,8 @@ class DeepSpeedTrainer:
                 config=configuration(plan.options, plan.batching, parameters),
                 dist_init_required=False,
             )
-        # DeepSpeed casts everything to bfloat16, in which batch norm's statistics
-        # would hardly move.
+        # DeepSpeed casts everything to bfloat16, but batch norm's statistics would
+        # hardly move in it.
         for buffer in _float_buffers(network):
             buffer.data = buffer.data.float()
         self._done = 0
@@ -79,7 +79,7 @@ class DeepSpeedTrainer:
                 micro = turn * self._slot.size + self._slot.rank
                 value = loss(self._engine, self._done + step, micro)
                 self._engine.backward(value)
-                # Updates parameters after the last of the accumulated passes alone.
+                # It updates parameters only after the last accumulated pass.
                 self._engine.step()
                 losses[step] += value.detach().float() / accumulation
             progress(step + 1, losses)
@@ -93,7 +93,7 @@ class DeepSpeedTrainer:
         return mean.double().cpu().numpy()
 
     def _all_finite(self, losses: Tensor) -> bool:
-        """Return whether the losses of all ranks are finite; every rank gets the same
+        """Tell whether the losses of all ranks are finite; all ranks get the same
         answer.
         """
         bad = (~losses.isfinite()).sum()
@@ -101,8 +101,8 @@ class DeepSpeedTrainer:
         return not bool(bad)
 
     def _average_statistics(self) -> None:
-        """Replace batch norm's statistics by their mean over ranks, each of which may
-        have seen other samples.
+        """Replace batch norm's statistics by their mean over ranks, since ranks may
+        have seen different samples.
         """
         if self._slot.size == 1:
             return
@@ -116,15 +116,15 @@ class DeepSpeedTrainer:
         for name, buffer in self.network.named_buffers():
             yield name, buffer.detach().float()
         for name, p in self.network.named_parameters():
-            # Without ZeRO or bfloat16 DeepSpeed leaves torch's optimiser as it is, and
-            # every rank has whole parameters.
+            # Without ZeRO or bfloat16, DeepSpeed keeps torch's optimiser, and every
+            # rank has whole parameters.
             if isinstance(self._optimizer, torch.optim.AdamW):
                 yield name, p.detach()
             else:
                 yield name, safe_get_full_fp32_param(p).detach()
 
     def close(self) -> None:
-        # Else hooks that only autograd knows of would keep all of it for ever.
+        # Otherwise hooks that only autograd holds would keep everything in memory.
         self._engine.destroy()
         if self._stage == 3:
             _forget(self.network)
@@ -133,7 +133,7 @@ class DeepSpeedTrainer:
 def configuration(
     options: ServerOptions, batching: Batching, parameters: int
 ) -> dict[str, Any]:
-    """Return what DeepSpeed is told about a network of `parameters` numbers."""
+    """Return DeepSpeed's configuration for a network with this number of parameters."""
     bf16 = options.server_precision == "bf16"
     return {
         "train_batch_size": batching.batch,
@@ -141,25 +141,25 @@ def configuration(
         "gradient_accumulation_steps": batching.accumulation,
         "zero_optimization": _zero_configuration(options, parameters),
         "zero_allow_untested_optimizer": True,
-        # torch's AdamW serves, and needs no compiler.
+        # torch's AdamW is enough, and needs no compiler.
         "zero_force_ds_cpu_optimizer": False,
-        # ZeRO keeps a float32 copy of bfloat16 parameters; without ZeRO there would be
-        # none, so torch casts at each operation instead.
+        # ZeRO keeps a float32 copy of bfloat16 parameters. Without ZeRO there would be
+        # no copy, so torch casts in each operation instead.
         "bf16": {"enabled": bf16 and options.zero_stage > 0},
         "torch_autocast": {
             "enabled": bf16 and not options.zero_stage,
             "dtype": "bfloat16",
         },
-        # Some versions clip at 1 when nothing is said.
+        # Some versions clip at 1 by default.
         "gradient_clipping": 0.0,
         "steps_per_print": 2**31,
-        # It would wait for the device twice a step.
+        # This timer would wait for the device twice per step.
         "timers": {"throughput": {"enabled": False}},
     }
 
 
 def _zero_configuration(options: ServerOptions, parameters: int) -> dict[str, Any]:
-    """Return ZeRO's stage, its buckets, and what is offloaded to the host."""
+    """Return ZeRO's stage, its bucket sizes, and what to offload to the host."""
     units = -(-parameters // BUCKET_UNIT)
     bucket = min(units * BUCKET_UNIT, BUCKET)
     zero: dict[str, Any] = {
@@ -179,21 +179,21 @@ def _zero_configuration(options: ServerOptions, parameters: int) -> dict[str, An
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """Return DeepSpeed, without its messages, in the process group that exists."""
+    """Import DeepSpeed silently, for the existing process group."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    # ZeRO 3 takes it for the number of the device.
+    # ZeRO 3 uses it as the device number.
     os.environ["LOCAL_RANK"] = str(device.index or 0)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with _silently():
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        # Given for a group of one rank, which has only its own device to use.
+        # This warning is about a group of one rank, which only has its own device.
         warnings.filterwarnings(
             "ignore", r"barrier\(\): using the device under current context"
         )
-        # Serves inference alone, and would be compiled for a minute, by a compiler that
-        # may not be there.
+        # This is only for inference. It would compile for a minute, and there may be no
+        # compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(
             dist_backend=process_group.backend(),
@@ -205,17 +205,17 @@ def import_deepspeed(device: torch.device) -> Any:
 
 
 def _float_buffers(network: nn.Module) -> list[Tensor]:
-    """Return batch norm's statistics; its counter of batches is an integer."""
+    """Return batch norm's statistics, without its integer counter of batches."""
     return [buffer for buffer in network.buffers() if buffer.is_floating_point()]
 
 
 def _forget(network: nn.Module) -> None:
-    """Have DeepSpeed let go of a network that ZeRO 3 has trained, and with it of its
-    engine, weights and moments.
+    """Make DeepSpeed release a network that ZeRO 3 has trained, and with it its engine,
+    weights and moments.
 
-    DeepSpeed puts every such network on a list of modules and takes none off it, and
-    caches calls of methods, whose arguments are modules. Both would last as long as the
-    process.
+    DeepSpeed appends every such network to a list of modules and never removes one. It
+    also caches method calls whose arguments are modules. Both would hold the network
+    until the process ends.
     """
     offload = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
     modules = getattr(offload, "FWD_MODULE_STACK", None)
@@ -230,10 +230,10 @@ def _forget(network: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _without_local_rank() -> Iterator[None]:
-    """Hide Open MPI's number of this rank on its node.
+    """Hide Open MPI's local rank on this node.
 
-    DeepSpeed refuses to start where it differs from LOCAL_RANK, which has to be the
-    device's number: ranks may share a device, and a rank may see no other than its own.
+    DeepSpeed refuses to start if it differs from LOCAL_RANK. But LOCAL_RANK must be the
+    device number: ranks may share a device, or a rank may see only its own device.
     """
     name = "OMPI_COMM_WORLD_LOCAL_RANK"
     hidden = os.environ.pop(name, None)
@@ -246,6 +246,6 @@ def _without_local_rank() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silently() -> Iterator[None]:
-    """Drop what is printed to stdout."""
+    """Discard output to stdout."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield

@@ -1,9 +1,9 @@
-"""DDPM in the latent space, and the two ways in which pFedGPA uses it: inversion, and
-guidance of new clients.
+"""DDPM in the latent space, and pFedGPA's two uses of it: inversion, and guidance of
+new clients.
 
-Times run from 1 to T, as in the papers; z_0 is a latent, z_T is noise. The arithmetic
-has the type of its arguments, so that tests can ask for float64. Equation numbers are
-those of Lai et al. 2025.
+Times run from 1 to T, as in the papers; z_0 is a latent, z_T is noise. Functions
+compute in the type of their arguments, so that tests can use float64. Equation numbers
+are those of Lai et al. 2025.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,17 @@ from torch import Tensor
 Epsilon = Callable[[Tensor, Tensor], Tensor]
 """ε(z, t) for latents [n, size] and times [n]."""
 Noise = Callable[[], Tensor]
-"""Fresh standard normal noise for all latents."""
+"""Returns fresh standard normal noise for all latents."""
 
 
 Sign = Literal["progress", "printed"]
-"""The sign of a new client's progress in guidance: along it, or as printed."""
+"""The sign of a new client's progress in guidance: along it, or as the paper prints it.
+"""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """β_t and ᾱ_t for t = 0 … T, where t = 0 has no noise yet."""
+    """β_t and ᾱ_t for t = 0 … T; at t = 0 there is no noise yet."""
 
     betas: Tensor
     alpha_bars: Tensor
@@ -34,8 +35,8 @@ class Schedule:
     def linear(cls, steps: int, device: torch.device | str = "cpu") -> "Schedule":
         """Return β_t that rises linearly from 1e-4 to 0.02, as for T = 1000."""
         usual = torch.linspace(1e-4, 0.02, steps, dtype=torch.float64)
-        # The usual ends belong to a thousand steps; fewer steps must add the same noise
-        # in all.
+        # The usual range is for a thousand steps; fewer steps must add the same total
+        # noise.
         stretch = 1000 / steps
         betas = torch.zeros(steps + 1, dtype=torch.float64)
         betas[1:] = usual * stretch
@@ -57,7 +58,7 @@ class Schedule:
         return variance.sqrt()
 
     def noised(self, z0: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """Return z_t drawn at once, each latent at a time of its own."""
+        """Return z_t in one draw; each latent has its own time."""
         alpha_bars = self.alpha_bars[t].to(z0.dtype)
         alpha_bar = alpha_bars.unsqueeze(-1)
         signal = alpha_bar.sqrt() * z0
@@ -77,7 +78,7 @@ class Schedule:
 def diffuse(
     schedule: Schedule, z0: Tensor, depth: int, noise: Noise
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return z_depth, and the noises of the steps 1 … depth, computed from the path as
+    """Return z_depth, and the noise of each step 1 … depth, computed from the path as
     in Eq. 12.
     """
     z = z0
@@ -86,7 +87,7 @@ def diffuse(
         beta = schedule.betas[t].to(z0.dtype)
         shrunk = (1 - beta).sqrt() * z
         z = shrunk + beta.sqrt() * noise()
-        # Eq. 12 computes it from the path, and does not take the drawn noise itself.
+        # Eq. 12 computes the noise from the path instead of using the drawn noise.
         added = z - shrunk
         noises.append(added / beta.sqrt())
     return z, noises
@@ -110,13 +111,13 @@ def invert(
     noise: Noise,
     use: Literal["recorded", "fresh", "none"] = "recorded",
 ) -> Tensor:
-    """Return new latents that keep what is particular about the old (Eqs. 11 to 16).
+    """Return new latents that keep what is specific to the old ones (Eqs. 11 to 16).
 
-    `use` says which noise is added on the way back: the recorded one with a minus, as
-    it was added on the way there; fresh noise; or none, which is DDIM's deterministic
-    way. At the full depth, as printed, z_T holds nothing of the client, and its
-    identity is lost. The shallower, the more of it stays, as far as the two networks
-    have learnt to tell clients apart.
+    `use` says which noise to add on the way back: the recorded noise with a minus sign,
+    because it was added on the way forward; fresh noise; or none, which is DDIM's
+    deterministic way. At full depth, as printed, z_T contains nothing of the client,
+    and its identity is lost. A smaller depth keeps more of it, as far as the two
+    networks have learnt to distinguish clients.
     """
     z, noises = diffuse(schedule, z0, depth, noise)
     for t in range(depth, 0, -1):
@@ -133,7 +134,7 @@ def invert(
 
 
 def sample(schedule: Schedule, epsilon: Epsilon, noise: Noise) -> Tensor:
-    """Return latents out of noise alone: generation without inversion (Eq. 6)."""
+    """Generate latents from noise alone, without inversion (Eq. 6)."""
     z = noise()
     for t in range(schedule.steps, 0, -1):
         predicted = epsilon(z, _times(z, t))
@@ -156,12 +157,12 @@ def guide(
     sign: Sign = "progress",
     noise: Noise | None = None,
 ) -> Tensor:
-    """Return latents after some reverse steps from time `start`, each of which follows
-    the client's progress in the latent space (Eq. 10, Algorithm 1).
+    """Return latents after some reverse steps from time `start`. Each step follows the
+    client's progress in the latent space (Eq. 10, Algorithm 1).
 
-    ε̃ = ε(z, t) − (1 + ω)(E(θ_l) − E(θ̂_{l−1})): read so because the sign that line 11
-    prints, which is an option, undoes the client's progress. The steps are the means
-    alone, unless there is `noise` for line 12's σ_t z.
+    Our reading is ε̃ = ε(z, t) − (1 + ω)(E(θ_l) − E(θ̂_{l−1})). The sign as printed in
+    line 11 would undo the client's progress; it is an option. Steps use only the means,
+    unless `noise` is given for line 12's σ_t z.
     """
     local = (1 + strength) * progress
     if sign == "printed":

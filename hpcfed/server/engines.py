@@ -1,5 +1,5 @@
-"""What --server-engine decides: who trains the server's networks, DeepSpeed or a plain
-loop to compare with, and who computes activations anew.
+"""The choice of --server-engine: DeepSpeed, or a plain loop to compare with, trains the
+server's networks and recomputes activations.
 """
 
 import torch
@@ -14,25 +14,25 @@ from hpcfed.server.training_plan import TrainingPlan
 
 
 def make_trainer(network: nn.Module, plan: TrainingPlan) -> Trainer:
-    """Return a trainer of the engine that --server-engine names."""
+    """Return the trainer that --server-engine names."""
     if plan.options.server_engine == "torch":
         return PlainTrainer(network, plan)
     return DeepSpeedTrainer(network, plan)
 
 
 def import_engine(options: ServerOptions, device: torch.device) -> None:
-    """Import what training will need: torch's first optimiser and DeepSpeed each take
-    seconds.
+    """Import what training needs in advance: torch's first optimiser and DeepSpeed take
+    seconds each.
     """
-    # An optimiser of nothing: making the first one imports much of torch.
+    # A dummy optimiser: creating the first one imports much of torch.
     torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
     if options.server_engine == "deepspeed":
         import_deepspeed(device)
 
 
 def recomputing(options: ServerOptions) -> Checkpoint:
-    """Return how the engine calls a stage that forgets its activations, and computes
-    them anew in the backward pass.
+    """Return the engine's activation checkpointing: it calls a stage, drops its
+    activations, and recomputes them in the backward pass.
     """
     if options.server_engine == "deepspeed":
         return _by_deepspeed
@@ -47,10 +47,10 @@ def _by_torch(module: nn.Module, *inputs: Tensor) -> Tensor:
 
 
 def _by_deepspeed(module: nn.Module, *inputs: Tensor) -> Tensor:
-    import deepspeed  # the trainer has started it by then
+    import deepspeed  # the trainer has initialised it before
 
     if torch.is_grad_enabled() and not any(x.requires_grad for x in inputs):
-        # DeepSpeed calls backward only for inputs that want a gradient. Rows want none,
+        # DeepSpeed only calls backward if an input requires a gradient. Rows do not,
         # but the module's weights do.
         inputs = (inputs[0].detach().requires_grad_(), *inputs[1:])
     output: Tensor = deepspeed.checkpointing.checkpoint(counted_once(module), *inputs)

@@ -1,4 +1,4 @@
-"""The latent diffusion model over rows: it learns from a bank of uploads, and generates
+"""The latent diffusion model of rows: it learns from a bank of uploads and generates
 rows.
 """
 
@@ -38,16 +38,16 @@ from hpcfed.server.trainer import Loss, StepProgress, Trainer
 from hpcfed.server.training_plan import RankSlot, TrainingPlan
 
 LARGE = 10_000_000
-"""Parameters from which on it is worth a fifth of a second to collect garbage."""
+"""Number of parameters from which garbage collection is worth its fifth of a second."""
 
 Progress = Callable[[str, int, int, Tensor], None]
-"""Is told of every step: the network, steps done, all steps, and the losses so far on
-the device.
+"""Called after every step with the network, steps done, all steps, and the losses so
+far, which are on the device.
 """
 
 
 class LatentDiffusion:
-    """An autoencoder of rows, and a denoiser of its latents.
+    """An autoencoder of rows and a denoiser of its latents.
 
     Calls are collective over the server's ranks, and every rank passes the same rows.
     """
@@ -71,8 +71,8 @@ class LatentDiffusion:
         self.row_scaling: RowScaling | None = None
         self.latent_scaling: LatentScaling | None = None
         self.start: Tensor | None = None
-        """What the updates of a loaded model are added to, if the file says so."""
-        # The global random stream belongs to others: it is put back afterwards.
+        """What to add a loaded model's updates to, if its file has it."""
+        # Restore the global random stream afterwards: other code relies on it.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._derived_seed("initial weights"))
             self.autoencoder = self._new_autoencoder()
@@ -82,7 +82,7 @@ class LatentDiffusion:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the model can generate: it has learnt, or was loaded."""
+        """Whether the model can generate: it has learnt or was loaded."""
         return self.latent_scaling is not None
 
     # Learning
@@ -93,14 +93,14 @@ class LatentDiffusion:
         rows: Tensor,
         progress: Progress = lambda network, done, steps, losses: None,
     ) -> LearningReport:
-        """Learn the distribution of the rows, starting from what was learnt before."""
+        """Learn the distribution of the rows, starting from the current networks."""
         started = self._clock()
         report = LearningReport(
             rows=len(rows),
             ranks=self.slot.size,
             peak_flops=peak_flops(self.slot.device, self.options),
         )
-        # Every learning measures the bank anew: rows have moved since the last one.
+        # Measure the scaling anew: rows have moved since the last learning.
         self.row_scaling = RowScaling.of(rows, self._widths)
         x = self.row_scaling(rows)
         flops = self.autoencoder.flops()
@@ -115,7 +115,7 @@ class LatentDiffusion:
         flops = self.denoiser.flops(self.options.size.latent)
         self._fit("denoiser", self._denoising(z), flops, report, progress)
         self._learnings += 1
-        # What no phase has counted went into building networks and engines.
+        # The remaining time went into building networks and engines.
         counted = sum(report.seconds.values())
         elapsed = self._clock() - started
         report.seconds["prepare"] = elapsed - counted
@@ -143,7 +143,7 @@ class LatentDiffusion:
         report: LearningReport,
         progress: Progress,
     ) -> None:
-        """Train one network, and take down what it took; `flops` are of one sample's
+        """Train one network, and record its cost. `flops` is that of one sample's
         forward pass.
         """
         trainer = self._trainer(name, report)
@@ -163,12 +163,12 @@ class LatentDiffusion:
         tensors = self._trained_tensors(trainer)
         rebuilt = self._rebuild(name, tensors)
         trainer.close()
-        # Nothing here may hold the trainer when garbage is collected.
+        # Garbage collection only works without a reference to the trainer here.
         del trainer
         large = report.parameters[name] >= LARGE
         on_gpu = self.slot.device.type == "cuda"
         if large or on_gpu or self.options.zero_stage:
-            # DeepSpeed's objects hold each other, and with them moments and captured
+            # DeepSpeed's objects form reference cycles, which hold moments and captured
             # passes.
             gc.collect()
         rebuilt.to(self.slot.device)
@@ -178,7 +178,7 @@ class LatentDiffusion:
         if self.options.server_checkpointing:
             network.checkpoint = recomputing(self.options)
         report.parameters[name] = num_parameters(network)
-        # Before DeepSpeed starts: it resets the device's count.
+        # Before DeepSpeed starts, because it resets the device's peak memory.
         report.note_peak(self.slot.device)
         plan = TrainingPlan(
             options=self.options,
@@ -191,8 +191,8 @@ class LatentDiffusion:
     def _trained_tensors(self, trainer: Trainer) -> dict[str, Tensor]:
         """Return the trained network's tensors.
 
-        ZeRO gathers whole tensors beside what it holds itself. They wait on the host
-        until that is gone.
+        ZeRO gathers whole tensors in addition to what it holds. Keep them on the host
+        until ZeRO has freed its own.
         """
         tensors = {}
         for name, tensor in trainer.tensors():
@@ -202,11 +202,11 @@ class LatentDiffusion:
     def _rebuild(self, name: str, tensors: dict[str, Tensor]) -> nn.Module:
         """Replace a network by a plain one with these tensors, and return it.
 
-        What DeepSpeed has wrapped is left behind.
+        The old network, which DeepSpeed has wrapped, is dropped.
         """
         network: nn.Module
-        # On no device: initial weights would cost time and memory, and move the global
-        # random stream.
+        # On the meta device: initial weights would cost time and memory, and advance
+        # the global random stream.
         with torch.device("meta"):
             if name == "autoencoder":
                 self.autoencoder = network = self._new_autoencoder()
@@ -264,7 +264,7 @@ class LatentDiffusion:
 
     @torch.no_grad()
     def sample(self, count: int) -> Tensor:
-        """Return rows out of noise alone."""
+        """Generate rows from noise alone."""
         latent = self.options.size.latent
         like = torch.empty(count, latent, device=self.slot.device)
         noise = self._noise("sampling", like)
@@ -283,8 +283,8 @@ class LatentDiffusion:
         sign: Sign = "progress",
         noise: str | None = None,
     ) -> Tensor:
-        """Return rows after local training, guided by what all clients have taught the
-        model; `noise` is what fresh noise is drawn for, None: none is.
+        """Return rows after local training, guided by what the model has learnt from
+        all clients. `noise` names the random stream of fresh noise; None: no noise.
         """
         old = self.encode(before)
         new = self.encode(after)
@@ -317,7 +317,7 @@ class LatentDiffusion:
         network = self.autoencoder
         return in_chunks(network.decode, z, widest=network.widest)
 
-    # Randomness: keyed by seed, purpose and learning, never by rank
+    # Randomness depends on seed, purpose and number of learnings, never on the rank.
 
     def _derived_seed(self, purpose: str) -> int:
         key = f"server {purpose}"
@@ -330,7 +330,7 @@ class LatentDiffusion:
         random = torch.Generator(self.slot.device)
 
         def draw(step: int, number: int) -> torch.Generator:
-            # A step has less than 2^16 draws, so no two of them share a seed.
+            # A step has fewer than 2^16 draws, so no two draws share a seed.
             position = base + (step << 16) + number
             return random.manual_seed(position % 2**63)
 
@@ -351,7 +351,7 @@ class LatentDiffusion:
     # Files
 
     def save(self, path: Path, start: Tensor | None = None) -> None:
-        """Write the trained model to a file, with what its updates may be added to."""
+        """Write the trained model to a file; `start` is what to add its updates to."""
         assert self.row_scaling is not None and self.latent_scaling is not None
         networks = {}
         for name in NETWORKS:
@@ -366,7 +366,7 @@ class LatentDiffusion:
         storage.write(path, saved, self._widths, self.options)
 
     def load(self, path: Path) -> None:
-        """Take over a saved model; raise UserError if the file does not fit."""
+        """Load a saved model; raise UserError if the file does not fit."""
         with storage.refusing(path):
             saved = storage.read(path, self._widths, self.options, self.slot.device)
             for name, tensors in saved.networks.items():
@@ -378,7 +378,7 @@ class LatentDiffusion:
 
 
 def _observed(progress: Progress, name: str, steps: int) -> StepProgress:
-    """Return what tells both the progress lines and a profile of every step."""
+    """Return a callback that reports each step to progress lines and to a profile."""
     watch = observer()
 
     def tell(done: int, losses: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Layers of the server's networks, over activations [samples, channels, 1, length].
 
-On a GPU they are channels-last: cuDNN is twice as fast so.
+On a GPU they are channels-last: cuDNN is twice as fast with these.
 """
 
 import torch
@@ -26,17 +26,17 @@ class Convolution(nn.Conv1d):
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda and self.in_channels == 1:
             return self.as_product(x)
-        # In ZeRO's flat buffers a weight may begin where kernels cannot load it; then
-        # it is copied.
+        # In ZeRO's flat buffers a weight may start at an address that kernels cannot
+        # load from; then `aligned` copies it.
         weight = aligned(self.weight).unsqueeze(2)
         stride = (1, *self.stride)
         padding = (0, KERNEL // 2)
         return F.conv2d(x, weight, self.bias, stride, padding)
 
     def as_product(self, x: Tensor) -> Tensor:
-        """Convolve a single channel by a matrix product of its patches.
+        """Convolve a single channel as a matrix product of its patches.
 
-        cuDNN is slow with less than eight channels. An eighth tap of zeros aligns the
+        cuDNN is slow with fewer than eight channels. An eighth tap of zeros aligns the
         patches.
         """
         half = KERNEL // 2
@@ -61,12 +61,12 @@ class Upsampling(nn.ConvTranspose1d):
         return F.conv_transpose2d(x, weight, self.bias, stride, padding, extra)
 
     def as_product(self, x: Tensor) -> Tensor:
-        """Make a single channel by a matrix product: what each position gives to its
-        seven outputs, and then their sums.
+        """Make a single channel by a matrix product: first what each position
+        contributes to its seven outputs, then the sums.
         """
         taps = F.pad(self.weight[:, 0], (0, 1)).t()
         positions = x.squeeze(2).transpose(1, 2)
-        # The sums are made in float32, also of bfloat16 products.
+        # Sum in float32, even if products are in bfloat16.
         given = F.linear(positions, taps).float()
         length = given.shape[1]
         given = F.pad(given, (0, 0, 1, 2))

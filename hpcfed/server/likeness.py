@@ -1,8 +1,8 @@
-"""How generated rows relate to the uploads that the server has learnt from.
+"""Compare generated rows with the uploads from which the server has learnt.
 
-All of it is about updates: rows less those from which their rounds started. Uploads of
-different rounds differ by how far FedAvg went between, which says nothing about
-clients.
+All comparisons are between updates: rows minus those from which their rounds started.
+Uploads of different rounds also differ by how far FedAvg moved in between, which says
+nothing about clients.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from hpcfed.server.scaling import RowScaling
 
 def updates_of(bank: UploadBank, clients: np.ndarray, rows: Tensor) -> Tensor:
     """Return the updates of rows that were generated from the clients' newest rows in
-    the bank: less the start of those, where the bank holds uploads.
+    the bank. If the bank holds uploads, subtract their starts.
     """
     _, newest = bank.newest(clients)
     _, updates = bank.newest_updates(clients)
-    # Exactly zero where the bank holds updates.
+    # Exactly zero if the bank holds updates.
     starts = newest - updates
     return rows - starts
 
@@ -31,10 +31,10 @@ def updates_of(bank: UploadBank, clients: np.ndarray, rows: Tensor) -> Tensor:
 def recognised(
     bank: UploadBank, clients: np.ndarray, updates: Tensor, widths: Sequence[int]
 ) -> float:
-    """Return for which share of the clients the nearest centre is their own.
+    """Return the share of clients whose nearest centre is their own.
 
-    A centre is the mean of a client's banked updates. Columns are measured by the
-    standard deviation of the updates in their tensor, as the model's are.
+    A centre is the mean of a client's banked updates. Columns are divided by the
+    standard deviation of the updates in their tensor, as for the model.
     """
     banked = bank.updates()
     scaling = RowScaling.of(banked, widths)
@@ -46,7 +46,7 @@ def recognised(
 
 
 def mean_rows(bank: UploadBank, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
-    """Return which of the clients are in the bank, and the mean of the rows of those."""
+    """Return which of the clients are in the bank, and the means of their rows."""
     ids, means = _means(bank.uploaders(), bank.rows())
     known = np.isin(clients, ids)
     places = torch.from_numpy(np.searchsorted(ids, clients[known]))
@@ -55,10 +55,10 @@ def mean_rows(bank: UploadBank, clients: np.ndarray) -> tuple[np.ndarray, Tensor
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Likeness(Answer):
-    """How near rows are to the bank's, an entry per row.
+    """How close rows are to those in the bank, one entry per row.
 
-    Distances are between updates, over all generated columns, and relative: by the norm
-    of the client's own newest update.
+    Distances are between updates, over all generated columns, relative to the norm of
+    the client's own newest update.
     """
 
     own: np.ndarray
@@ -66,14 +66,14 @@ class Likeness(Answer):
     nearest: np.ndarray
     """To the nearest upload of any client and round."""
     nearest_is_own: np.ndarray
-    """1 where that one is an upload of the client, in whichever round, else 0."""
+    """1 if that one is an upload of the same client in any round, else 0."""
 
 
 def likeness(bank: UploadBank, clients: np.ndarray, updates: Tensor) -> Likeness:
-    """Compare updates with those in the bank, all of whose clients it knows."""
+    """Compare updates with those in the bank, which must know all these clients."""
     _, own = bank.newest_updates(clients)
     length = own.norm(dim=1)
-    # Nothing is relative to a client that did nothing.
+    # Relative distances are undefined for an update of length 0.
     unit = length.where(length > 0, torch.nan)
     distances = _distances(updates, bank.updates())
     nearest, at = distances.min(1)
@@ -86,7 +86,7 @@ def likeness(bank: UploadBank, clients: np.ndarray, updates: Tensor) -> Likeness
 
 
 def _means(uploaders: np.ndarray, rows: Tensor) -> tuple[np.ndarray, Tensor]:
-    """Return the ids of all clients, ascending, and the mean of the rows of each."""
+    """Return the ids of all clients, ascending, and the mean of each client's rows."""
     ids, positions = np.unique(uploaders, return_inverse=True)
     at = torch.from_numpy(positions).to(rows.device)
     sums = rows.new_zeros(len(ids), rows.shape[1])
@@ -95,7 +95,7 @@ def _means(uploaders: np.ndarray, rows: Tensor) -> tuple[np.ndarray, Tensor]:
 
 
 def _distances(rows: Tensor, others: Tensor) -> Tensor:
-    # Not by a matrix product: in TF32 two rows that are alike would be far apart.
+    # Not by a matrix product: in TF32 two similar rows would seem far apart.
     return torch.cdist(rows, others, compute_mode="donot_use_mm_for_euclid_dist")
 
 

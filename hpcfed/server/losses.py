@@ -1,7 +1,7 @@
-"""What the two networks minimise: samples and noise of every step.
+"""The losses of the two networks, with the samples and noise of every step.
 
-All ranks draw the same numbers for a batch and take their slices of it, so that what
-is drawn does not depend on the number of ranks.
+All ranks draw the same numbers for a batch and take their slices of it, so that draws
+do not depend on the number of ranks.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def reconstruction_loss(
     def loss(network: Callable[..., Tensor], step: int, micro: int) -> Tensor:
         draw, samples = batching.slice_of(micro)
         random = draws(step, draw)
-        # The order of the draws is part of what a seed means.
+        # Do not change the order of draws: every seed would give other results.
         chosen = _integers(random, 0, len(x), count)
         on_rows = _normal(random, count, width)
         on_latents = _normal(random, count, latent)
@@ -63,7 +63,7 @@ def denoising_loss(
         z_0 = z[chosen[samples]]
         t = times[samples]
         noise = noises[samples]
-        # z_t is drawn at once, without the steps before it.
+        # z_t is drawn directly, without the steps before it.
         z_t = schedule.noised(z_0, t, noise)
         predicted = network(z_t, t)
         return F.mse_loss(predicted, noise)
@@ -85,11 +85,11 @@ def _normal(random: torch.Generator, count: int, width: int) -> Tensor:
 
 # Losses and rows that are not finite end the run, with a line that says what to change.
 #
-# All server ranks have the same losses and rows, and so raise together.
+# All server ranks have the same losses and rows, so they raise together.
 
 
 def check_losses(network: str, losses: np.ndarray, options: ServerOptions) -> None:
-    """Raise where the losses of a network's steps are not finite."""
+    """Raise Diverged if a loss of the network's steps is not finite."""
     bad = np.flatnonzero(~np.isfinite(losses))
     if len(bad):
         raise Diverged(
@@ -102,10 +102,10 @@ def check_losses(network: str, losses: np.ndarray, options: ServerOptions) -> No
 def check_rows(
     request: str, rows: Tensor, options: ServerOptions, sound: Tensor | None = None
 ) -> None:
-    """Raise where generated rows are not finite.
+    """Raise Diverged if generated rows are not finite.
 
-    They would be evaluated as if nothing had happened. `sound` says which rows should
-    be finite; None: all.
+    Otherwise they would be evaluated as if nothing had happened. `sound` says which
+    rows should be finite; None: all.
     """
     bad = ~rows.isfinite().all(1)
     if sound is not None:
@@ -119,7 +119,7 @@ def check_rows(
 
 
 def _advice(options: ServerOptions) -> str:
-    """Name the options that keep networks from diverging."""
+    """Suggest options that keep networks from diverging."""
     advice = f"try --server-lr below {options.size.lr:g}"
     if options.server_precision == "bf16":
         advice += " or --server-precision fp32"

@@ -1,4 +1,4 @@
-"""Messages between workers and server: how they are made, joined and shared out.
+"""Messages between workers and server, and how they are merged and divided.
 
 All workers send the same request together, each about its own clients. An array or
 tensor in a message has one entry per client of the worker. Every other field is the
@@ -16,7 +16,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from hpcfed.server.rank import ServerRank
 
-# Messages are compared nowhere: arrays would make == ambiguous, hence eq=False.
+# eq=False: messages are never compared, and arrays would make == ambiguous.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,9 +24,9 @@ class Message:
     """A request, or an answer to one."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the fields that travel in buffers of their own."""
+        """Return the fields that are sent in separate buffers."""
         found = {}
-        # Not client ids and flags: a few bytes each, they travel with the header.
+        # Without client ids and flags: they are small and are sent in the header.
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, Tensor):
@@ -36,15 +36,15 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer(Message):
-    """An answer that says no more than that it is done."""
+    """An answer that only confirms that the request is done."""
 
     seconds: float = 0.0
-    """Seconds that the server took."""
+    """Seconds that the server needed."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Failure(Answer):
-    """There is no answer, because the model has diverged."""
+    """The request failed because the model has diverged."""
 
     reason: str
 
@@ -70,16 +70,16 @@ A = TypeVar("A", bound=Answer)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Request(Message, Generic[A]):
-    """One worker's request, which is answered by an `A`.
+    """One worker's request; the answer is an `A`.
 
-    A kind of request is one class: its fields are what travels, and `handle` is what
-    every server rank does about it.
+    Each kind of request is a class: its fields are sent, and `handle` runs on every
+    server rank.
     """
 
     answered: ClassVar[bool] = True
     """Whether workers wait for an answer."""
     seed: int
-    """Whose model is asked: stacked seeds have one each."""
+    """Which model to ask: each stacked seed has its own."""
 
     def handle(self, rank: "ServerRank") -> A:
         """Answer the merged request, which is about the clients of all workers."""
@@ -87,7 +87,7 @@ class Request(Message, Generic[A]):
 
     @property
     def num_clients(self) -> int:
-        """How many entries arrays of the answer have."""
+        """The number of entries in the answer's arrays."""
         return 0
 
 
@@ -103,9 +103,9 @@ class ClientRequest(Request[A]):
 
 
 def merge(requests: Sequence[M]) -> M:
-    """Join the workers' requests into one about all their clients, in rank order.
+    """Merge the workers' requests into one about all their clients, in rank order.
 
-    This is the one place that checks that the workers agree about what they ask.
+    Only this function checks that all workers send the same request.
     """
     first = requests[0]
     kinds = {type(request).__name__ for request in requests}
@@ -125,7 +125,7 @@ def merge(requests: Sequence[M]) -> M:
 
 
 def divide(answer: M, counts: Sequence[int]) -> list[M]:
-    """Give every worker the entries of its own clients, of which it has `counts`."""
+    """Divide an answer among workers; `counts` are their numbers of clients."""
     answers = []
     start = 0
     for count in counts:

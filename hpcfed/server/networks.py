@@ -1,11 +1,11 @@
-"""The server's two networks, over flat vectors: an autoencoder of rows, and a denoiser
-of its latents.
+"""The server's two networks on flat vectors: an autoencoder of rows, and a denoiser of
+its latents.
 
 The shapes are p-diff's (Wang et al. 2024): 1-D convolutions with kernels of 7 and batch
 norm. The encoder halves the length with every convolution and ends in a linear layer.
-The denoiser keeps the length, widens to the middle, and adds what it saw on the way in
-to what it makes on the way out. Convolutions before a norm have no bias, since the norm
-has one.
+The denoiser keeps the length, has the most channels in the middle, and has skip
+connections from its first half to its second. Convolutions before a norm have no bias,
+since the norm has one.
 """
 
 import math
@@ -30,10 +30,10 @@ from hpcfed.server.sizes import Size
 
 TIME_FEATURES = 256
 AT_ONCE = 2**28
-"""Numbers of one activation that is passed at once: a gigabyte in float32."""
+"""The most numbers in one activation of a chunk: a gigabyte in float32."""
 
 Checkpoint = Callable[..., Tensor]
-"""Calls a module, and may forget its activations until the backward pass."""
+"""Calls a module, and may drop its activations until the backward pass."""
 
 
 def _plain_call(module: nn.Module, *inputs: Tensor) -> Tensor:
@@ -45,15 +45,15 @@ def encoder_channels(size: Size) -> list[int]:
     """Return 64, 128, 256, 256, 32 for a width of 64 and a depth of 5."""
     channels = []
     for i in range(size.depth - 1):
-        # p-diff's rule: the width doubles twice, and then stays.
+        # p-diff's rule: the width doubles twice, then stays.
         channels.append(size.width * min(2**i, 4))
     last = max(1, size.width // 2)
     return [*channels, last]
 
 
 def denoiser_channels(size: Size) -> list[int]:
-    """Return 64, 128, 256, 512, 256, 128, 64 for a width of 64 and a depth of 5; five
-    convolutions at least.
+    """Return 64, 128, 256, 512, 256, 128, 64 for a width of 64 and a depth of 5; at
+    least five convolutions.
     """
     levels = max(3, size.depth - 1)
     rising = [size.width * 2**i for i in range(levels)]
@@ -62,7 +62,7 @@ def denoiser_channels(size: Size) -> list[int]:
 
 
 class Autoencoder(nn.Module):
-    """Takes rows to latents and back; in training both get noise on the way in."""
+    """Maps rows to latents and back; in training, rows and latents get noise."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Autoencoder(nn.Module):
         input_noise: float = 0.0,
         latent_noise: float = 0.0,
     ) -> None:
-        """`columns` are those of a row."""
+        """Build the networks for rows of this number of columns."""
         super().__init__()
         self.columns = columns
         self.input_noise = input_noise
@@ -85,8 +85,8 @@ class Autoencoder(nn.Module):
         channels = encoder_channels(size)
         self._shape = (channels[-1], shortest)
         flat = channels[-1] * shortest
-        # The order of construction is that of the initial weights' random numbers: it
-        # must not change, or every seed would give another server.
+        # Do not change the order of construction: initial weights are drawn in it, so
+        # every seed would give another server.
         self.encoder = nn.ModuleList()
         for before, after in pairwise([1, *channels]):
             self.encoder.append(_downsampling(before, after))
@@ -99,12 +99,12 @@ class Autoencoder(nn.Module):
         sizes = self._activation_sizes(channels)
         self.widest = max(sizes)
         """Numbers of a row's largest activation."""
-        # The decoder makes what the encoder made, except its last output: a row.
+        # The decoder's activations mirror the encoder's, except that it ends in a row.
         self.activations = sum(sizes) + sum(sizes[:-1]) + self.padded
-        """Numbers of all stages' activations of a row, there and back."""
+        """Numbers of all stages' activations of a row, in encoder and decoder."""
 
     def _activation_sizes(self, channels: list[int]) -> list[int]:
-        """Return how many numbers each stage of the encoder makes of a row."""
+        """Return the size of each encoder stage's output for one row."""
         length = self.padded
         sizes = []
         for after in channels:
@@ -124,18 +124,18 @@ class Autoencoder(nn.Module):
         on_rows, on_latents = noise
         latents = self.encode(rows + self.input_noise * on_rows)
         made = self.decode(latents + self.latent_noise * on_latents)
-        # Against the rows without noise: the autoencoder learns to take it off.
+        # Compare with the rows without noise: the autoencoder learns to remove it.
         return F.mse_loss(made, rows)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The parameters' type, which DeepSpeed may have made bfloat16; rows and
+        """The parameters' type. DeepSpeed may have changed it to bfloat16; rows and
         latents are always float32.
         """
         return self.to_latent.weight.dtype
 
     def flops(self) -> int:
-        """Return the FLOPs of one sample's forward pass, both ways."""
+        """Return the FLOPs of one sample's forward pass, encoder and decoder."""
         length = self.padded
         total = 0
         for stage in self.encoder:
@@ -231,8 +231,8 @@ class Denoiser(nn.Module):
         dtype = self.last.weight.dtype
         time = self.time(time_features(t).to(dtype))
         x = as_activations(z.to(dtype).unsqueeze(1))
-        # The U: stages before the middle pass their output across to those after it,
-        # the last one first.
+        # The U: stages before the middle pass their output to those after it, the last
+        # one first.
         skipped: list[Tensor] = []
         middle = len(self.stages) // 2
         for number, stage in enumerate(self.stages):
@@ -246,7 +246,7 @@ class Denoiser(nn.Module):
 
 
 class _Stage(nn.Module):
-    """Convolution, norm, the time's shift of every channel, and activation."""
+    """Convolution, norm, a shift of every channel by the time, and activation."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -274,15 +274,15 @@ def time_features(t: Tensor) -> Tensor:
 
 
 def num_parameters(network: nn.Module) -> int:
-    """Return how many parameters a network has."""
+    """Return the number of parameters of a network."""
     return sum(p.numel() for p in network.parameters())
 
 
 def in_chunks(call: Callable[..., Tensor], *inputs: Tensor, widest: int) -> Tensor:
-    """Return the call's results for all inputs, made in few chunks, so that activations
-    fit into memory.
+    """Return the call's results for all inputs, computed in few chunks, so that
+    activations fit into memory.
 
-    `widest` are the numbers of one sample's largest activation.
+    `widest` is the size of one sample's largest activation.
     """
     # A single sample always passes, however wide it is.
     most = max(1, AT_ONCE // widest)
@@ -295,7 +295,7 @@ def in_chunks(call: Callable[..., Tensor], *inputs: Tensor, widest: int) -> Tens
 
 
 def chunks(count: int, most: int) -> Iterator[slice]:
-    """Yield few slices of nearly equal size, each of at most `most`."""
+    """Yield as few slices as possible, of nearly equal size, at most `most` each."""
     number = -(-count // most)
     begin = 0
     for i in range(1, number + 1):

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from hpcfed.models.layout import Layout
 
 NETWORKS = ("autoencoder", "denoiser")
-"""In the order in which they are trained."""
+"""The networks in the order of their training."""
 SAMPLES = {"autoencoder": 100_000, "denoiser": 400_000}
-"""Samples that each network trains on."""
+"""Default number of training samples of each network."""
 BATCH = 50
 
 
 class ServerOptions(options.Options):
-    """Options of every method that has a server's model."""
+    """Options of every method that has a server model."""
 
     has_server: ClassVar[bool] = True
 
-    # How large the networks are.
+    # The size of the networks.
 
     server: Literal["auto", "tiny", "small", "paper", "large"] = option(
         "auto",
@@ -157,7 +157,7 @@ class ServerOptions(options.Options):
     latent_noise: float = option(
         0.1, "noise on its latents while it learns", group="server", ge=0
     )
-    # Diffusion, and generation from it.
+    # Diffusion and generation.
 
     diffusion_steps: int = option(
         1000,
@@ -180,7 +180,7 @@ class ServerOptions(options.Options):
         group="server",
         needs=Need("an --inversion-depth above 0", lambda run: run.inversion_depth > 0),
     )
-    # Who trains, in which precision, and what lies where.
+    # The training engine, its precision, and where its state is kept.
 
     server_engine: Literal["deepspeed", "torch"] = option(
         "deepspeed",
@@ -227,7 +227,7 @@ class ServerOptions(options.Options):
     )
 
     def fit(self, config: options.RunConfig, ranks: int) -> Iterable[Choice]:
-        """Yield what is chosen in place of defaults that do not fit the run."""
+        """Replace defaults that do not fit the run."""
         if self.bank_rounds > config.rounds:
             yield Choice(
                 "bank_rounds",
@@ -242,7 +242,7 @@ class ServerOptions(options.Options):
             )
         # Without server ranks every worker trains the model, too.
         trainers = config.server_ranks or ranks
-        # Two samples of every rank at least: batch norm needs them.
+        # At least two samples per rank: batch norm needs them.
         if self.server_batch % trainers or self.server_batch < 2 * trainers:
             share = max(2, -(-self.server_batch // trainers))
             reason = (
@@ -293,7 +293,7 @@ class ServerOptions(options.Options):
             raise UserError(f"--server-load {self.server_load}: no such file")
 
     def check_ranks(self, ranks: int) -> None:
-        """Refuse options that this number of ranks cannot train by."""
+        """Refuse options with which this number of ranks cannot train."""
         if self.server_engine == "torch" and (ranks > 1 or self.zero_stage):
             raise UserError(
                 "--server-engine torch is a plain loop on one rank: no ZeRO, and no "
@@ -303,19 +303,19 @@ class ServerOptions(options.Options):
             batching(self, ranks, network)
 
     def batch(self, network: str) -> int:
-        """Return the samples of one step, over all server ranks."""
+        """Return the number of samples of one step, over all server ranks."""
         if network == "denoiser" and self.denoiser_batch:
             return self.denoiser_batch
         return self.server_batch
 
     def samples(self, network: str) -> int:
-        """Return how many samples a network trains on."""
+        """Return the number of training samples of a network."""
         given: int | None = getattr(self, f"{network}_samples")
         return given or SAMPLES[network]
 
     @property
     def size(self) -> Size:
-        """The size of the networks: --server's, changed by single options."""
+        """The size of the networks: that of --server, unless single options differ."""
         # A run turns auto into a size once it knows its devices (see auto.py).
         preset = SIZES["paper" if self.server == "auto" else self.server]
         return Size(
@@ -327,16 +327,16 @@ class ServerOptions(options.Options):
 
 
 def server_options(settings: options.Settings) -> ServerOptions | None:
-    """Return the server's options of a run; None where its method has no server."""
+    """Return the server's options of a run; None if its method has no server model."""
     options = settings.options
     return options if isinstance(options, ServerOptions) else None
 
 
 def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
-    """Divide the network's batch among micro-batch, accumulation and ranks.
+    """Divide the network's batch into micro-batches, over accumulated passes and ranks.
 
-    Without --server-micro-batch every number of ranks learns the same: ranks share the
-    statistics of one batch.
+    Without --server-micro-batch any number of ranks learns the same, because ranks
+    share the statistics of one batch.
     """
     batch = options.batch(network)
     flag = "--server-batch"
@@ -348,7 +348,7 @@ def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
             f"use a multiple of {ranks}"
         )
     share = batch // ranks
-    # Who asks for micro-batches wants each of them drawn and normalised by itself.
+    # With --server-micro-batch, each micro-batch is drawn and normalised by itself.
     shared = ranks > 1 and not options.server_micro_batch
     micro = options.server_micro_batch or share
     if share % micro:
@@ -366,7 +366,7 @@ def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
 
 
 def check_columns(options: ServerOptions, columns: int) -> None:
-    """Refuse a latent that is larger than the rows that it should compress."""
+    """Refuse a latent that is larger than the rows it should compress."""
     latent = options.size.latent
     if latent > columns:
         raise UserError(

@@ -1,5 +1,5 @@
-"""What the server shows while its model learns: lines in the log, and a sign in the
-run's folder for those who watch.
+"""The server's progress while its model learns: lines in the log, and a sign file in
+the run's folder for `hpcfed watch`.
 """
 
 import time
@@ -19,16 +19,16 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class Pacer:
-    """Tells of a step now and then, because most steps are worth no word.
+    """Reports a step every few seconds only.
 
-    Losses stay on the device until then: reading one makes the host wait for it.
+    Until then losses stay on the device: reading one makes the host wait.
     """
 
     def __init__(
         self, every: float, *, first: bool = False, last: bool = False
     ) -> None:
-        """`first` and `last` say whether a network's first and last steps are told of
-        in any case.
+        """Report at most once in `every` seconds; with `first` and `last`, always
+        report a network's first or last step, too.
         """
         self._every = every
         self._first = first
@@ -39,7 +39,7 @@ class Pacer:
     def sign(
         self, network: str, done: int, steps: int, losses: Tensor
     ) -> LearningSign | None:
-        """Return how far a network is, if it is time to tell."""
+        """Return how far a network is, if a report is due; else None."""
         now = time.monotonic()
         if network != self._network:
             self._network, self._began = network, now
@@ -52,9 +52,9 @@ class Pacer:
 
 
 class ProgressLines:
-    """Prints how far training is, on the one rank that does.
+    """Prints how far training is, on one rank only.
 
-    A network that is trained within seconds prints its last step alone.
+    A network that trains within seconds prints only its last step.
     """
 
     def __init__(self, *, visible: bool) -> None:
@@ -72,7 +72,7 @@ class ProgressLines:
 
 @contextmanager
 def leaving_signs(path: Path) -> Iterator[Progress]:
-    """Return what leaves a sign every few seconds; it is removed at the end."""
+    """Yield a callback that writes a sign every few seconds; remove it at the end."""
     pacer = Pacer(EVERY, first=True)
 
     def leave(network: str, done: int, steps: int, losses: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The server's side: banks uploads, trains the model on them, and generates rows.
+"""The server's side: it banks uploads, trains the model on them, and generates rows.
 
 Every server rank handles every request, because training is collective and all ranks
 hold the same bank and the same model.
@@ -35,8 +35,8 @@ class ServerRank:
         progress: Progress,
         allgather: Callable[[float], list[float]],
     ) -> None:
-        """`widths`: columns of the generated tensors, in order. `allgather` brings
-        the server ranks' numbers together.
+        """Prepare for generated tensors of these `widths`, which are their numbers of
+        columns, in order. `allgather` collects a number of every server rank.
         """
         self.widths = list(widths)
         """Columns of the generated tensors."""
@@ -44,17 +44,17 @@ class ServerRank:
         self.slot = slot
         self.allgather = allgather
         self.folders: dict[int, Path] = {}
-        """The folders of the seeds' runs, as far as they were told."""
+        """The folders of the seeds' runs, as far as `Begin` has named them."""
         self._progress = progress
         self._banks: dict[int, UploadBank] = {}
         self._models: dict[int, LatentDiffusion] = {}
-        # A file that does not fit is refused now, not after hours of local training.
+        # Refuse a file that does not fit now, not after hours of local training.
         if options.server_load:
             for seed in seeds:
                 self.model(seed)
 
     def handle(self, requests: Sequence[Request[A]]) -> list[A | Failure]:
-        """Return every worker's answer to the request that they send together."""
+        """Return each worker's answer to the request that all of them have sent."""
         begin = time.perf_counter()
         request = merge(requests)
         try:
@@ -67,7 +67,7 @@ class ServerRank:
         return divide(replace(answer, seconds=seconds), counts)
 
     def model(self, seed: int) -> LatentDiffusion:
-        """Return the seed's model; build it when it is first asked for."""
+        """Return the seed's model; build it on first use."""
         if seed not in self._models:
             self._models[seed] = LatentDiffusion(
                 self.widths, self.options, self.slot, seed=seed
@@ -75,7 +75,7 @@ class ServerRank:
         return self._models[seed]
 
     def has_trained_model(self, seed: int) -> bool:
-        """Return whether the seed's model can generate, without building one."""
+        """Tell whether the seed's model can generate, without building one."""
         return seed in self._models and self._models[seed].is_trained
 
     def bank(self, seed: int) -> UploadBank:
@@ -86,8 +86,8 @@ class ServerRank:
 
     @contextmanager
     def showing_progress(self, seed: int) -> Iterator[Progress]:
-        """Return what shows a learning's progress: lines, and on the first rank a sign
-        in the run's folder.
+        """Yield a callback that shows a learning's progress: lines, and on the first
+        rank a sign in the run's folder.
         """
         folder = self.folders.get(seed)
         if folder is None or self.slot.rank:

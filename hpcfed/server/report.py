@@ -1,4 +1,4 @@
-"""What a training of the server's model took, and how it went."""
+"""The cost and the results of training the server's model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,8 @@ PEAK_TFLOPS = {
     "A100": (156.0, 311.9),
     "L40": (90.5, 181.1),
 }
-"""Dense matrix products in TF32 and in bfloat16, from the makers' data sheets."""
+"""Peak of dense matrix products in TF32 and in bfloat16, from the makers' data sheets.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,65 +28,66 @@ class Inversion(KnownRows):
     """Rows that the server has generated from clients' newest uploads."""
 
     recognised: float
-    """The share of all ranks' clients whose update is nearest to their own ones."""
+    """The share of clients, on all ranks, whose generated update is nearest to their
+    own updates.
+    """
     transfer: float = 0.0
-    """Seconds until the rows were here, beyond those that the server took."""
+    """Seconds until the rows arrived, beyond those that the server needed."""
 
 
 @dataclass
 class LearningReport:
-    """Figures of one training of both networks; dictionaries are by network."""
+    """Figures of one training of both networks; dictionaries are keyed by network."""
 
     rows: int
     """Uploads in the bank."""
     losses: dict[str, np.ndarray] = field(default_factory=dict)
     """The loss of every step."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds by phase, of which the networks are two."""
+    """Seconds by phase; each network is a phase."""
     samples: dict[str, int] = field(default_factory=dict)
     parameters: dict[str, int] = field(default_factory=dict)
     flops: dict[str, float] = field(default_factory=dict)
     """FLOPs of all steps, forward and backward, over all server ranks."""
     peak_flops: float = float("nan")
-    """FLOP/s that one server rank's device can reach."""
+    """Peak FLOP/s of one server rank's device."""
     peak_memory: list[float] = field(default_factory=list)
-    """Bytes, of every server rank."""
+    """Peak memory of every server rank, in bytes."""
     peak_here: int = 0
-    """Bytes, of this rank."""
+    """Peak memory of this rank so far, in bytes."""
     ranks: int = 1
     recognised: float = float("nan")
-    """The share of clients whose generated update is nearest to their own ones; NaN
+    """The share of clients whose generated update is nearest to their own updates; NaN
     until rows are inverted.
     """
     latents: LatentMap | None = None
 
     def note_peak(self, device: torch.device) -> None:
-        """Take down the most memory seen so far.
+        """Record the peak memory so far.
 
-        It has to be asked for several times: DeepSpeed resets the device's count
-        whenever ZeRO starts.
+        Call it several times: DeepSpeed resets the device's peak whenever ZeRO starts.
         """
         now = peak_memory(device)
         self.peak_here = max(self.peak_here, now)
 
     def utilisation(self, network: str) -> float:
         """Return the model's FLOPs as a share of what the devices could have done."""
-        # NaN where the device's peak is not known.
+        # NaN if the device's peak is unknown.
         seconds = self.seconds[network]
         possible = seconds * self.ranks * self.peak_flops
         return self.flops[network] / possible
 
     def with_inversion(self, inversion: Inversion) -> "LearningReport":
-        """Return this report with what an inversion after it has measured."""
+        """Return this report with the measurements of an inversion that followed."""
         seconds = dict(self.seconds)
-        # Added up: a method may invert more than once after a learning.
+        # A sum: a method may invert more than once after a learning.
         seconds["invert"] = seconds.get("invert", 0.0) + inversion.seconds
         seconds["return"] = seconds.get("return", 0.0) + inversion.transfer
         return replace(self, recognised=inversion.recognised, seconds=seconds)
 
 
 def peak_flops(device: torch.device, options: ServerOptions) -> float:
-    """Return the FLOP/s of the device's data sheet; NaN where they are not known."""
+    """Return the FLOP/s of the device's data sheet; NaN if unknown."""
     if device.type != "cuda":
         return float("nan")
     # Names are like "NVIDIA H100 80GB HBM3".
@@ -101,27 +103,27 @@ def peak_flops(device: torch.device, options: ServerOptions) -> float:
 def latent_map(
     rows: Tensor, clients: np.ndarray, encode: Callable[[Tensor], Tensor]
 ) -> LatentMap:
-    """Map what the model has made of the bank's uploads, which are the clients'."""
+    """Map the latents of the bank's uploads; `clients` has the client of each row."""
     chosen = mapped_uploads(len(rows))
     latents = encode(rows[torch.from_numpy(chosen).to(rows.device)])
     return principal_map(latents.double().cpu().numpy(), clients[chosen])
 
 
 def mapped_uploads(count: int) -> np.ndarray:
-    """Return which of `count` uploads are on the map: evenly chosen, all if few."""
+    """Return which of `count` uploads to map: evenly spaced, or all if they are few."""
     return np.linspace(0, count - 1, min(count, MOST_MAPPED)).round().astype(np.int64)
 
 
 def principal_map(latents: np.ndarray, clients: np.ndarray) -> LatentMap:
     """Place latents on their two principal axes."""
     centred = latents - latents.mean(0)
-    # The products of few latents with each other are a smaller matrix than those of
-    # thousands of columns, and have the same principal axes.
+    # The Gram matrix of few latents is smaller than the covariance of thousands of
+    # columns, and gives the same coordinates.
     sizes, axes = np.linalg.eigh(centred @ centred.T)
     largest = [-1, -2] if len(sizes) > 1 else [-1, -1]
     variances = np.maximum(sizes, 0.0)
     places = axes[:, largest] * np.sqrt(variances[largest])
-    # An axis may point either way: let its farthest upload be on the positive side.
+    # The sign of an axis is arbitrary: put its farthest upload on the positive side.
     farthest = places[np.abs(places).argmax(0), [0, 1]]
     places = places * np.where(farthest < 0, -1.0, 1.0)
     shares = variances[largest] / max(float(variances.sum()), np.finfo(float).tiny)

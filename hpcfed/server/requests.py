@@ -1,6 +1,6 @@
-"""What workers ask of the server, and what its ranks do about it: one class for each.
+"""Requests of workers to the server, and how its ranks handle them: one class for each.
 
-Rows are generated in the order of clients' ids, so that noise does not depend on which
+Rows are generated in the order of client ids, so that noise does not depend on which
 rank hosts a client.
 """
 
@@ -24,13 +24,13 @@ from hpcfed.server.messages import A, Answer, ClientRequest, KnownRows, Request,
 from hpcfed.server.rank import ServerRank
 from hpcfed.server.report import Inversion, LearningReport, latent_map
 
-# A run tells the server where it writes, and when it has no more questions.
+# A run tells the server where it writes, and when it has no more requests.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Begin(Request[Answer]):
-    """Say which folder the seed's run writes to: the server leaves signs of its progress
-    there.
+    """Tell the server which folder the seed's run writes to. The server writes its
+    progress there.
     """
 
     answered = False
@@ -43,7 +43,7 @@ class Begin(Request[Answer]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Leave(Request[Answer]):
-    """Announce that this seed asks nothing more. `transport` sees to it."""
+    """Announce that this seed has no more requests. `transport` handles it."""
 
     answered = False
 
@@ -53,7 +53,7 @@ class Leave(Request[Answer]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bank(ClientRequest[Answer]):
-    """Remember these rows of a round: updates, or uploads with their starts."""
+    """Bank these rows of a round: updates, or uploads with their starts."""
 
     answered = False
     round: int
@@ -68,7 +68,7 @@ class Bank(ClientRequest[Answer]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Learned(Answer):
-    """What training took; None on workers that do not record it."""
+    """The report of a training; None on workers that do not record it."""
 
     report: LearningReport | None
 
@@ -82,13 +82,13 @@ class Learn(Request[Learned]):
         with rank.showing_progress(self.seed) as progress:
             report = model.learn(bank.rows(), progress)
         report.latents = latent_map(bank.rows(), bank.uploaders(), model.encode)
-        # The training's peak, or what this process has seen since.
+        # The training's peak, or a later one of this process.
         report.note_peak(rank.slot.device)
         report.peak_memory = rank.allgather(float(report.peak_here))
         return Learned(report=report)
 
 
-# It answers with rows of the bank, and with rows made from them.
+# The server answers with rows of the bank, and with rows generated from them.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,15 +96,15 @@ class NewestRequest(ClientRequest[A]):
     """A request about the clients' newest uploads."""
 
     def newest(self, rank: ServerRank) -> tuple[np.ndarray, Tensor]:
-        """Return the places in the request of the clients that are in the bank, ordered
-        by the clients' ids, and their newest uploads.
+        """Return the positions in the request of clients that are in the bank, ordered
+        by client id, and their newest uploads.
         """
         order = np.argsort(self.clients)
         known, uploads = rank.bank(self.seed).newest(self.clients[order])
         return order[known], uploads
 
     def placed(self, places: np.ndarray, rows: Tensor) -> dict[str, Any]:
-        """Return the fields of `KnownRows`: rows at their places, zeros elsewhere."""
+        """Return the fields of `KnownRows`: rows at these places, zeros elsewhere."""
         everyones = rows.new_zeros(self.num_clients, rows.shape[1])
         everyones[torch.from_numpy(places).to(rows.device)] = rows
         known = np.zeros(self.num_clients, bool)
@@ -114,7 +114,7 @@ class NewestRequest(ClientRequest[A]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recall(NewestRequest[KnownRows]):
-    """Return the clients' newest rows as they were."""
+    """Return the clients' newest rows unchanged."""
 
     def handle(self, rank: ServerRank) -> KnownRows:
         with observer().span("recall"):
@@ -125,7 +125,7 @@ class Recall(NewestRequest[KnownRows]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstruct(NewestRequest[KnownRows]):
-    """Pass the newest uploads through the autoencoder alone."""
+    """Pass the newest uploads through the autoencoder only."""
 
     def handle(self, rank: ServerRank) -> KnownRows:
         with observer().span("reconstruct"):
@@ -186,10 +186,10 @@ class Compare(ClientRequest[Likeness]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SampleRows(ClientRequest[Rows]):
-    """Generate a row out of noise for each client."""
+    """Generate a row from noise for each client."""
 
     whole: bool = False
-    """Whether a loaded model adds updates to the start that its file has."""
+    """Whether to add a loaded model's updates to the start in its file."""
 
     def handle(self, rank: ServerRank) -> Rows:
         model = rank.model(self.seed)
@@ -216,7 +216,7 @@ class Guide(ClientRequest[Rows]):
     steps: int
     sign: Sign = "progress"
     noise: str | None = None
-    """What fresh noise is drawn for; None: none is."""
+    """The name of the random stream of fresh noise; None: no noise."""
 
     def handle(self, rank: ServerRank) -> Rows:
         by_id = torch.from_numpy(np.argsort(self.clients)).to(self.before.device)
@@ -230,14 +230,14 @@ class Guide(ClientRequest[Rows]):
             noise=self.noise,
         )
         rows = _from_id_order(rows, self.clients)
-        # A client whose own training has failed is not the server's fault.
+        # If a client's own training has diverged, its row need not be finite.
         before = self.before.isfinite().all(1)
         after = self.after.isfinite().all(1)
         check_rows("guide", rows, rank.options, before & after)
         return Rows(rows=rows)
 
 
-# Files. All server ranks hold the same bank and networks: the first one writes.
+# Files. All server ranks hold the same bank and networks; the first one writes.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -246,8 +246,8 @@ class Save(Request[Answer]):
 
     path: str
     start: bytes = b""
-    """The float32 columns that updates may be added to, if any. Bytes, because an array
-    would have an entry per client.
+    """The float32 columns to which updates may be added, if any. Bytes, because `merge`
+    would take an array to have an entry per client.
     """
 
     def handle(self, rank: ServerRank) -> Answer:
@@ -302,9 +302,9 @@ class Restore(Request[Answer]):
 
 
 def _from_id_order(rows: Tensor, clients: np.ndarray) -> Tensor:
-    """Return rows that were made in the order of ids, in the order of the clients.
+    """Reorder rows from the order of ids to the order of `clients`.
 
-    The k-th smallest id has the k-th row.
+    The k-th row belongs to the k-th smallest id.
     """
     ranking = np.argsort(np.argsort(clients))
     return rows[torch.from_numpy(ranking).to(rows.device)]

@@ -1,5 +1,5 @@
-"""Standardised residuals: what clients' uploads differ in, which is a few per cent of
-what they are.
+"""Standardised residuals: the differences between clients' uploads, which are only a
+few per cent of the uploads themselves.
 """
 
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 _SMALLEST = 1e-12
-"""Keeps columns in which all rows agree from a division by zero."""
+"""Avoids a division by zero in columns in which all rows agree."""
 
 
 @dataclass(frozen=True)
 class RowScaling:
     """x = (row − mean) / scale, with a mean and a scale for every column.
 
-    The mean is the bank's, column by column. The scale is the residual's standard
-    deviation, one for each tensor of the client's network. Without the mean an
-    autoencoder learns what all rows have in common, and every reconstruction is the
-    global model.
+    The mean is that of the bank, column by column. The scale is the residual's standard
+    deviation, one for each tensor of the client's network. Without subtracting the
+    mean, an autoencoder learns only what all rows have in common, and every
+    reconstruction is the global model.
     """
 
     mean: Tensor
@@ -27,7 +27,7 @@ class RowScaling:
 
     @classmethod
     def of(cls, rows: Tensor, widths: Sequence[int]) -> "RowScaling":
-        """Measure rows; `widths` are the numbers of columns of the tensors."""
+        """Compute the scaling of rows; `widths` are the tensors' numbers of columns."""
         mean = rows.mean(0)
         scales = []
         start = 0
@@ -45,15 +45,15 @@ class RowScaling:
         return residual / self.scale
 
     def undo(self, standardised: Tensor) -> Tensor:
-        """Return the rows of standardised residuals."""
+        """Return the rows from standardised residuals."""
         residual = standardised * self.scale
         return residual + self.mean
 
 
 @dataclass(frozen=True)
 class LatentScaling:
-    """Standardises latents: a mean for every dimension, but one scale for all, so that
-    no direction is blown up.
+    """Standardises latents. Each dimension has its own mean, but all share one scale,
+    so that no direction is blown up.
     """
 
     mean: Tensor
@@ -61,7 +61,7 @@ class LatentScaling:
 
     @classmethod
     def of(cls, latents: Tensor) -> "LatentScaling":
-        """Measure latents."""
+        """Compute the scaling of latents."""
         mean = latents.mean(0)
         scale = _deviation(latents - mean)
         return cls(mean, scale)
@@ -71,7 +71,7 @@ class LatentScaling:
         return centred / self.scale
 
     def undo(self, standardised: Tensor) -> Tensor:
-        """Return the latents of standardised ones."""
+        """Return the latents from standardised ones."""
         centred = standardised * self.scale
         return centred + self.mean
 

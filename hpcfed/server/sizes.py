@@ -1,18 +1,18 @@
-"""How large the server's networks and the parts of their steps are; imports no torch."""
+"""Sizes of the server's networks and of the parts of their steps; imports no torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the server's networks are."""
+    """The size of the server's networks."""
 
     width: int
-    """Channels of the first convolution; later ones have up to 4 times more, the
-    denoiser's 2^(depth−2), at least 4.
+    """Channels of the first convolution. Later ones have up to 4 times as many, in the
+    denoiser up to 2^(depth−2) times, at least 4.
     """
     latent: int
-    """Numbers of a latent."""
+    """The length of a latent."""
     depth: int
     """Convolutions of the encoder, each of which halves the length."""
     lr: float = 1e-3
@@ -25,8 +25,8 @@ SIZES = {
     "paper": Size(64, 256, 5),
     "large": Size(512, 1024, 5),
 }
-"""`tiny`: what a CPU trains in half a minute; `paper`: 40 million parameters of the
-autoencoder for the CIFAR-10 network's last two layers; `large`: a billion.
+"""`tiny`: a CPU trains it in half a minute. `paper`: the autoencoder has 40 million
+parameters for the last two layers of the CIFAR-10 network. `large`: a billion.
 """
 
 
@@ -35,13 +35,13 @@ class Batching:
     """How a step's samples are divided."""
 
     micro: int
-    """Samples of a micro-batch: what a rank takes at once."""
+    """Samples of a micro-batch, which a rank computes at once."""
     accumulation: int
-    """Micro-batches that a rank takes one after the other in each step."""
+    """Micro-batches that a rank computes one after the other in each step."""
     ranks: int
     shared: bool = False
-    """Whether ranks draw and normalise the whole batch together, each with its slice;
-    else every micro-batch is drawn and normalised by itself.
+    """Whether ranks draw and normalise the whole batch together, and each computes its
+    slice. Otherwise every micro-batch is drawn and normalised by itself.
     """
 
     @property
@@ -55,7 +55,7 @@ class Batching:
         return self.batch if self.shared else self.micro
 
     def slice_of(self, number: int) -> tuple[int, slice]:
-        """Return the draw that a micro-batch of a step belongs to, and its slice of it."""
+        """Return the draw that a step's micro-batch belongs to, and its slice of it."""
         if not self.shared:
             return number, slice(None)
         start = number * self.micro

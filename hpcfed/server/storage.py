@@ -1,5 +1,5 @@
-"""server.h5: a trained model in a file that nobody needs to trust, of numbers and JSON
-alone.
+"""server.h5: a trained model in a file. It holds only numbers and JSON, so that reading
+a file from an unknown source is safe.
 """
 
 import json
@@ -24,7 +24,7 @@ from hpcfed.server.scaling import LatentScaling, RowScaling
 
 FORMAT, SCHEMA = "hpcfed server", 2
 MOST_BYTES = 2**40
-"""Bytes of a saved server that is read."""
+"""The largest saved server that we read, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,25 @@ class SavedServer:
     rows: RowScaling
     latents: LatentScaling
     learnings: int
-    """How often the model has learnt: the next learning draws other numbers."""
+    """How often the model has learnt, so that the next learning draws other numbers."""
     start: Tensor | None = None
-    """With --bank-of updates: the generated columns of the last global model, to which
-    a generated update is added where there is no other start.
+    """With --bank-of updates: the generated columns of the last global model. A
+    generated update without its own start is added to these.
     """
 
 
 def write(
     path: Path, saved: SavedServer, widths: Sequence[int], options: ServerOptions
 ) -> None:
-    """Write the file whole, or leave what was there."""
-    # All numbers are written as float32, whatever they were.
+    """Write the whole file, or leave the old one in place."""
+    # All numbers are written as float32, whatever their type.
     size = 0
     for tensors in saved.networks.values():
         for tensor in tensors.values():
             size += 4 * tensor.numel()
     check_limit(path, size)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    # h5py would follow a link that somebody has put there.
+    # h5py would follow a symbolic link of that name.
     temporary.unlink(missing_ok=True)
     try:
         with hdf5_writing(path), h5py.File(temporary, "w") as file:
@@ -82,9 +82,9 @@ def _write(
 
 
 def _put(file: h5py.File, name: str, tensor: Tensor) -> None:
-    """Write a tensor, with checksums where HDF5 can have them."""
+    """Write a tensor, with checksums if HDF5 supports them."""
     array = tensor.cpu().numpy()
-    # HDF5 has no chunks, and so no checksums, of scalars and of empty arrays.
+    # HDF5 has no chunks, and so no checksums, for scalars and empty arrays.
     packed = {}
     if array.size and array.ndim:
         packed = {"chunks": True, "fletcher32": True}
@@ -93,7 +93,7 @@ def _put(file: h5py.File, name: str, tensor: Tensor) -> None:
 
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """Turn whatever a damaged file raises into one line for the user."""
+    """Turn any error from a damaged file into one line for the user."""
     try:
         yield
     except UserError:
@@ -145,8 +145,8 @@ def _start(file: Reader, width: int, device: torch.device) -> Tensor | None:
 
 
 def _check_kind(written: dict[str, Any], path: Path, options: ServerOptions) -> None:
-    """Refuse a model of updates where uploads are generated, and the other way round."""
-    # Files of the first versions do not say it.
+    """Refuse a model of updates for a run of uploads, and vice versa."""
+    # Files of the first versions do not have this option.
     learnt = written.get("bank_of", "uploads")
     if learnt not in ("updates", "uploads"):
         raise ValueError("it has learnt neither updates nor uploads")
@@ -158,7 +158,7 @@ def _check_kind(written: dict[str, Any], path: Path, options: ServerOptions) -> 
 
 def _check_size(written: dict[str, Any], path: Path, options: ServerOptions) -> None:
     """Refuse networks of another size, and say which options would fit."""
-    # Other options may differ: they are this run's own, such as the learning rate.
+    # Other options, such as the learning rate, may differ: this run uses its own.
     shaping = {}
     for name, field in ServerOptions.model_fields.items():
         if facts_of(field).shapes_server:
@@ -181,7 +181,7 @@ def _shaping_flags(options: ServerOptions) -> dict[str, int]:
 
 
 def _tensors(file: Reader, group: str, device: torch.device) -> dict[str, Tensor]:
-    """Return the group's arrays as float32 tensors by name, all of them finite."""
+    """Return the group's arrays as float32 tensors by name; refuse non-finite ones."""
     reader = file.within(group)
     tensors = {}
     for name in reader.names():
@@ -197,7 +197,7 @@ def _tensors(file: Reader, group: str, device: torch.device) -> dict[str, Tensor
 
 def _check_scaling(scaling: RowScaling | LatentScaling, width: int) -> None:
     mean, scale = scaling.mean.shape, scaling.scale.shape
-    # Rows have a scale for every column, latents one for all.
+    # Rows have a scale for every column, latents a single one.
     scales = ((), (1,), (width,))
     if mean != (width,) or scale not in scales:
         raise ValueError("its means and scales are of other columns")

@@ -1,13 +1,13 @@
-"""Steps of AdamW on one of the server's networks: what a trainer does, and a plain loop
-of torch that does it.
+"""Training of one of the server's networks by AdamW: the interface of a trainer, and a
+plain loop of torch.
 
 A step's samples and noise are drawn for the whole batch. Every rank takes its slice,
-and batch norm takes its statistics over all of it, so any number of ranks learns the
-same up to rounding. With --server-micro-batch each micro-batch is drawn and normalised
-by itself, as in DeepSpeed without synchronised statistics. Its samples and noise depend
-on the seed, the step and its number alone: any division into micro-batches of that
-size, among ranks and accumulated passes, learns the same, but not what whole batches
-learn.
+and batch norm computes its statistics over the whole batch. So any number of ranks
+learns the same up to rounding. With --server-micro-batch each micro-batch is drawn and
+normalised by itself, as in DeepSpeed without synchronised statistics. Its samples and
+noise depend only on the seed, the step and its number. So any division of micro-batches
+of this size among ranks and accumulated passes learns the same, but not the same as
+whole batches.
 """
 
 import math
@@ -24,9 +24,9 @@ from hpcfed.server.options import ServerOptions
 from hpcfed.server.training_plan import TrainingPlan
 
 Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
-"""The mean loss of (network, step, number of the micro-batch)."""
+"""Returns the mean loss of (network, step, number of the micro-batch)."""
 StepProgress = Callable[[int, Tensor], None]
-"""Is told of every step: steps done, and this rank's losses so far, on the device."""
+"""Called after every step with steps done and this rank's losses, on the device."""
 CHECK_EVERY = 500
 """Steps between two checks that losses are finite; each waits for the device."""
 
@@ -37,26 +37,26 @@ class Trainer(Protocol):
     network: nn.Module
 
     def fit(self, loss: Loss, steps: int, progress: StepProgress) -> np.ndarray:
-        """Make more steps, and return the loss of each, over all ranks.
+        """Make `steps` more steps, and return the loss of each, over all ranks.
 
-        Soon after a loss that is not finite it stops. The losses of steps that were
-        not made are zero.
+        Stop soon after a loss that is not finite. The losses of steps that were not
+        made are zero.
         """
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Return whole parameters and buffers in float32 by name, on the device; they
-        may go on changing with the network.
+        """Return whole parameters and buffers in float32 by name, on the device. They
+        may share memory with the network and change with it.
         """
 
     def close(self) -> None:
-        """Let go of the optimiser; what `tensors` has returned stays."""
+        """Release the optimiser; what `tensors` has returned stays valid."""
 
 
 def adamw(
     network: nn.Module, options: ServerOptions, device: torch.device
 ) -> torch.optim.AdamW:
-    """Return the optimiser of a network; on a GPU the fused one, unless it is
-    offloaded to the host.
+    """Return the optimiser of a network: the fused one on a GPU, unless it is offloaded
+    to the host.
     """
     fused = device.type == "cuda" and options.server_offload == "none"
     return torch.optim.AdamW(
@@ -70,7 +70,7 @@ def adamw(
 def cosine_schedule(
     optimizer: torch.optim.Optimizer, steps: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Return a schedule that takes the learning rate to zero along half a cosine."""
+    """Return a schedule that lowers the learning rate to zero along half a cosine."""
 
     def factor(step: int) -> float:
         # The scheduler asks once more after the last step.
@@ -81,17 +81,17 @@ def cosine_schedule(
 
 
 def check_is_due(step: int) -> bool:
-    """Return whether losses are checked after this step."""
+    """Tell whether to check losses after this step."""
     return (step + 1) % CHECK_EVERY == 0
 
 
 class PlainTrainer:
-    """A loop of torch on one rank: what DeepSpeed is compared with."""
+    """A plain loop of torch on one rank, to compare DeepSpeed with."""
 
     def __init__(self, network: nn.Module, plan: TrainingPlan) -> None:
         device = plan.slot.device
         self.network = network.to(device)
-        # Captured after the move: a graph reads parameters where they are.
+        # Capture after the move to the device: a graph keeps parameters' addresses.
         self._called = captured_if_possible(network, plan)
         self._accumulation = plan.batching.accumulation
         self._bf16 = plan.options.server_precision == "bf16"
@@ -109,7 +109,7 @@ class PlainTrainer:
                 weigh_micro_batch(norms, micro, self._accumulation)
                 value = self._forward(loss, self._done + step, micro)
                 value.backward()
-                # Stays on the device: reading it would make the host wait every step.
+                # Keep it on the device: reading it would make the host wait every step.
                 losses[step] += value.detach()
             self._optimizer.step()
             self._optimizer.zero_grad()
@@ -128,7 +128,7 @@ class PlainTrainer:
         device = self._device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._bf16):
             mean = loss(self._called, step, micro)
-            # Gradients add up over micro-batches: a share of each makes their mean.
+            # Gradients add up over micro-batches, so divide to get their mean.
             return mean / self._accumulation
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -1,5 +1,5 @@
-"""What a trainer of one of the server's networks is told: where it computes, how and for
-how long.
+"""The plan for training one of the server's networks: on which device, how, and for how
+long.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from hpcfed.server.sizes import Batching
 
 @dataclass(frozen=True)
 class RankSlot:
-    """A rank's device, its number among the server's ranks, and how many they are."""
+    """A rank's device, its number among the server's ranks, and their number."""
 
     device: torch.device
     rank: int = 0
@@ -31,7 +31,7 @@ class RankSlot:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How a network is trained, on which rank, and for how long."""
+    """How to train a network, on which rank, and for how long."""
 
     options: ServerOptions
     batching: Batching

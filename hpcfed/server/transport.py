@@ -1,5 +1,5 @@
-"""The two ways from workers to the server: it has ranks of its own, or every worker is
-one of its ranks.
+"""The two ways from workers to the server: the server has its own ranks, or every
+worker is a server rank, too.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from hpcfed.server.training_plan import RankSlot
 
 
 def check_world(options: ServerOptions, world: World) -> None:
-    """Refuse what the server's ranks cannot do on their devices; all ranks of the job
-    come to the same verdict.
+    """Refuse options that the server's ranks cannot support on their devices. All ranks
+    of the job come to the same result.
     """
     locations = world.server_locations
     on_gpus = any(location.device != "cpu" for location in locations)
@@ -37,7 +37,7 @@ def check_world(options: ServerOptions, world: World) -> None:
 
 
 class Transport(Protocol):
-    """Brings a worker's requests to the server."""
+    """Takes a worker's requests to the server."""
 
     def ask(self, request: Request[A]) -> A | Failure:
         """Send a request, and wait for the answer."""
@@ -47,7 +47,7 @@ class Transport(Protocol):
 
 
 class Colocated:
-    """The workers are the server's ranks: each of them handles the requests of all."""
+    """The workers are the server's ranks: each handles the requests of all workers."""
 
     def __init__(
         self,
@@ -70,20 +70,20 @@ class Colocated:
         )
 
     def ask(self, request: Request[A]) -> A | Failure:
-        """Exchange requests with all workers, and handle them here as everywhere."""
+        """Exchange requests with all workers, and handle them on every rank."""
         world = self._collectives.world
-        world.join_alone()  # DeepSpeed wants a process group, also of a single rank
+        world.join_alone()  # DeepSpeed needs a process group, even for a single rank
         answers = self.rank.handle(wire.allgather(self._collectives, request))
         return answers[world.role_rank]
 
     def tell(self, request: Request) -> None:
-        """Handle a request; leaving needs nothing, since this process goes on."""
+        """Handle a request; ignore `Leave`, since this process continues."""
         if not isinstance(request, Leave):
             self.ask(request)
 
 
 class Remote:
-    """The server has ranks of its own; the first of them talks to every worker."""
+    """The server has its own ranks; the first of them talks to every worker."""
 
     def __init__(self, world: World) -> None:
         self._link = Link(world)
@@ -97,9 +97,9 @@ class Remote:
         return wire.on_device(answer, self._world.device)
 
     def tell(self, request: Request) -> None:
-        """Send a request; it travels while the worker goes on."""
+        """Send a request without waiting for the transfer."""
         wire.send(self._link, self._server, request)
-        # Nothing may be on its way when this process ends.
+        # All messages must have been sent before this process ends.
         if isinstance(request, Leave):
             self._link.flush()
 
@@ -118,11 +118,11 @@ def serve(
         progress=ProgressLines(visible=is_first),
         allgather=world.role_allgather,
     )
-    # Clients train for the first time meanwhile, so these seconds cost nothing.
+    # Clients are in their first training meanwhile, so these seconds cost nothing.
     import_engine(options, world.device)
     present = set(seeds)
     while present:
-        # Workers send the same requests in the same order, so one of each makes a set.
+        # All workers send the same requests in the same order, so receive one of each.
         received: list[Request] = []
         if is_first:
             for worker in range(world.num_workers):
@@ -143,7 +143,8 @@ def serve(
 
 def _send_answers(link: Link, answers: Sequence[Answer]) -> None:
     for worker, answer in enumerate(answers):
-        # A report holds the losses of all steps, and the first worker alone records it.
+        # A report is large: it holds the losses of all steps. Only the first worker
+        # records it.
         if isinstance(answer, Learned) and worker > 0:
             answer = replace(answer, report=None)
         wire.send(link, worker, answer)

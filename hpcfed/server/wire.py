@@ -1,7 +1,7 @@
-"""How messages travel: without their tensors, each of which gets a buffer of its own.
+"""How messages are sent: a header without tensors, then one buffer per tensor.
 
-A small header is pickled, and large rows are not. Where a message has a tensor, its
-header has the tensor's shape, so that a receiver knows how many buffers follow.
+The small header is pickled, the large rows are not. In place of each tensor the header
+has its shape, so that a receiver knows how many buffers follow.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from hpcfed.server.messages import M, Message
 
 @dataclass(frozen=True)
 class _Shape:
-    """Stands in a header for a float32 tensor of this shape."""
+    """Replaces a float32 tensor of this shape in a header."""
 
     sizes: tuple[int, ...]
 
 
 def send(link: Link, to: int, message: Message) -> None:
-    """Send a message to another role's rank; returns at once."""
+    """Send a message to another role's rank; return at once."""
     header, tensors = _pack(message)
     if not tensors:
         link.send(to, header)
@@ -50,10 +50,10 @@ def receive(link: Link, source: int) -> Any:
 
 
 def allgather(collectives: Collectives, request: M) -> list[M]:
-    """Return the requests of all workers, in rank order; to be called in turn."""
+    """Return the requests of all workers, in rank order; call it in turn only."""
     header, tensors = _pack(request)
-    # Headers travel with the first tensor, in one exchange; all workers have the same
-    # kind of request, and so the same number of tensors.
+    # One exchange for headers and first tensors. All workers have the same kind of
+    # request, and so the same number of tensors.
     first = tensors[0] if tensors else None
     headers, received = [], []
     for other, rows in collectives.allgather_rows(header, first):
@@ -73,7 +73,7 @@ def allgather(collectives: Collectives, request: M) -> list[M]:
 def bcast(world: World, requests: Sequence[M]) -> list[M]:
     """Return the requests of the first server rank on all server ranks.
 
-    The others' own `requests` do not matter.
+    The `requests` of other ranks are ignored.
     """
     headers, buffers = [], []
     for request in requests:
@@ -119,7 +119,7 @@ def _shapes(header: Message) -> dict[str, _Shape]:
 
 
 def _empty_tensors(header: Message) -> list[Tensor]:
-    """Return tensors to receive what was taken out."""
+    """Return empty tensors to receive those that were taken out."""
     tensors = []
     for shape in _shapes(header).values():
         tensors.append(torch.empty(shape.sizes))
