@@ -1,4 +1,4 @@
 """CUDA kernels, each with its Python side."""
 
-# Random streams are drawn by a kernel from here on.
+# Importing this makes a kernel draw the random streams from here on.
 from hpcfed.kernels import mixing as mixing

@@ -1,7 +1,7 @@
-"""One step of Adam or AdamW on the rows of many clients, in one pass over memory where a
+"""One step of Adam or AdamW on the rows of many clients, in one pass over memory if a
 GPU allows.
 
-Kingma and Ba 2015, Algorithm 1; Loshchilov and Hutter 2019, Algorithm 2. Numbers are
+Kingma and Ba 2015, Algorithm 1; Loshchilov and Hutter 2019, Algorithm 2. Results are
 those of torch.optim.Adam and torch.optim.AdamW.
 """
 
@@ -17,7 +17,7 @@ from hpcfed.kernels.sgd import THREADS, clip_scale, per_client, serves
 
 @dataclass(frozen=True)
 class AdamRule:
-    """The constants of a step, all but the learning rate."""
+    """The constants of a step, except the learning rate."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -31,7 +31,7 @@ class AdamRule:
 
 def bias_corrections(rule: AdamRule, steps: int, like: Tensor) -> Tensor:
     """Return 1 − β₁ᵗ and √(1 − β₂ᵗ) for steps t = 1, 2, …, as [steps, 2]."""
-    # In float64: 1 − 0.999 has only four right digits in float32.
+    # In float64: 1 − 0.999 has only four correct digits in float32.
     t = torch.arange(1, steps + 1, dtype=torch.float64, device=like.device)
     first = 1 - rule.beta1**t
     second = 1 - rule.beta2**t
@@ -53,8 +53,8 @@ def descend(
     """Take a step with rows [clients, columns] in place.
 
     `means` and `squares` are the running moments of the gradient, zero before the first
-    step. `bias` is the table of corrections, and `step` [1] counts from 0: it lies on
-    the device, because a captured step is replayed. All else is as for SGD.
+    step. `bias` is the table of corrections, and `step` [1] counts from 0. It is on the
+    device, because a captured step is replayed. The rest is as in SGD.
     """
     if not rows.numel():
         return
@@ -62,7 +62,7 @@ def descend(
     if serves(rows, gradient):
         columns = rows.shape[1]
         kernel = _kernel(rule, trainable is not None, lr.dim() > 0, rows.device.index)
-        # Four columns a thread; where rows are longer, threads go on in a loop.
+        # Four columns per thread; if rows are longer, threads loop.
         blocks = min(-(-rows.numel() // (4 * THREADS)), 4 * kernel.capacity)
         sizes = (columns, rows.stride(0), rows.numel())
         state = (rows, gradient, means, squares)

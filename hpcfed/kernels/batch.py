@@ -1,9 +1,9 @@
 """The two ends of a training step: the samples of a batch, and the loss with its
 gradient.
 
-A step is a row of the table of samples [steps, capacity, slots]. Its number stands in
-the tensor `step` on the device, so that one captured step serves for all. On a GPU each
-end is one kernel.
+A step is a row of the table of samples [steps, capacity, slots]. Its number is in the
+tensor `step` on the device, so that one captured step serves all. On a GPU each end is
+one kernel.
 """
 
 from functools import cache
@@ -17,24 +17,24 @@ from torch.autograd.function import once_differentiable
 from hpcfed.kernels import cuda
 
 MOST_CLIENTS = 65_535
-"""Clients of a stack: a kernel has a block for each in the grid's second direction,
-which goes no further.
+"""The most clients of a stack: a kernel has a block for each in the grid's second
+dimension, whose size is limited to this.
 """
 _THREADS = 128
 REACH = 4
-"""Pixels by which an image may be shifted, each way."""
+"""The most pixels by which an image is shifted in each direction."""
 _PER_AXIS = 2 * REACH + 1
 SHIFTS = 2 * _PER_AXIS**2
-"""Ways to shift an image. Number s shifts by s % 9 rows and s / 9 % 9 columns, less 4,
-and mirrors the image if s ≥ 81.
+"""Number of ways to shift an image. Number s shifts by s % 9 rows and s / 9 % 9
+columns, minus 4, and mirrors the image if s ≥ 81.
 """
 
 
 def gatherable(inputs: Tensor) -> Tensor:
-    """Return inputs as steps gather them: images with their channels side by side."""
+    """Return inputs in the layout that steps gather: images with channels last."""
     if not _are_images(inputs):
         return inputs.contiguous()
-    # Copies nothing where images are channels-last.
+    # Copies nothing if images are channels-last.
     return inputs.permute(0, 2, 3, 1).contiguous()
 
 
@@ -48,7 +48,7 @@ def gather_inputs(
     shifts: Tensor | None = None,
     blank: Tensor | None = None,
 ) -> Tensor:
-    """Return the first clients' inputs in this step, [clients · slots, …], out of
+    """Return the first clients' inputs in this step, [clients · slots, …], from
     `gatherable` ones.
     """
     table = samples, step, clients, slots
@@ -73,8 +73,8 @@ def gather_images(
 ) -> Tensor:
     """Return this step's images [clients · slots, channels, height, width].
 
-    They are taken from all images [samples, height, width, channels]. `shifts`, of the
-    samples' shape, says how each is shifted; `blank` [channels] comes in at its edges.
+    They are taken from all images [samples, height, width, channels]. `shifts`, in the
+    shape of the samples, says how each is shifted; `blank` [channels] fills its edges.
     """
     if not _serves(images):
         chosen = _of_step(samples, step, clients, slots)
@@ -84,7 +84,7 @@ def gather_images(
             shift = _of_step(shifts, step, clients, slots)
             found = shifted(found, shift, blank)
         return found.permute(0, 3, 1, 2)
-    # A block per image: slots in the grid's first direction, clients in its second.
+    # A block per image: slots in the grid's first dimension, clients in its second.
     out = torch.empty(clients * slots, *images.shape[1:], device=images.device)
     table = (samples, step, samples.shape[1], samples.shape[2], slots)
     if shifts is None:
@@ -111,7 +111,7 @@ def gather_samples(
     if not (whole_floats and cuda.available(inputs.device)):
         return inputs.index_select(0, _of_step(samples, step, clients, slots))
     out = inputs.new_empty(clients * slots, *inputs.shape[1:])
-    # The kernel copies bits: a token is two floats to it.
+    # The kernel copies bits: it treats a token as two floats.
     floats = inputs[0].numel() * inputs.element_size() // 4
     kernel = _kernel("gather_images", inputs.device.index, FLOATS=floats)
     table = (samples, step, samples.shape[1], samples.shape[2], slots)
@@ -120,7 +120,7 @@ def gather_samples(
 
 
 def _of_step(table: Tensor, step: Tensor, clients: int, slots: int) -> Tensor:
-    """Return a step's row of a table, flat; the host never learns which step it is."""
+    """Return a step's row of a table, flat; the host does not know which step it is."""
     row = table.index_select(0, step)[0]
     return row[:clients, :slots].flatten()
 
@@ -142,7 +142,7 @@ def shifted(images: Tensor, shifts: Tensor, blank: Tensor) -> Tensor:
     y_inside = ((y >= 0) & (y < height))[:, :, None]
     x_inside = ((x >= 0) & (x < width))[:, None, :]
     image = torch.arange(len(images), device=images.device)[:, None, None]
-    # Clamped only to be an index: what lies outside becomes blank.
+    # Clamped only to be a valid index: pixels outside become blank.
     y = y.clamp(0, height - 1)[:, :, None]
     x = x.clamp(0, width - 1)[:, None, :]
     inside = (y_inside & x_inside)[..., None]
@@ -159,9 +159,9 @@ def cross_entropy(
 ) -> Tensor:
     """Return a scalar whose gradient is that of the sum of the clients' mean losses.
 
-    Its value means nothing. Adds each client's summed loss to `total`. Logits are
+    Its value is meaningless. Add each client's summed loss to `total`. Logits are
     [clients · slots, classes]; `counts` [steps, capacity] say how many slots hold a
-    sample, the others count nothing.
+    sample, and the others are ignored.
     """
     loss: Tensor = _CrossEntropy.apply(logits, labels, samples, counts, step, total)
     return loss
@@ -173,7 +173,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, *table: Tensor) -> Tensor:
         ctx.save_for_backward(_gradient(logits, *table))
-        # Nobody reads the value, so nothing writes it.
+        # The value is never read, so it is left uninitialised.
         return logits.new_empty(())
 
     @staticmethod
@@ -181,7 +181,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         if gradient.is_cuda:
-            # The first node of the backward pass, which has a thread of its own.
+            # The first node of the backward pass, which runs in its own thread.
             cuda.make_current(gradient.device.index)
         return gradient, None, None, None, None, None
 
@@ -200,7 +200,7 @@ def _gradient(
     if _serves(logits):
         gradient = torch.empty_like(logits)
         kernel = _kernel("cross_entropy", logits.device.index, CLASSES=logits.shape[1])
-        # Capacity and width of the table, which may be larger than this step.
+        # Capacity and width of the table may be larger than this step.
         shape = (samples.shape[1], samples.shape[2], slots)
         table = (labels, samples, counts, step, *shape)
         kernel((clients, 1), logits.contiguous(), gradient, total, *table)
@@ -223,8 +223,8 @@ def _gradient(
 def of_step(
     samples: Tensor, counts: Tensor, step: Tensor, clients: int, slots: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a step's samples [clients, slots], their numbers [clients, 1], and True
-    [clients, slots] where a slot holds a sample.
+    """Return a step's samples [clients, slots], their counts [clients, 1], and a mask
+    [clients, slots], True if a slot holds a sample.
     """
     batch = samples.index_select(0, step)[0, :clients, :slots]
     count = counts.index_select(0, step)[0, :clients, None]
@@ -242,9 +242,9 @@ def _kernel(name: str, device: int, **sizes: int) -> cuda.Kernel:
 
 
 def macros(**sizes: int) -> cuda.Macros:
-    """Return a kernel's macros, and 1 for those that only other kernels need.
+    """Return a kernel's macros, and 1 for macros that only other kernels need.
 
-    A source is compiled as a whole.
+    They must be defined because a source is compiled as a whole.
     """
     others = dict.fromkeys(("FLOATS", "CLASSES", "HEIGHT", "WIDTH", "CHANNELS"), 1)
     return tuple({**others, "REACH": REACH, **sizes}.items())

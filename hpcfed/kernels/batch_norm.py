@@ -1,9 +1,9 @@
 """Batch norm in training, with the residual sum and the activation that follow it, in
 two passes over memory each way.
 
-torch's own operations take five forward and eight backward, and as many launches.
-Activations are [samples, channels, height, width], channels-last, in float32 or
-bfloat16; the kernels compute in float32. Everything else is left to the caller.
+torch's own operations take five passes forward and eight backward, and as many
+launches. Activations are [samples, channels, height, width], channels-last, in float32
+or bfloat16; the kernels compute in float32. Other cases are left to the caller.
 """
 
 from dataclasses import dataclass
@@ -17,34 +17,34 @@ from torch.autograd.function import once_differentiable
 from hpcfed.kernels import cuda
 
 VECTOR = 8
-"""Channels of one thread: it reads and writes them at once."""
+"""Channels per thread: it reads and writes them at once."""
 WIDEST = 64
-"""Channels of a block at most: 128 bytes of bfloat16, one line of the cache."""
+"""The most channels per block: 128 bytes of bfloat16, one cache line."""
 WHOLE_WIDEST = 16
-"""Those of a block that has all rows: 32 bytes, the least that memory hands out."""
+"""The same for a block that has all rows: 32 bytes, the smallest memory transaction."""
 WHOLE_ROWS = 16384
-"""Rows up to which one block takes all of them, in one kernel."""
+"""Up to this many rows, one block takes all of them, in one kernel."""
 THREADS = 512
 SUMMING = 64
 """Blocks that sum. Each applying block reads a part from all of them: with more, that
 takes longer than the sums."""
 APPLYING = 132
-"""Blocks that apply, at most: one for each multiprocessor of an H200."""
+"""The most blocks that apply: one for each multiprocessor of an H200."""
 
 
 @dataclass(frozen=True)
 class Norm:
-    """The constants of a batch norm and of the activation behind it."""
+    """The constants of a batch norm and of the activation after it."""
 
     eps: float
     momentum: float
-    """What a batch counts for in the running statistics."""
+    """The weight of a batch in the running statistics."""
     slope: float
     """Slope of the activation below zero: 0 for ReLU, 1 for none."""
 
 
 Sinks = tuple[Tensor | None, Tensor | None]
-"""Where the gradients of weight and bias belong; None: in new memory."""
+"""Where the gradients of weight and bias go; None: new memory."""
 
 
 def batch_norm(
@@ -59,14 +59,14 @@ def batch_norm(
 ) -> Tensor:
     """Return act(x̂ · weight + bias + residual), by the batch's own mean and variance.
 
-    `running` are mean and variance over batches, which change in place.
+    `running` are mean and variance over batches, which are updated in place.
     """
     y: Tensor = _BatchNorm.apply(x, weight, bias, residual, running, norm, sinks)
     return y
 
 
 def serves(x: Tensor, residual: Tensor | None) -> bool:
-    """Whether the kernels take these activations."""
+    """Whether the kernels support these activations."""
     if x.dim() != 4 or not cuda.available(x.device) or not x.numel():
         return False
     if x.dtype not in (torch.float32, torch.bfloat16) or x.shape[1] % VECTOR:
@@ -147,7 +147,7 @@ class _Launch:
 
     def sums(self, name: str, x: Tensor, *tensors: Tensor | None) -> Tensor | None:
         """Return [slices, 2, channels]: each summing block's sums of two quantities;
-        None where the kernel that applies them sums, too.
+        None if the kernel that applies them also sums.
         """
         if self._whole:
             return None
@@ -158,14 +158,14 @@ class _Launch:
         return parts
 
     def apply(self, name: str, *tensors: Tensor | None) -> None:
-        """Launch the kernel that adds up those sums and goes over all activations."""
+        """Launch the kernel that adds up those sums and processes all activations."""
         grid = (self._applying, self._groups)
         kernel = _kernel(name, *self._key)
         kernel(grid, *tensors, self._rows, self._channels, self._summing)
 
 
 def _width(channels: int, *, whole: bool) -> int:
-    """Return the channels of a block: a power of two that divides all channels."""
+    """Return the channels of a block: a power of two that divides the total."""
     width = WHOLE_WIDEST if whole else WIDEST
     while channels % width:
         width //= 2
@@ -191,7 +191,7 @@ def _kernel(
 def batch_norm_macros(
     norm: Norm, *, residual: bool, dtype: torch.dtype, width: int, whole: bool
 ) -> cuda.Macros:
-    """Return what the kernels are compiled with."""
+    """Return the macros for compiling the kernels."""
     return (
         ("BF16", int(dtype == torch.bfloat16)),
         ("RESIDUAL", int(residual)),

@@ -4,8 +4,8 @@ TensorFloat-32.
 cuDNN's grouped convolution is slow for the few channels of clients' networks, and
 batched matrix products would first have to write every patch to memory.
 `convolution.cu` keeps images in shared memory and gathers patches from there.
-`convolution_plan` says for which layers and how the work is cut; this module joins the
-kernels to autograd.
+`convolution_plan` decides which layers are supported and how the work is cut; this
+module connects the kernels to autograd.
 """
 
 from contextlib import nullcontext
@@ -33,10 +33,10 @@ def block(
 ) -> Tensor:
     """Apply the layer to [clients · slots, channels, height, width].
 
-    Weights are [clients, …]; all tensors are channels-last. `sink` [clients,
-    layer.columns], if given, is where the gradient of weights and biases is written, in
-    the branch. Gradients are `bounded` if those of the network's outputs are at most 1:
-    halves then hold them.
+    Weights are [clients, …]; all tensors are channels-last. If `sink` [clients,
+    layer.columns] is given, the gradient of weights and biases is written there, in the
+    branch. Gradients are `bounded` if those of the network's outputs are at most 1:
+    then they fit into halves.
     """
     branch = branch or Branch()
     result: Tensor = _Convolution.apply(x, weight, bias, layer, sink, branch, bounded)
@@ -58,8 +58,8 @@ class _Convolution(torch.autograd.Function):
         x = x.contiguous(memory_format=torch.channels_last)
         shape = (len(x), layer.outputs, *layer.result)
         y = torch.empty(shape, device=x.device, memory_format=torch.channels_last)
-        # Which of the four pixels has won, and signs: all that the backward pass needs
-        # of the output, and of the convolution's own, which never exists in memory.
+        # Which of the four pixels has won, and signs. The backward pass needs nothing
+        # else of the output, and the convolution's own output never exists in memory.
         marks = torch.empty_like(y, dtype=torch.int8) if layer.marked else None
         kernel = _kernel(layer, "forward", x.device.index)
         kernel(
@@ -94,10 +94,11 @@ class _Convolution(torch.autograd.Function):
         dx = dw = db = None
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         if needs_weight:
-            # Autograd waits for a gradient that has no sink, so that cannot go aside.
+            # Autograd waits for a gradient without a sink, so it cannot go to the
+            # branch.
             aside = nullcontext()
-            # The first layer's, which nothing runs beside, would only wait there for the
-            # second layer's.
+            # Nothing runs beside the first layer's gradient: in the branch it would
+            # only wait for the second layer's.
             if ctx.sink is not None and needs_x:
                 aside = ctx.branch.work(x, dy, marks)
             with aside:
@@ -140,10 +141,10 @@ def _weight_gradient(
     plan = _plan(layer, "weight", x.device.index, bounded)
     kernel = _kernel(layer, "weight", x.device.index, bounded)
     slots = len(x) // clients
-    # Enough blocks for the whole device, where there are few clients.
+    # Enough blocks for the whole device, if there are few clients.
     splits = max(1, min(slots, 2 * kernel.capacity // clients))
     pixel_warps = splits * plan.warps // plan.tap_warps
-    # Partial sums, added up in a fixed order: atomic adds would differ from run to run.
+    # Partial sums, added up in a fixed order: atomic adds would differ between runs.
     partial_sums = torch.empty(pixel_warps, clients, layer.columns, device=x.device)
     kernel((splits, clients), x, dy, marks, partial_sums, clients, slots)
     if sink is None:
@@ -181,6 +182,6 @@ def shared_memory(device: int) -> int:
 def has_warp_groups(device: int) -> bool:
     """Whether the device has Hopper's matrix instructions for groups of warps.
 
-    No other architecture has them.
+    Only this architecture has them.
     """
     return torch.cuda.get_device_capability(device) == (9, 0)

@@ -1,4 +1,6 @@
-"""What convolution kernels are told of a layer: the sizes of what they read and make."""
+"""What convolution kernels know about a layer: the sizes of their inputs and
+outputs.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +11,7 @@ Kind = Literal["forward", "weight", "input"]
 
 @dataclass(frozen=True)
 class ConvolutionLayer:
-    """A convolution with stride 1 and a square kernel, its activation, and perhaps 2×2
+    """A convolution with stride 1 and a square kernel, its activation, and optional 2×2
     max pooling.
     """
 
@@ -40,17 +42,17 @@ class ConvolutionLayer:
 
     @property
     def marked(self) -> bool:
-        """Whether the backward pass needs to know winners or signs."""
+        """Whether the backward pass needs winners or signs."""
         return self.pool or self.slope != 1
 
     @property
     def columns(self) -> int:
-        """Weights and biases of a client."""
+        """Number of weights and biases of a client."""
         return self.outputs * (self.kernel**2 * self.channels + self.bias)
 
 
 def shapes(layer: ConvolutionLayer, kind: Kind) -> dict[str, int]:
-    """Return the shapes of what a kernel gathers from (`SRC`), and of what it makes."""
+    """Return the shapes of what a kernel gathers from (`SRC`), and of its result."""
     if kind != "input":
         height, width = layer.result
         return {
@@ -65,7 +67,7 @@ def shapes(layer: ConvolutionLayer, kind: Kind) -> dict[str, int]:
             "SPREAD_POOL": 0,
         }
     # The gradient of inputs is a convolution of the output's gradient with the flipped
-    # kernel, whose padding is what the forward pass left out.
+    # kernel. Its padding is what the forward pass left out.
     height, width = layer.convolved
     return {
         "SRC_H": height,
@@ -102,7 +104,7 @@ class LayerGeometry:
 
     @property
     def fragments(self) -> int:
-        """Groups of eight output channels, which a tensor core makes at once."""
+        """Groups of eight output channels, which a tensor core computes at once."""
         return quotient(self.dst_c, 8)
 
     @property
@@ -115,12 +117,12 @@ class LayerGeometry:
         return band * self.step + self.kernel - 1
 
     def bands(self) -> set[int]:
-        """Heights of bands that cut the result into equally many rows each."""
+        """Heights of bands that cut the result into bands of equal size."""
         return {quotient(self.out_h, bands) for bands in range(1, self.out_h + 1)}
 
 
 def geometry(layer: ConvolutionLayer, kind: Kind) -> LayerGeometry:
-    """Return the numbers of a layer that decide how its work is cut."""
+    """Return the numbers of a layer that determine how its work is cut."""
     m = shapes(layer, kind)
     return LayerGeometry(
         kernel=layer.kernel,

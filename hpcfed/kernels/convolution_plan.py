@@ -1,9 +1,10 @@
-"""How the convolution kernels cut their work: for which layers they serve, and the best
-cut of each.
+"""How the convolution kernels cut their work: which layers they support, and the best
+cut for each.
 
-A kernel's work is cut into units, bands of rows of one image. A block takes a batch of
-units at once into shared memory. A cut is chosen by a score, roughly the share of time
-that tensor cores could be busy; its constants were fitted to measurements on an H200.
+A kernel's work is cut into units, which are bands of rows of one image. A block loads a
+batch of units at once into shared memory. A cut is chosen by a score, roughly the share
+of time that tensor cores could be busy; its constants were fitted to measurements on an
+H200.
 """
 
 from collections.abc import Iterator
@@ -23,17 +24,17 @@ from hpcfed.kernels.cuda import Macros
 
 KINDS: tuple[Kind, ...] = ("forward", "weight", "input")
 SHARED = 224 * 1024
-"""Bytes of shared memory that a block may use on a Hopper GPU; `shared_memory` asks the
-device.
+"""Bytes of shared memory that a block may use on a Hopper GPU; `shared_memory` queries
+the device.
 """
 BUSY_WARPS = 16
-"""Warps per multiprocessor that the registers leave room for."""
+"""Warps per multiprocessor for which there are enough registers."""
 GRADIENT_SCALE = 1024
-"""By how much bounded gradients, of at most 1 at a network's outputs, are scaled up in
-halves. Halves reach from 6e-8 to 65,504.
+"""Factor by which bounded gradients, at most 1 at a network's outputs, are scaled up in
+halves. Halves range from 6e-8 to 65,504.
 """
 MAX_BATCH = 16
-"""Units that a block takes at once at most."""
+"""The most units that a block takes at once."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ class KernelCut:
     """One way to cut a kernel's work."""
 
     band: int
-    """Rows of a unit, of the result."""
+    """Rows of the result in a unit."""
     batch: int
     """Units that a block takes at once."""
     pixel: int
-    """Floats between neighbouring pixels in shared memory, chosen against bank
+    """Floats between neighbouring pixels in shared memory, chosen to avoid bank
     conflicts.
     """
     shared: int
@@ -54,17 +55,19 @@ class KernelCut:
     tap_warps: int = 1
     """Gradient of weights: warps that divide the taps; the others divide the pixels."""
     wide: int = 0
-    """Output channels that a warp-group instruction makes at once; 0 for kernels
-    without them.
+    """Output channels that a warp-group instruction computes at once; 0 for kernels
+    without such instructions.
     """
     half: bool = False
     """Whether operands are multiplied in halves."""
     most_warps: int = 16
-    """Warps of a multiprocessor that the registers leave room for."""
+    """Warps per multiprocessor for which there are enough registers."""
 
     @property
     def blocks(self) -> int:
-        """Blocks that a multiprocessor runs at once, as memory and registers allow."""
+        """Blocks that a multiprocessor can run at once, limited by memory and
+        registers.
+        """
         return max(1, min(self.most_warps // self.warps, SHARED // self.shared))
 
 
@@ -75,7 +78,7 @@ Scored = tuple[float, KernelCut]
 def plans(
     layer: ConvolutionLayer, shared: int, warp_groups: bool, bounded: bool = False
 ) -> dict[Kind, KernelCut]:
-    """Return the best plan of each kernel; empty when an image does not fit.
+    """Return the best plan of each kernel; empty if an image does not fit.
 
     Gradients are multiplied in halves only if they are `bounded`.
     """
@@ -86,7 +89,7 @@ def plans(
             candidates = _half_candidates(layer, kind, shared, warp_groups)
         if not candidates:
             candidates = _candidates(layer, kind, shared)
-        # One kernel that does not fit is reason enough for torch's convolution.
+        # If one kernel does not fit, the layer uses torch's convolution.
         if not candidates:
             return {}
         _, best[kind] = max(candidates, key=lambda scored: scored[0])
@@ -94,9 +97,9 @@ def plans(
 
 
 def supported(layer: ConvolutionLayer, shared: int = SHARED) -> bool:
-    """Whether the kernels serve a layer, with `shared` bytes of shared memory."""
-    # Channels in eights, as tensor cores take them; the gradient of inputs pads by
-    # kernel − 1 − padding, which must not be negative.
+    """Whether the kernels support a layer, with `shared` bytes of shared memory."""
+    # Channels must be multiples of eight for tensor cores. The gradient of inputs pads
+    # by kernel − 1 − padding, which must not be negative.
     possible = (
         layer.outputs % 8 == 0
         and layer.kernel - 1 >= layer.padding
@@ -120,8 +123,8 @@ def macros(layer: ConvolutionLayer, kind: Kind, plan: KernelCut) -> Macros:
     values["KH"] = layer.kernel
     values["KW"] = layer.kernel
     values["SLOPE"] = f"{float(layer.slope)}f"
-    # The gradient of inputs first spreads the gradient of outputs over the pixels that
-    # have won.
+    # The gradient of inputs first distributes the gradient of outputs to the winning
+    # pixels.
     values["MARKS"] = int(layer.marked)
     values["SPREAD"] = int(kind == "input")
     values["BIAS"] = int(layer.bias and kind != "input")
@@ -132,7 +135,7 @@ def macros(layer: ConvolutionLayer, kind: Kind, plan: KernelCut) -> Macros:
     values["NT"] = plan.wide
     values["TAP_WARPS"] = plan.tap_warps
     values["SCALE"] = f"{float(GRADIENT_SCALE)}f"
-    # Tells the compiler how many registers a thread may take.
+    # Tells the compiler how many registers a thread may use.
     values["MIN_BLOCKS"] = plan.blocks
     return tuple(values.items())
 
@@ -145,12 +148,12 @@ def _candidates(layer: ConvolutionLayer, kind: Kind, limit: int) -> list[Scored]
     for band in g.bands():
         bands = quotient(g.out_h, band)
         height = band * g.step
-        # The share of useful rows: of the last band, and among those loaded.
+        # The share of useful rows: in the last band, and among the loaded rows.
         useful = g.out_h / (band * bands) * (height / g.rows(band)) ** 0.2
         for batch in range(1, MAX_BATCH + 1):
             for score, plan in cuts(g, band, batch, useful):
                 if plan.shared <= limit:
-                    # Few warps cannot hide each other's waiting.
+                    # Few warps cannot hide each other's latency.
                     resident = plan.warps * (limit // plan.shared)
                     busy = min(1.0, resident / BUSY_WARPS) ** 0.7
                     found.append((score * busy, plan))
@@ -169,7 +172,7 @@ def _weight_cuts(
     stride = channels
     if channels % 32 != 24:
         stride += (40 - channels % 32) % 32
-    # Filled up with zeros to the eight that an instruction takes.
+    # Padded with zeros to the eight that an instruction takes.
     pixels = quotient(band * g.step * g.out_w * g.step, 8) * 8
     pitch = even(g.cols * pixel)
     unit = g.rows(band) * pitch + pixels * stride
@@ -191,7 +194,7 @@ def _weight_cuts(
         )
         products = groups_each * g.fragments
         loads = (4 * groups_each + 2 * g.fragments) / products
-        # Four steps' worth of waiting between batches.
+        # Waiting between batches costs as much as four steps.
         score = useful * busy / (1 + loads) * steps / (steps + 4)
         plan = KernelCut(
             band=band,
@@ -215,17 +218,18 @@ def _product_cuts(
     parts = quotient(g.fragments, 4)
     # Pairs of floats must be aligned: odd channels need a second, shifted copy.
     copies = 1 + g.src_c % 2
-    # As gather_product lays out its shared memory: weights, offsets of taps, images.
+    # The same layout of shared memory as in gather_product: weights, offsets of taps,
+    # images.
     weights = steps * (g.fragments * 64 + 4)
     pitch = even(g.cols * pixel)
     images = copies * batch * g.rows(band) * pitch
     shared = 4 * (weights + images)
-    # Outputs that a warp makes together: 64 pixels of the convolution.
+    # Outputs that a warp computes together: 64 pixels of the convolution.
     group = 16 if g.pool else 64
     tasks = quotient(batch * outputs, group) * parts
     for warps in (4, 8):
         busy = batch * outputs * parts / group / (quotient(tasks, warps) * warps)
-        # Sixteen tasks' worth of waiting between batches.
+        # Waiting between batches costs as much as sixteen tasks.
         score = useful * busy * tasks / (tasks + 16)
         plan = KernelCut(
             band=band, batch=batch, pixel=pixel, shared=shared, warps=warps
@@ -236,10 +240,10 @@ def _product_cuts(
 def _half_candidates(
     layer: ConvolutionLayer, kind: Kind, limit: int, warp_groups: bool
 ) -> list[Scored]:
-    """Return cuts for operands in halves; none where these do not serve."""
+    """Return cuts for operands in halves; none if halves are not supported."""
     g = geometry(layer, kind)
     if kind == "weight":
-        # Pixels of few channels are loaded in fours.
+        # Pixels with few channels are loaded four at a time.
         few = g.src_c in (3, 4) and layer.width % 4 == 0
         if (g.src_c % 16 and not few) or g.dst_c % 16:
             return []
@@ -253,7 +257,7 @@ def _half_candidates(
         for batch in range(1, MAX_BATCH + 1):
             for score, plan in cuts(g, band, batch):
                 if plan.shared <= limit:
-                    # A block alone waits for what it loads.
+                    # A single block has to wait for its loads.
                     found.append((score * (0.6 if plan.blocks == 1 else 1.0), plan))
     return found
 
@@ -264,12 +268,12 @@ def _half_weight_cuts(g: LayerGeometry, band: int, batch: int) -> Iterator[Score
     height = band * g.step
     useful = g.out_h / (band * bands) * (height / g.rows(band)) ** 0.2
     pixels = quotient(height * g.out_w * g.step, 16) * 16
-    # An odd number of 16 bytes between pixels, for the banks.
+    # An odd multiple of 16 bytes between pixels, to avoid bank conflicts.
     pixel = g.src_c + 8
     images = 2 * batch * g.rows(band) * g.cols * pixel
     groups = g.taps // 16
     if g.src_c <= 4:
-        # Two copies of pixels of 8 bytes, as the source lays them out.
+        # Two copies of pixels of 8 bytes, as in the source's layout.
         unit = g.rows(band) * ((g.cols + 2) // 2)
         images = 16 * (quotient(batch * unit, 8) * 8 + 4 + batch * unit)
         groups = quotient(g.kernel * quotient(g.kernel, 2), 2)
@@ -298,25 +302,26 @@ def _half_weight_cuts(g: LayerGeometry, band: int, batch: int) -> Iterator[Score
             half=True,
             most_warps=_warps_with(4 * groups_each * g.fragments + 60),
         )
-        # Waiting between batches, which blocks beside hide.
+        # Waiting between batches, which concurrent blocks hide.
         waiting = 16 / plan.blocks
-        # Warps that divide pixels leave a partial sum each.
+        # Each warp that divides pixels leaves a partial sum.
         summing = 0.98**pixel_warps
         score = useful * busy * summing / (1 + loads) * steps / (steps + waiting)
         yield score, plan
 
 
 def _warps_with(registers: int) -> int:
-    """Return the warps of a multiprocessor that may have so many registers a thread.
+    """Return the warps of a multiprocessor whose threads can have `registers`
+    registers.
 
-    It has four parts, with 512 registers for each thread of a warp.
+    A multiprocessor has four parts, each with 512 registers per thread of a warp.
     """
     return 4 * (512 // (quotient(registers, 8) * 8))
 
 
 def _divisions(groups: int) -> Iterator[tuple[int, int]]:
-    """Yield numbers of warps that divide groups of taps, and of those that divide
-    pixels.
+    """Yield pairs: the number of warps that divide groups of taps, and the number that
+    divide pixels.
     """
     for tap_warps in range(1, min(groups, 12) + 1):
         for pixel_warps in (1, 2, 4, 8):
@@ -326,12 +331,12 @@ def _divisions(groups: int) -> Iterator[tuple[int, int]]:
 
 def _half_product_cuts(g: LayerGeometry, band: int, batch: int) -> Iterator[Scored]:
     """Yield cuts of the forward pass or the gradient of inputs."""
-    # The most that divides the channels: an operand is read once for all of them.
+    # The largest size that divides the channels: an operand is read once for all.
     at_once = next(size for size in (64, 32, 16, 8) if g.dst_c % size == 0)
     parts = g.dst_c // at_once
     bands = quotient(g.out_h, band)
     rows = g.rows(band)
-    # A tile is 64 pixels in a row; those at the rows' ends are for nothing.
+    # A tile is 64 consecutive pixels; those beyond the ends of rows are wasted.
     tiles = quotient(band * g.step * g.cols, 64)
     pixels_used = band * g.step * g.out_w * g.step
     useful = (
@@ -341,11 +346,11 @@ def _half_product_cuts(g: LayerGeometry, band: int, batch: int) -> Iterator[Scor
         / (tiles * 64)
         * (band * g.step / rows) ** 0.7
     )
-    # PLANE in the source.
+    # Equals PLANE in the source.
     planes = g.src_c // 8
     reach = 64 + (g.kernel - 1) * g.cols + g.kernel
     plane = (batch * rows * g.cols + reach) // 8 * 8 + 8 + 8 // min(planes, 8)
-    # An instruction's descriptor has 14 bits for the distance of planes.
+    # An instruction's descriptor has 14 bits for the distance between planes.
     if plane >= 2**14:
         return
     staged = batch * tiles * 64 * (g.dst_c + 8) if g.pool else 0
@@ -362,5 +367,5 @@ def _half_product_cuts(g: LayerGeometry, band: int, batch: int) -> Iterator[Scor
         half=True,
         most_warps=24 if at_once < 64 else 16,
     )
-    # 5000 clocks of waiting between batches; blocks beside hide them.
+    # 5000 clocks of waiting between batches, which concurrent blocks hide.
     yield useful * busy * clocks / (clocks + 5000 / plan.blocks), plan

@@ -1,8 +1,8 @@
-"""Kernels in C for CPUs, compiled when first needed by the machine's own compiler.
+"""CPU kernels in C, compiled when first needed by the machine's own compiler.
 
-Machines where programs are built have one, and it knows the processor's own
-instructions. Where there is none, or its result cannot be loaded, layers use torch's
-operations instead. What was compiled is kept in the user's cache.
+Machines on which programs are built have one, and it knows the processor's own
+instructions. Without a compiler, or if its result cannot be loaded, layers use torch's
+operations instead. Compiled code is kept in the user's cache.
 """
 
 import ctypes
@@ -27,16 +27,16 @@ OPTIONS = (
     "-fno-trapping-math",
     "-fopenmp",
     "-fPIC",
-    # Loads that move far ahead of their use would push sums out of the registers.
+    # Loads far ahead of their use would push sums out of the registers.
     "-fno-schedule-insns",
 )
 PATIENCE = 60
-"""Seconds for a call of the compiler."""
+"""Timeout of a compiler call in seconds."""
 
 
 @cache
 def library(source: str) -> ctypes.CDLL | None:
-    """Return a source file beside this module as a loaded library; None where it cannot
+    """Return a source file next to this module as a loaded library; None if it cannot
     be compiled or loaded.
     """
     text = (Path(__file__).parent / source).read_bytes()
@@ -66,28 +66,28 @@ def _compiled(text: bytes, compiler: str) -> bytes:
         )
         source.write_bytes(text)
         _call(compiler, *OPTIONS, "-c", str(source), "-o", str(part))
-        # Not linked with OpenMP: it shall find the library whose threads torch uses. A
-        # second one would have threads of its own, and the two would wait for each other.
+        # Not linked with OpenMP: it must find the library that torch uses. A second one
+        # would have its own threads, and the two would wait for each other.
         _call(compiler, "-shared", str(part), "-o", str(whole))
         return whole.read_bytes()
 
 
 def _loaded(code: bytes) -> ctypes.CDLL:
-    # Its functions become known to libraries that are loaded later.
+    # RTLD_GLOBAL makes its functions visible to libraries that are loaded later.
     ctypes.CDLL(_openmp(), mode=ctypes.RTLD_GLOBAL)
     with tempfile.TemporaryDirectory(prefix="hpcfed-") as folder:
         file = Path(folder, "kernel.so")
         file.write_bytes(code)
-        # It stays in memory when the file goes.
+        # It stays in memory after the file is removed.
         return ctypes.CDLL(str(file))
 
 
 def _openmp() -> str:
     """Return the path of the OpenMP library that torch has loaded."""
-    # Names of files may be any bytes.
+    # File names may be any bytes.
     mapped = os.fsdecode(Path("/proc/self/maps").read_bytes())
     for line in mapped.split("\n"):
-        # Memory that is no file's has no sixth word.
+        # Memory without a file has no sixth word.
         for name in line.split(maxsplit=5)[5:]:
             if Path(name).name.startswith(("libgomp", "libiomp", "libomp")):
                 return name
@@ -95,8 +95,10 @@ def _openmp() -> str:
 
 
 def _cache_name(text: bytes, compiler: str) -> str:
-    """Return the name in the cache: by all that the machine code depends on."""
-    # Asking the compiler itself would take longer than loading what it has made.
+    """Return the name in the cache, from everything that the machine code depends
+    on.
+    """
+    # Asking the compiler itself would take longer than loading its result.
     program = Path(compiler).resolve()
     status = program.stat()
     made_by = [str(program), status.st_size, status.st_mtime_ns]
@@ -106,9 +108,9 @@ def _cache_name(text: bytes, compiler: str) -> str:
 
 
 def _processor() -> list[str]:
-    """Return what `native` means here: a home may be shared by unlike machines."""
+    """Return what `native` means here: different machines may share a home folder."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    # Its speed changes from one moment to the next.
+    # Leave out the clock speed, which changes all the time.
     return [line for line in lines if "mhz" not in line.lower()]
 
 

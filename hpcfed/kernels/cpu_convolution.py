@@ -1,8 +1,8 @@
 """Convolution, activation and pooling of many clients on a CPU, as one kernel each way.
 
-torch's convolutions of small images leave much of a core idle, and some of them all
-cores but one. `cpu_convolution.c` reads images as they lie, and keeps the convolution's
-own output in the cache; this module joins it to autograd.
+torch's convolutions of small images leave much of a core idle, and some use only one
+core. `cpu_convolution.c` reads images in place, and keeps the convolution's own output
+in the cache; this module connects it to autograd.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _SOURCE = "cpu_convolution.c"
 
 @dataclass(frozen=True)
 class CpuLayer:
-    """A convolution of square kernels with stride 1, and what follows it."""
+    """A convolution of square kernels with stride 1, and the operations after it."""
 
     kernel: int
     padding: int
@@ -32,11 +32,11 @@ class CpuLayer:
 
 
 Sinks = tuple[Tensor | None, Tensor | None]
-"""Where the gradients of weight and bias go, if not to new memory."""
+"""Where the gradients of weight and bias go; None: new memory."""
 
 
 def serves(x: Tensor, layer: CpuLayer) -> bool:
-    """Whether the kernel knows such a layer, and there is a compiler."""
+    """Whether the kernel supports such a layer, and there is a compiler."""
     known = x.device.type == "cpu" and x.dtype == torch.float32
     return known and layer.padding < layer.kernel and cpu.library(_SOURCE) is not None
 
@@ -75,7 +75,7 @@ class _CpuConvolution(torch.autograd.Function):
         shape = (len(images), weight.shape[1], height, width)
         # Not a view of another tensor: the network may change it in place.
         y = torch.empty(shape, memory_format=torch.channels_last)
-        # Which of the four pixels has won: all that the backward pass needs of the
+        # Which of the four pixels has won: the backward pass needs nothing else of the
         # convolution's own output.
         winner = torch.empty_like(y, dtype=torch.int8) if layer.pool else None
         # [clients, kernel, kernel, channels, outputs]
@@ -83,7 +83,7 @@ class _CpuConvolution(torch.autograd.Function):
         biases = y.new_zeros(weight.shape[:2]) if bias is None else bias
         stride = biases.stride(0)
         _call("forward", sizes, images, ordered, biases, stride, y, winner)
-        # What the activation has left tells its slope.
+        # The activation's output reveals its slope.
         ctx.save_for_backward(images, weight, None if layer.slope == 1 else y, winner)
         ctx.layer = layer
         ctx.sinks = sinks
@@ -98,7 +98,7 @@ class _CpuConvolution(torch.autograd.Function):
         dy = _channels_last(dy)
         sizes = _sizes(images, weight, layer)
         clients, outputs, channels = weight.shape[:3]
-        # Enough pieces of work for all threads, where there are few clients.
+        # Enough pieces of work for all threads, if there are few clients.
         slots = max(1, len(images) // clients)
         sizes.splits = min(slots, -(-torch.get_num_threads() // clients))
         taps = (layer.kernel, layer.kernel, channels, sizes.padded_outputs)
@@ -113,7 +113,7 @@ class _CpuConvolution(torch.autograd.Function):
             sizes,
             images,
             _turned(weight, sizes),
-            # Without an activation the slope is 1 everywhere, whatever stands there.
+            # Without an activation the slope is 1 everywhere, so any tensor will do.
             dy if y is None else y,
             winner,
             dy,
@@ -152,7 +152,7 @@ class _Sizes(ctypes.Structure):
 def _sizes(images: Tensor, weight: Tensor, layer: CpuLayer) -> _Sizes:
     clients, outputs, channels = weight.shape[:3]
     _, height, width, given = images.shape
-    if given != channels:  # the kernel would read beyond its memory
+    if given != channels:  # the kernel would read out of bounds
         raise ValueError(f"weights of {channels} channels, and images of {given}")
     return _Sizes(
         clients=clients,
@@ -193,8 +193,8 @@ def _whole_vectors(values: int) -> int:
 
 
 def _turned(weight: Tensor, sizes: _Sizes) -> Tensor:
-    """Return weights as the gradient of images wants them: [clients, kernel, kernel,
-    outputs, channels], kernels from last to first.
+    """Return weights in the layout for the gradient of images: [clients, kernel,
+    kernel, outputs, channels], with kernels flipped.
     """
     turned = weight.flip(3, 4).permute(0, 3, 4, 1, 2)
     below = sizes.padded_outputs - weight.shape[1]
@@ -205,7 +205,7 @@ def _turned(weight: Tensor, sizes: _Sizes) -> Tensor:
 
 
 def _widened(tensor: Tensor, width: int) -> Tensor:
-    """Pad the last dimension with zeros, up to a width."""
+    """Pad the last dimension with zeros to a given width."""
     missing = width - tensor.shape[-1]
     return (F.pad(tensor, (0, missing)) if missing else tensor).contiguous()
 

@@ -1,8 +1,8 @@
 """Kernels in CUDA C++, compiled when first needed by the compiler that comes with
 torch.
 
-So an installation needs no CUDA toolkit, and shapes are constants to the compiler. What
-was compiled is kept in the user's cache.
+So an installation needs no CUDA toolkit, and shapes are compile-time constants.
+Compiled code is kept in the user's cache.
 """
 
 import ctypes
@@ -21,14 +21,14 @@ from torch import Tensor
 from hpcfed.runtime import cache as disk
 
 WIDEST_LOAD = 16
-"""Bytes that a thread loads at once at most; such a load must begin at a multiple."""
+"""The most bytes that a thread loads at once; such a load must begin at a multiple."""
 
 Macros = tuple[tuple[str, str | int], ...]
-"""Names and values, hashable, so that kernels are cached by them."""
+"""Names and values; hashable, so that kernels can be cached by them."""
 
 
 class Kernel:
-    """A kernel of a source file beside this module, compiled with some macros for the
+    """A kernel in a source file next to this module, compiled with some macros for the
     current device.
     """
 
@@ -48,7 +48,7 @@ class Kernel:
         make_current(self._device)
         module = _checked(driver.cuModuleLoadData(code))
         self._kernel = _checked(driver.cuModuleGetFunction(module, name.encode()))
-        # A kernel gets more than 48 KiB of shared memory only if it asks.
+        # A kernel gets more than 48 KiB of shared memory only on request.
         limit = (
             driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         )
@@ -60,7 +60,7 @@ class Kernel:
         )
         properties = torch.cuda.get_device_properties(self._device)
         self.capacity: int = per_multiprocessor * properties.multi_processor_count
-        """Blocks that the device runs at once."""
+        """Blocks that the device can run at once."""
 
     def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | None) -> None:
         """Launch on torch's current stream.
@@ -94,16 +94,16 @@ class Kernel:
 def _architecture(device: int) -> str:
     """Return the compiler's name of a device's architecture."""
     major, minor = torch.cuda.get_device_capability(device)
-    # "a": with the instructions that only this architecture has.
+    # "a" enables the instructions that only this architecture has.
     suffix = "a" if major == 9 else ""
     return f"sm_{major}{minor}{suffix}"
 
 
 @contextmanager
 def without_trials() -> Iterator[None]:
-    """Let cuDNN guess which of its kernels suit, where trials of all take too long."""
+    """Let cuDNN choose kernels by heuristics, if benchmarking takes too long."""
     before = torch.backends.cudnn.benchmark
-    # Not by its `flags`, which turn cuDNN itself off.
+    # Not by its `flags`, which would turn cuDNN itself off.
     torch.backends.cudnn.benchmark = False
     try:
         yield
@@ -112,10 +112,11 @@ def without_trials() -> Iterator[None]:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Return the tensor, or an aligned copy where a kernel's widest load could not begin.
+    """Return the tensor, or an aligned copy if a kernel's widest load could not begin
+    there.
 
-    ZeRO lays parameters one after the other into flat buffers, so a parameter may begin
-    at any multiple of its own numbers' size.
+    ZeRO packs parameters into flat buffers, so a parameter may begin at any multiple of
+    its element size.
     """
     if tensor.is_cuda and tensor.data_ptr() % WIDEST_LOAD:
         return tensor.clone()
@@ -123,11 +124,11 @@ def aligned(tensor: Tensor) -> Tensor:
 
 
 class Branch:
-    """A second branch of a captured step, for work whose result is needed only at its
-    end.
+    """A second branch of a captured step, for work whose result is needed only at the
+    end of the step.
 
-    The branch runs beside the rest of the backward pass. Outside of a capture the work
-    is done in line.
+    The branch runs in parallel to the rest of the backward pass. Outside of a capture
+    the work is done in line.
     """
 
     def __init__(self) -> None:
@@ -137,27 +138,29 @@ class Branch:
 
     @contextmanager
     def work(self, *tensors: Tensor | None) -> Iterator[None]:
-        """Send what is launched inside to the branch.
+        """Send what is launched within the block to the branch.
 
         The memory of the tensors that it reads is not reused before `join`.
         """
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             yield
             return
-        # The stream is made when first needed: a process without a GPU makes branches
-        # too.
+        # The stream is created when first needed: a process without a GPU makes
+        # branches, too.
         if self._stream is None:
             self._stream = torch.cuda.Stream()
         self._open = True
-        # The allocator knows nothing of this stream: references keep the memory.
+        # The allocator does not know about this stream: references keep the memory.
         self._held += tensors
-        # What is captured so far comes before the branch.
+        # Everything captured so far comes before the branch.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield
 
     def join(self) -> None:
-        """Wait for the branch; must come before the capture ends, also after a failure."""
+        """Wait for the branch; required before the capture ends, even after a
+        failure.
+        """
         if self._open and self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
             self._open = False
@@ -183,10 +186,10 @@ def available(device: torch.device) -> bool:
     """Whether kernels can be compiled for and run on this device."""
     if device.type != "cuda" or torch.version.hip:
         return False
-    # From Ampere on, tensor cores know TensorFloat-32.
+    # TensorFloat-32 needs tensor cores of Ampere or newer.
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    # The bindings import without the library behind them; the call does not.
+    # The bindings can be imported without the library, but not called.
     try:
         from cuda.bindings import nvrtc
 
@@ -198,7 +201,7 @@ def available(device: torch.device) -> bool:
 
 @cache
 def compiled(source: str, macros: Macros, architecture: str) -> bytes:
-    """Return the machine code of a source file beside this module."""
+    """Return the machine code of a source file next to this module."""
     text = _text(source)
     options = [f"-arch={architecture}", "--std=c++17"]
     for name, value in macros:
@@ -212,9 +215,10 @@ def compiled(source: str, macros: Macros, architecture: str) -> bytes:
 
 
 def _text(source: str) -> bytes:
-    """Return a source file with the headers beside it in place of their `#include`.
+    """Return a source file in which each `#include` of a header next to it is replaced
+    by the header's text.
 
-    So the cache's key covers the headers too, and the compiler has no files to find.
+    So the cache's key covers the headers, too, and the compiler needs no files.
     """
     folder = Path(__file__).parent
     return re.sub(
@@ -226,10 +230,12 @@ def _text(source: str) -> bytes:
 
 
 def _cache_name(text: bytes, options: list[str]) -> str:
-    """Return the name of a kernel in the cache: by all that its machine code depends on."""
+    """Return a kernel's name in the cache, from all that its machine code depends
+    on.
+    """
     from cuda.bindings import nvrtc
 
-    # The compiler's own number lacks its patch level, which comes with torch.
+    # The compiler's version lacks the patch level, which follows from torch's version.
     _, *compiler = nvrtc.nvrtcVersion()
     rest = repr([torch.__version__, compiler, options])
     digest = hashlib.sha256(text + rest.encode())
@@ -243,18 +249,18 @@ def _compile(source: str, text: bytes, options: list[str]) -> bytes:
     encoded = [option.encode() for option in options]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        # The library writes into the bytes that it is given.
+        # The library writes into the given bytes.
         log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
         nvrtc.nvrtcGetProgramLog(program, log)
         raise RuntimeError(f"{source} does not compile with {options}:\n{log.decode()}")
-    # Machine code rather than PTX, which the driver would compile once more.
+    # Machine code, not PTX, which the driver would have to compile again.
     code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     return code
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
-    """Return what a call of CUDA returned beside its status; raise if it failed."""
+    """Return the results of a CUDA call without its status; raise if it failed."""
     status, *values = result
     if int(status) != 0:
         raise RuntimeError(f"CUDA call failed: {status!r}")

@@ -1,4 +1,4 @@
-"""Distances between the rows of two matrices, without a third of their differences."""
+"""Distances between the rows of two matrices, without a matrix of their differences."""
 
 from functools import cache
 
@@ -9,7 +9,7 @@ from hpcfed.kernels import cuda
 
 _THREADS = 256
 _CHUNK = 2**14
-"""Columns whose squares a block adds up."""
+"""How many columns' squares a block adds up."""
 
 
 def serves(a: Tensor, b: Tensor) -> bool:
@@ -21,7 +21,7 @@ def serves(a: Tensor, b: Tensor) -> bool:
 
 
 def row_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Return ‖aᵢ − bᵢ‖ of all rows, whose sums have a fixed order."""
+    """Return ‖aᵢ − bᵢ‖ of all rows; sums are taken in a fixed order."""
     columns = a.shape[1]
     chunks = -(-columns // _CHUNK)
     parts = a.new_empty(len(a), chunks)

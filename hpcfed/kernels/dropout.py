@@ -1,5 +1,5 @@
-"""Dropout with the clients' own random numbers as one kernel, on a GPU or a CPU; the mask
-is never in memory.
+"""Dropout with the clients' own random numbers as one kernel, on a GPU or a CPU; the
+mask is never stored.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _CPU_SOURCE = "cpu_dropout.c"
 
 
 def serves(x: Tensor) -> bool:
-    """Whether a kernel can drop such values, and its compiler is there."""
+    """Whether a kernel can drop such values, and its compiler exists."""
     if x.dtype != torch.float32:
         return False
     if x.device.type == "cpu":
@@ -27,10 +27,10 @@ def serves(x: Tensor) -> bool:
 
 
 def dropout(x: Tensor, keys: Tensor, p: float, *, flat: bool = False) -> Tensor:
-    """Zero values where `randomness.uniform` of the client's key is below p.
+    """Zero values if `randomness.uniform` of the client's key is below p.
 
-    The others are scaled by 1 / (1 − p). With `flat`, images come out as vectors, one
-    channel after the other.
+    The others are scaled by 1 / (1 − p). With `flat`, images are flattened to vectors,
+    one channel after the other.
     """
     # On a CPU values are contiguous before they are dropped.
     if x.is_cuda and flat and x.dim() == 4 and not x.is_contiguous():
@@ -57,7 +57,7 @@ class _Dropout(torch.autograd.Function):
 
 
 class _TurningDropout(torch.autograd.Function):
-    """Takes channels-last images to vectors on the way, and their gradients back."""
+    """Also converts channels-last images to vectors, and their gradients back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, p: float) -> Tensor:
@@ -86,7 +86,7 @@ class _TurningDropout(torch.autograd.Function):
 def _turn(
     x: Tensor, y: Tensor, keys: Tensor, p: float, shape: torch.Size, *, backward: bool
 ) -> None:
-    """Drop values of x while they move to the other layout, into y."""
+    """Drop values of x while moving them to the other layout, into y."""
     samples, channels, height, width = shape
     pixels = height * width
     kernel = _kernel(
@@ -116,13 +116,13 @@ def _dropped_on_cpu(x: Tensor, keys: Tensor, p: float) -> Tensor:
 
 
 def _threshold(p: float) -> int:
-    """Return the smallest number of 24 bits that is at least p: a uniform one has 24."""
+    """Return p as a 24-bit integer, rounded up: uniform numbers have 24 bits."""
     return math.ceil(p * 2**24)
 
 
 def _dropped_on_gpu(x: Tensor, keys: Tensor, p: float) -> Tensor:
-    # Random numbers count values channels-first, whatever the layout in memory, so that
-    # a CPU drops the same ones.
+    # Random numbers are indexed channels-first, whatever the layout in memory, so that
+    # a CPU drops the same values.
     channels = 1
     pixels = x[0].numel()
     if x.dim() == 4 and not x.is_contiguous():

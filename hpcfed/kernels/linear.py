@@ -1,9 +1,9 @@
-"""Linear layers of many clients: each with its own weights, and with gradients that go
-where they belong.
+"""Linear layers of many clients, each with its own weights. Gradients are written where
+they belong.
 
-A layer with many weights and few samples costs memory traffic alone. Its gradient and
-the step of SGD are then made in one pass over the weights, which so update themselves
-during the backward pass.
+For a layer with many weights and few samples, memory traffic is the only cost. Then its
+gradient and the step of SGD are done in one pass over the weights: the weights update
+themselves during the backward pass.
 """
 
 from contextlib import nullcontext
@@ -19,15 +19,15 @@ from hpcfed.kernels import cuda, sgd
 from hpcfed.kernels.sgd import Rule
 
 MANY_WEIGHTS = 2**18
-"""Weights of a client from which a layer may update itself."""
+"""A layer may update itself if a client has at least this many weights."""
 FEW_SAMPLES = 16
-"""Samples of a client up to which it may: a thread keeps two columns of each in
-registers.
+"""A layer may update itself if a client has at most this many samples: a thread keeps
+two columns of each in registers.
 """
 _THREADS = 256
 _CHUNK = 448
-"""Columns of a client that a block of the forward pass sums over: its samples fit into
-shared memory, and there are blocks for all multiprocessors.
+"""Columns of a client that a block of the forward pass sums over. Then its samples fit
+into shared memory, and there are blocks for all multiprocessors.
 """
 
 
@@ -43,13 +43,13 @@ class Update:
 
 def updates_itself(weight: Tensor, slots: int) -> bool:
     """Whether a layer with weights [clients, outputs, inputs] should update itself, for
-    so many samples of a client.
+    `slots` samples per client.
     """
     return _is_traffic(weight, slots) and _serves(weight)
 
 
 def _is_traffic(weight: Tensor, slots: int) -> bool:
-    """Whether memory traffic is what a layer costs."""
+    """Whether a layer's cost is mainly memory traffic."""
     return weight[0].numel() >= MANY_WEIGHTS and slots <= FEW_SAMPLES
 
 
@@ -91,7 +91,7 @@ class _Linear(torch.autograd.Function):
         if _reads_once(x, weight):
             return _forward(x, weight, bias)
         transposed = weight.transpose(1, 2)
-        # One batched product; cuBLAS reads the transposed weights as they lie.
+        # One batched product; cuBLAS reads the transposed weights in place.
         if bias is None:
             return torch.bmm(x, transposed)
         return torch.baddbmm(bias.unsqueeze(1), x, transposed)
@@ -102,7 +102,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         weight_sink, bias_sink = ctx.sinks
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        # Autograd waits for a gradient that has no sink, so that cannot go aside.
+        # Autograd waits for a gradient without a sink, so it cannot go to the branch.
         weight_aside = weight_sink is not None or not needs_weight
         bias_aside = bias_sink is not None or not needs_bias
         aside = nullcontext()
@@ -124,13 +124,13 @@ class _Linear(torch.autograd.Function):
 def _backward_and_update(
     dy: Tensor, x: Tensor, weight: Tensor, update: Update
 ) -> Tensor:
-    """Return the gradient of x; take the step of SGD with the weights."""
+    """Return the gradient of x, and take the step of SGD on the weights."""
     if not _serves(weight):
-        # Before the step: the gradient is that of the old weights.
+        # Before the step: the gradient needs the old weights.
         dx = torch.bmm(dy, weight)
         gradient = torch.bmm(dy.transpose(1, 2), x)
-        # `data`, because autograd counts changes of the whole matrix, which holds other
-        # layers' weights too.
+        # `data`, because autograd tracks changes of the whole matrix, which also holds
+        # other layers' weights.
         sgd.descend(
             weight.data, gradient, update.velocity, None, update.lr, update.rule
         )
@@ -139,7 +139,7 @@ def _backward_and_update(
     clients, slots, inputs = x.shape
     rate_each = update.lr.dim() > 0
     kernel = _kernel(slots, weight.shape[1], update.rule, rate_each, x.device.index)
-    # Two columns a thread, all outputs of a client in one block's loop.
+    # Two columns per thread; one block loops over all outputs of a client.
     grid = (-(-inputs // (2 * _THREADS)), clients)
     kernel(
         grid,
@@ -158,7 +158,7 @@ def _backward_and_update(
 def _reads_once(x: Tensor, weight: Tensor) -> bool:
     """Whether our kernel should do the forward pass.
 
-    cuBLAS has one block a client for so few samples, which does not fill a device.
+    cuBLAS uses one block per client for so few samples, which does not fill a device.
     """
     if not (_is_traffic(weight, x.shape[1]) and weight.shape[1] % 16 == 0):
         return False

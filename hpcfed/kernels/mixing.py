@@ -1,5 +1,5 @@
-"""The hash behind the clients' random numbers as one kernel, in place of eleven of
-torch's.
+"""The hash behind the clients' random numbers as one kernel, instead of eleven torch
+operations.
 """
 
 from functools import cache
@@ -14,7 +14,7 @@ _THREADS = 256
 
 
 def mixed(x: Tensor) -> Tensor | None:
-    """Return splitmix64's finaliser of each number; None where no kernel serves."""
+    """Return splitmix64's finaliser of each number; None if no kernel supports it."""
     if not (x.dtype == torch.int64 and x.numel() and cuda.available(x.device)):
         return None
     x = x.contiguous()

@@ -1,7 +1,7 @@
-"""Normalisation with the activation that follows it, in as few passes over memory as it
-takes on a GPU.
+"""Normalisation with the activation that follows it, in as few passes over memory as
+possible on a GPU.
 
-Activations are [samples, channels, 1, length]; the kernels take them channels-last, in
+Activations are [samples, channels, 1, length]. The kernels take them channels-last, in
 float32 or bfloat16, and compute in float32. Everything else goes to torch's own
 functions.
 """
@@ -19,27 +19,27 @@ from hpcfed.kernels import cuda
 from hpcfed.runtime import process_group
 
 _VECTOR = 8
-"""Channels of one thread: it reads and writes them at once, 16 bytes of bfloat16."""
+"""Channels per thread: it reads and writes them at once, 16 bytes of bfloat16."""
 _MOST_THREADS = 256
-"""Threads of a block at most."""
+"""The most threads of a block."""
 _LEAST_WIDTH = 64
-"""Channels that a block takes of a sample at least, where there are so many."""
+"""The fewest channels of a sample that a block takes, unless there are fewer."""
 _MOST_CHANNELS = _VECTOR * _MOST_THREADS
-"""Channels that are summed together at most: a block has a thread for every vector."""
+"""The most channels that are summed together: a block has a thread for every vector."""
 _POSITIONS = (0, 2, 3)
 """Dimensions of activations that batch norm sums over."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """Batch norm's statistics over batches, and what a batch counts for in them."""
+    """Batch norm's statistics over batches, and the weight of a batch in them."""
 
     mean: Tensor
     var: Tensor
     momentum: float
 
     def count(self, mean: Tensor, var: Tensor, rows: int) -> None:
-        """Count a batch of this mean and biased variance, over `rows` values."""
+        """Include a batch with this mean and biased variance, over `rows` values."""
         if self.momentum:
             unbiased = var * (rows / max(1, rows - 1))
             self.mean.lerp_(mean.to(self.mean.dtype), self.momentum)
@@ -56,8 +56,8 @@ def batch_norm(
     eps: float,
     slope: float,
 ) -> Tensor:
-    """Batch norm and leaky ReLU; in training by the batch's own statistics, which are
-    then counted.
+    """Apply batch norm and leaky ReLU; in training, use the batch's own statistics and
+    include them in the running ones.
     """
     if training and _serves(x, x.shape[1]):
         y: Tensor = _LeakyBatchNorm.apply(
@@ -85,8 +85,8 @@ def shared_batch_norm(
     eps: float,
     slope: float,
 ) -> Tensor:
-    """Batch norm in training and leaky ReLU, over the samples of all ranks; each must
-    have equally many.
+    """Apply batch norm in training and leaky ReLU, over the samples of all ranks; each
+    must have the same number.
     """
     normal: Tensor = _SharedBatchNorm.apply(
         x.float(), weight.float(), bias.float(), running, eps
@@ -97,7 +97,7 @@ def shared_batch_norm(
 def group_norm(
     x: Tensor, groups: int, weight: Tensor, bias: Tensor, shift: Tensor, *, eps: float
 ) -> Tensor:
-    """Group norm, a shift [samples, channels], and SiLU."""
+    """Apply group norm, a shift [samples, channels], and SiLU."""
     per = x.shape[1] // groups
     if _serves(x, per):
         y: Tensor = _GroupNorm.apply(
@@ -176,13 +176,13 @@ class _SharedBatchNorm(torch.autograd.Function):
         process_group.allreduce(everyones)
         mean_dy, mean_dy_hat = (everyones / ctx.rows)[:, :, None, None]
         dx = weight * rstd * (dy - mean_dy - hat * mean_dy_hat)
-        # Weights' gradients are averaged over ranks with all others.
+        # Gradients of weights are averaged over ranks later, with all others.
         return dx, own[1], own[0], None, None
 
 
 def _batch_sums(x: Tensor, dy: Tensor | None, numbers: Any, slope: float) -> Tensor:
-    """[2, channels] in float64: of x and x² or, with `dy`, of d and d x̂, d the
-    gradient before the activation.
+    """Return [2, channels] in float64: sums of x and x² or, with `dy`, of d and d x̂,
+    where d is the gradient before the activation.
     """
     channels = x.shape[1]
     kernel = _batch_kernel(
@@ -264,7 +264,7 @@ class _GroupNorm(torch.autograd.Function):
 
 
 def _serves(x: Tensor, together: int) -> bool:
-    """Return whether the kernels take these activations, of which so many neighbouring
+    """Return whether the kernels support these activations, if `together` neighbouring
     channels are summed together.
     """
     whole_vectors = together % _VECTOR == 0 and 0 < together <= _MOST_CHANNELS
@@ -273,20 +273,21 @@ def _serves(x: Tensor, together: int) -> bool:
 
 
 def _width(per: int, channels: int) -> int:
-    """Return the channels of a block: whole groups of `per`, at least 64 channels where
-    there are so many, and a divisor of all channels.
+    """Return the channels of a block: whole groups of `per`, at least 64 channels if
+    there are that many, and a divisor of the total.
     """
     groups = channels // per
     for together in range(1, groups):
         if groups % together == 0 and together * per >= _LEAST_WIDTH:
             return together * per
-    # One group, or fewer than 64 channels in all.
+    # One group, or fewer than 64 channels in total.
     return channels
 
 
 def _threads(width: int) -> int:
     """Return the threads of a block: as many positions as fit, each with a thread for
-    every vector of channels. Widths that are no power of two leave a few threads out.
+    every vector of channels. If the width is not a power of two, a few threads are
+    unused.
     """
     vectors = width // _VECTOR
     return _MOST_THREADS // vectors * vectors

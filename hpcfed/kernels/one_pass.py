@@ -1,9 +1,9 @@
-"""A step of SGD that goes over rows only once: the gradient of the terms that draw them
-to references, momentum, decay, the step, and the rows rounded for the next one.
+"""A step of SGD in a single pass over rows: the gradient of the terms that draw them to
+references, momentum, decay, the step, and the rows rounded for the next step.
 
-One operation after the other, a step of a large network passes over its rows three times
-as often. The norms that the terms need are those of the rows before the step: the step
-before has summed them up.
+With one operation after the other, a step of a large network takes three times as many
+passes over its rows. The terms need norms of the rows before the step: the previous
+step has summed them up.
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,18 @@ from hpcfed.kernels.sgd import Rule
 
 @dataclass(frozen=True)
 class Terms:
-    """What draws rows to references, and how far they are; all are [clients, …]."""
+    """What draws rows to references, and how far away they are; all are [clients,
+    …].
+    """
 
     strengths: Strengths
     reference: Tensor
     mask: Tensor | None
     """Booleans; None without a masked term."""
     plain: Tensor
-    """[clients, chunks]: squares of the differences, summed."""
+    """[clients, chunks]: sums of squared differences."""
     masked: Tensor
-    """Those where the mask counts."""
+    """The same where the mask is True."""
 
 
 @torch.no_grad()
@@ -56,7 +58,7 @@ def descend(
     """Take a step with rows [clients, columns] in place; all matrices are contiguous.
 
     `lr` is one number, or one per client. `halves` become the new rows in bfloat16. The
-    gradient stays as it is.
+    gradient does not change.
     """
     clients, columns = rows.shape
     layers = len(spans.layers)
@@ -89,7 +91,7 @@ def descend(
 
 
 def serves(rows: Tensor, spans: Spans, rule: Rule) -> bool:
-    """Whether the kernel can take such steps; to clip a gradient takes a pass before."""
+    """Whether the kernel supports such steps; clipping needs an extra pass before."""
     return not rule.clip and pull.serves(rows, spans)
 
 
@@ -108,7 +110,9 @@ def _kernel(
 def one_pass_macros(
     rule: Rule, strengths: Strengths | None, *, halves: bool, rate_each: bool
 ) -> cuda.Macros:
-    """Return what the kernel is compiled with; without strengths nothing is drawn."""
+    """Return the macros for compiling the kernel; without strengths there is no
+    pull.
+    """
     pulled = strengths or Strengths()
     return (
         ("THREADS", THREADS),

@@ -1,5 +1,5 @@
-"""The gradient of terms that draw rows to references, in two passes over memory where a
-GPU allows: torch's own operations take seven, and two launches for every layer.
+"""The gradient of terms that draw rows to references, in two passes over memory if a
+GPU allows. torch's own operations take seven, and two launches for every layer.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from hpcfed.kernels import cuda
 SMOOTHING = 1e-12
 """Added under the root of every norm, so that it has a gradient at zero."""
 CHUNK = 8192
-"""Columns that a block of threads goes through."""
+"""Columns that a block of threads processes."""
 THREADS = 256
 
 
@@ -33,10 +33,10 @@ class Strengths(NamedTuple):
 
 
 class Spans:
-    """Where the layers of a row lie, and the chunks that a GPU cuts them into."""
+    """The columns of each layer in a row, and the chunks that a GPU cuts them into."""
 
     def __init__(self, layers: Sequence[tuple[int, int]], device: torch.device) -> None:
-        """`layers` follow each other without gaps, from column 0 on."""
+        """`layers` are consecutive, without gaps, from column 0 on."""
         self.layers = list(layers)
         starts: list[int] = []
         layer_of = []
@@ -63,8 +63,8 @@ def add_pull(
     spans: Spans,
     strengths: Strengths,
 ) -> None:
-    """Add the gradient of all terms to `gradient`, in place; all are [clients, columns],
-    contiguous. `mask` has booleans; without a masked term it is None.
+    """Add the gradient of all terms to `gradient`, in place. All are [clients, columns]
+    and contiguous. `mask` has booleans; it is None without a masked term.
     """
     if serves(rows, spans):
         _launch(rows, reference, mask, gradient, spans, strengths)
@@ -87,7 +87,7 @@ def add_pull(
 def _add_layers(
     difference: Tensor, gradient: Tensor, spans: Spans, strength: float
 ) -> None:
-    # Only two operations a layer, a norm and an addcmul: networks have many layers.
+    # Only two operations per layer, a norm and an addcmul: networks have many layers.
     norms = []
     for start, stop in spans.layers:
         norms.append(vector_norm(difference[:, start:stop], dim=1))
@@ -98,7 +98,9 @@ def _add_layers(
 
 
 def _slope(strength: float, norm: Tensor) -> Tensor:
-    """Return the factor that makes the difference the gradient of strength × its norm."""
+    """Return the factor that turns the difference into the gradient of strength ×
+    norm.
+    """
     # ∂ s √(‖d‖² + ε) / ∂d = s d / √(‖d‖² + ε)
     return strength / (norm.square() + SMOOTHING).sqrt()
 
@@ -123,7 +125,7 @@ def _launch(
     sums, slopes, add = kernels(strengths, rows.device.index)
     plain = rows.new_empty(clients, spans.chunks)
     masked = torch.empty_like(plain)
-    # The layers', that of the whole row, and that of the masked.
+    # One per layer, one for the whole row, and one for the masked columns.
     found = rows.new_empty(clients, layers + 2)
     grid = (spans.chunks, clients)
     sums(grid, rows, reference, mask, plain, masked, spans.starts, columns)
@@ -137,7 +139,9 @@ def _launch(
 def kernels(
     strengths: Strengths, device: int
 ) -> tuple[cuda.Kernel, cuda.Kernel, cuda.Kernel]:
-    """Return the kernels that sum differences, make slopes of sums, and add the pull."""
+    """Return the kernels that sum differences, turn sums into slopes, and add the
+    pull.
+    """
     settings = macros(strengths)
     return (
         cuda.Kernel("pull.cu", "sums", settings, threads=THREADS),

@@ -1,4 +1,4 @@
-"""Copies of rows to another order of columns, at the speed of memory."""
+"""Copies rows to another order of columns, at the speed of memory."""
 
 from functools import cache
 
@@ -12,7 +12,9 @@ _CLIENTS_AT_ONCE = 4
 
 
 def serves(*matrices: Tensor) -> bool:
-    """Whether kernels can copy between these matrices, whose columns lie side by side."""
+    """Whether kernels can copy between these matrices, whose rows must be
+    contiguous.
+    """
     for matrix in matrices:
         if matrix.dtype != torch.float32 or matrix.stride(1) != 1:
             return False
@@ -20,7 +22,7 @@ def serves(*matrices: Tensor) -> bool:
 
 
 def fill(rows: Tensor, to: Tensor, table: Tensor) -> None:
-    """Set column j of `to` to column `table[j]` of the rows, or to 0 where that is -1.
+    """Set column j of `to` to column `table[j]` of the rows, or to 0 if that is -1.
 
     `to` is aligned, and has a multiple of four columns.
     """
@@ -29,7 +31,7 @@ def fill(rows: Tensor, to: Tensor, table: Tensor) -> None:
 
 
 def set_columns(rows: Tensor, to: Tensor, table: Tensor) -> None:
-    """Set column j of `to` to column `table[j]` of the rows, except where that is -1."""
+    """Set column j of `to` to column `table[j]` of the rows, unless that is -1."""
     blocks = -(-to.shape[1] // _THREADS)
     _launch("set_columns", blocks, rows, to, table)
 

@@ -1,4 +1,4 @@
-"""One step of SGD on the rows of many clients, in one pass over memory where a GPU
+"""One step of SGD on the rows of many clients, in one pass over memory if a GPU
 allows.
 """
 
@@ -15,14 +15,14 @@ THREADS = 256
 
 @dataclass(frozen=True)
 class Rule:
-    """The constants of a step, all but the learning rate."""
+    """The constants of a step, except the learning rate."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0
     """Largest norm of a client's gradient; 0: no limit."""
     nesterov: bool = False
-    """Whether the step is gradient + momentum × velocity, as torch.optim.SGD has it."""
+    """Whether the step is gradient + momentum × velocity, as in torch.optim.SGD."""
 
 
 @torch.no_grad()
@@ -36,11 +36,11 @@ def descend(
 ) -> None:
     """Take a step with rows [clients, columns] in place.
 
-    Columns where `trainable` is False keep their bits, and their gradients do not count
-    for the clipping. Rows, gradient and velocity are slices of matrices with the same
-    strides, and may have more dimensions. `lr` is a tensor, so that it may change
-    between two replays of a captured step: one number, or one per client. `velocity` is
-    None without momentum.
+    Columns where `trainable` is False keep their bits, and clipping ignores their
+    gradients. Rows, gradient and velocity are slices of matrices with the same strides,
+    and may have more dimensions. `lr` is a tensor, one number or one per client, so
+    that it may change between two replays of a captured step. `velocity` is None
+    without momentum.
     """
     if not rows.numel():
         return
@@ -49,7 +49,7 @@ def descend(
         columns = rows[0].numel()
         stride = rows.stride(0)
         kernel = _kernel(rule, trainable is not None, lr.dim() > 0, rows.device.index)
-        # Four columns a thread; where rows are longer, threads go on in a loop.
+        # Four columns per thread; if rows are longer, threads loop.
         blocks = min(-(-rows.numel() // (4 * THREADS)), 4 * kernel.capacity)
         sizes = (columns, stride, rows.numel())
         kernel((blocks, 1), rows, gradient, velocity, lr, scale, trainable, *sizes)
@@ -57,7 +57,7 @@ def descend(
     if scale is None and trainable is None and lr.dim() == 0 and not rows.is_cuda:
         _descend_in_one_pass(rows, gradient, velocity, lr, rule)
         return
-    # Not in place: the caller's gradient stays as it is, as under the kernel.
+    # Not in place: the caller's gradient must not change, as with the kernel.
     if scale is not None:
         gradient = gradient * scale[:, None]
     if rule.weight_decay:
@@ -68,7 +68,7 @@ def descend(
             gradient = gradient.add(velocity, alpha=rule.momentum)
         else:
             gradient = velocity
-    # addcmul, because `lr` is a tensor, which `add` takes only as a number.
+    # addcmul, because `lr` is a tensor, and `add` only takes a number.
     after = torch.addcmul(rows, gradient, per_client(lr, rows), value=-1)
     rows.copy_(after if trainable is None else torch.where(trainable, after, rows))
 
@@ -77,7 +77,7 @@ def _descend_in_one_pass(
     rows: Tensor, gradient: Tensor, velocity: Tensor | None, lr: Tensor, rule: Rule
 ) -> None:
     """Take the step by torch's fused SGD, which reads and writes every value once."""
-    # It wants dense tensors: a row is one, even where a matrix of them is a slice.
+    # It needs dense tensors: each row is dense, even if the matrix is a slice.
     torch._fused_sgd_(
         list(rows),
         list(gradient),
@@ -88,7 +88,7 @@ def _descend_in_one_pass(
         dampening=0.0,
         nesterov=rule.nesterov,
         maximize=False,
-        # A velocity of zero is as good as none.
+        # A velocity of zero has the same effect as a first step.
         is_first_step=False,
     )
 
@@ -96,8 +96,8 @@ def _descend_in_one_pass(
 def clip_scale(
     gradient: Tensor, trainable: Tensor | None, clip: float
 ) -> Tensor | None:
-    """Return the factor of each client's gradient that limits its norm; None where
-    nothing does.
+    """Return the factor of each client's gradient that limits its norm; None without a
+    limit.
     """
     if not clip:
         return None
@@ -105,7 +105,7 @@ def clip_scale(
     if trainable is not None:
         # Not a product: a frozen column may hold the infinity of an earlier stack.
         counted = gradient.where(trainable, 0)
-    # 1e-6, as torch.nn.utils.clip_grad_norm_ has it.
+    # 1e-6, as in torch.nn.utils.clip_grad_norm_.
     return (clip / (counted.norm(dim=1) + 1e-6)).clamp(max=1.0)
 
 

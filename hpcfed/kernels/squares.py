@@ -1,5 +1,5 @@
-"""Squared gradients of single samples, summed over the samples, without any sample's
-gradient in memory.
+"""Squared gradients of single samples, summed over the samples, without storing any
+sample's gradient.
 
 For activations in bfloat16 on a GPU, channels-last. torch would write a gradient as
 large as the weight for every sample, and read it again.
@@ -15,23 +15,23 @@ from torch import Tensor
 from hpcfed.kernels import cuda
 
 OUTPUTS = 64
-"""Outputs of a block."""
+"""Outputs per block."""
 POSITIONS = 64
-"""Positions that a block multiplies between two fetches, where an image has so many."""
+"""Positions that a block multiplies between two fetches, if an image has that many."""
 WIDEST = 2 * POSITIONS
-"""Positions of a row of an image at most."""
+"""The most positions in a row of an image."""
 THREADS = 256
 BLOCKS = 264
-"""Blocks to aim at: two for each multiprocessor of an H200."""
+"""Target number of blocks: two for each multiprocessor of an H200."""
 NUMBER = 2
 """Bytes of a bfloat16."""
 SHARED = 96 * 1024
-"""Bytes of shared memory above which a stage less is fetched ahead."""
+"""Above this many bytes of shared memory, one stage less is prefetched."""
 
 
 @dataclass(frozen=True)
 class ConvolutionSizes:
-    """The sizes of a convolution, as the kernel wants them."""
+    """The sizes of a convolution, as the kernel needs them."""
 
     height: int
     width: int
@@ -41,7 +41,7 @@ class ConvolutionSizes:
     stride: int
     padding: int
     channels: int
-    """Channels of a block."""
+    """Channels per block."""
 
     @property
     def band(self) -> int:
@@ -64,7 +64,7 @@ class ConvolutionSizes:
 
     @property
     def stage(self) -> int:
-        """Bytes that are fetched at once, with the gaps that the kernel leaves."""
+        """Bytes that are fetched at once, including the gaps that the kernel leaves."""
         rows = self.group * self.steps * 16
         depth = (self.band - 1) * self.stride + self.kernel
         breadth = (self.out_width - 1) * self.stride + self.kernel
@@ -77,7 +77,7 @@ class ConvolutionSizes:
 
     @property
     def macros(self) -> cuda.Macros:
-        """What the kernel is compiled with."""
+        """Macros for compiling the kernel."""
         names = [field.name.upper() for field in fields(self)]
         sizes = zip(names, astuple(self), strict=True)
         return (
@@ -91,7 +91,7 @@ class ConvolutionSizes:
 
 
 def geometry(module: Any, x: Tensor, dy: Tensor) -> ConvolutionSizes | None:
-    """Return the sizes of a Conv2d that the kernel knows, from its input and the
+    """Return the sizes of a Conv2d that the kernel supports, from its input and the
     gradient of its output; None for others.
     """
     bf16 = x.dtype == dy.dtype == torch.bfloat16
@@ -105,7 +105,7 @@ def geometry(module: Any, x: Tensor, dy: Tensor) -> ConvolutionSizes | None:
         return None
     channels, height, width = x.shape[1:]
     outputs, out_height, out_width = dy.shape[1:]
-    # A block has all taps of its channels, as many as registers hold.
+    # A block has all taps of its channels, as many as fit into registers.
     together = 64 if kernel == 1 and channels % 64 == 0 else 16
     if channels % together or outputs % OUTPUTS or out_width > WIDEST:
         return None
@@ -129,7 +129,8 @@ def convolution_squares(x: Tensor, dy: Tensor, sizes: ConvolutionSizes) -> Tenso
     outputs = dy.shape[1]
     across = channels // sizes.channels
     down = outputs // OUTPUTS
-    # Few weights, many samples: several blocks share a weight, each has some samples.
+    # With few weights and many samples, several blocks share a weight and split
+    # samples.
     parts = max(1, min(samples, BLOCKS // (across * down)))
     taps = sizes.kernel**2
     squares = torch.empty(parts, outputs, taps, channels, device=x.device)
@@ -161,7 +162,7 @@ def sample_sums(x: Tensor, dy: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
 
 def _serves_sums(x: Tensor, dy: Tensor) -> bool:
     bf16 = x.dtype == dy.dtype == torch.bfloat16
-    # The grid's second direction goes no further.
+    # The size of the grid's second dimension is limited.
     fits = x.shape[1] % 8 == 0 and 0 < len(x) < 65536
     return bf16 and fits and cuda.available(x.device)
 
@@ -183,5 +184,5 @@ def _sums_kernel(width: int, device: int) -> cuda.Kernel:
 
 
 def sums_macros(width: int) -> cuda.Macros:
-    """Return what the kernel of sums is compiled with."""
+    """Return the macros for compiling the kernel of sums."""
     return (("SAMPLE_SUMS", 1), ("THREADS", THREADS), ("WIDTH", width))

@@ -1,7 +1,7 @@
 """The loss of the next token, with its gradient in the memory of the logits.
 
 Logits [tokens, vocabulary] are the largest tensor of a language model. The gradient is
-as large, and takes their place: nothing else is ever so large.
+as large, and replaces them: no other tensor of this size is ever needed.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ from hpcfed.kernels import cuda
 
 _MOST_THREADS = 1024
 _PER_THREAD = 8
-"""Logits that a thread reads, where the vocabulary is small enough."""
+"""Logits that a thread reads, if the vocabulary is small enough."""
 
 _VIEWS = {
     "AliasBackward0",
@@ -25,7 +25,7 @@ _VIEWS = {
     "UnsqueezeBackward0",
     "ViewBackward0",
 }
-"""What autograd calls the same numbers in another shape."""
+"""Autograd's names for operations that only change the shape."""
 _FORGETFUL = {
     "AddBackward0",
     "AddmmBackward0",
@@ -35,16 +35,16 @@ _FORGETFUL = {
     "ToCopyBackward0",
     "_LinearBackward",
 }
-"""Operations that make new memory and need nothing of it in their backward pass."""
+"""Operations that create new memory and do not need it in their backward pass."""
 
 
 def next_token(logits: Tensor, targets: Tensor, total: Tensor, seen: Tensor) -> Tensor:
     """Return a scalar whose gradient is that of the sum of the clients' mean losses.
 
-    Its value means nothing. Logits [clients · slots, length, vocabulary] may be
-    overwritten. Targets are [clients · slots, length]; one below 0 counts nothing, and
-    a client without any other has gradient 0. Adds each client's summed loss to
-    `total`, and its number of targets to `seen`.
+    Its value is meaningless. Logits [clients · slots, length, vocabulary] may be
+    overwritten. Targets are [clients · slots, length]. A target below 0 is ignored, and
+    a client without any other has gradient 0. Add each client's summed loss to `total`,
+    and its number of targets to `seen`.
     """
     overwrites = _is_forgotten(logits)
     loss: Tensor = _NextToken.apply(logits, targets, total, seen, overwrites)
@@ -52,9 +52,9 @@ def next_token(logits: Tensor, targets: Tensor, total: Tensor, seen: Tensor) -> 
 
 
 def _is_forgotten(logits: Tensor) -> bool:
-    """Tell whether the layer that made the logits works without them from now on.
+    """Tell whether the layer that made the logits no longer needs them.
 
-    Where this errs, autograd notices: the kernel counts as a change in place.
+    If this is wrong, autograd notices: the kernel counts as a change in place.
     """
     node = logits.grad_fn
     while node is not None and node.name() in _VIEWS:
@@ -83,7 +83,7 @@ class _NextToken(torch.autograd.Function):
         total += losses.view(len(total), -1).sum(1)
         seen += counts
         ctx.save_for_backward(gradient)
-        # Nobody reads the value, so nothing writes it.
+        # The value is never read, so it is left uninitialised.
         return logits.new_empty(())
 
     @staticmethod
@@ -91,7 +91,7 @@ class _NextToken(torch.autograd.Function):
     def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         if gradient.is_cuda:
-            # The first node of the backward pass, which has a thread of its own.
+            # The first node of the backward pass, which runs in its own thread.
             cuda.make_current(gradient.device.index)
         return gradient, None, None, None, None
 
@@ -106,7 +106,7 @@ def _differentiate(logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         losses = logits.new_empty(len(flat))
         kernel = _kernel(logits.device.index, logits.shape[1])
         kernel((len(flat), 1), logits, losses, flat, counts, tokens)
-        # Autograd has to know: a layer that wants its output back must not get this.
+        # Tell autograd: a layer that needs its output must not silently get this.
         torch.autograd.graph.increment_version(logits)
         return losses
     valid = flat >= 0
@@ -130,7 +130,7 @@ def _differentiate(logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
 @cache
 def _kernel(device: int, vocabulary: int) -> cuda.Kernel:
     macros = (("VOCABULARY", vocabulary),)
-    # Whole warps: the kernel combines them as such.
+    # Whole warps, because the kernel reduces warp by warp.
     warps = -(-vocabulary // (32 * _PER_THREAD))
     threads = min(_MOST_THREADS, 32 * warps)
     return cuda.Kernel("tokens.cu", "next_token", macros, threads=threads)
