@@ -128,9 +128,7 @@ def _distinguishing(members: Sequence[Combination], always: Sequence[str]) -> li
 def _split(
     alike: Sequence[Sequence[Combination]], names: Sequence[str]
 ) -> list[Sequence[Combination]]:
-    """Split sets of choices further, so that the members of each agree in these
-    options.
-    """
+    """Split sets of choices further, so that members of each agree in these options."""
     made: list[Sequence[Combination]] = []
     for members in alike:
         if len(members) == 1:  # nothing left to distinguish
@@ -156,9 +154,7 @@ def _key(choice: Combination, names: Sequence[str]) -> Combination:
 
 
 def _idle(choice: Combination, name: str, run: RunConfig) -> bool:
-    """Tell whether the option has no effect in this choice, so that its key omits
-    it.
-    """
+    """Tell whether the option has no effect in this choice; then its key omits it."""
     value = choice[name]
     field = RunConfig.model_fields.get(name)
     if field is not None:

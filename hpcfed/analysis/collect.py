@@ -149,9 +149,7 @@ def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
 
 
 def _stack_seeds(processes: Sequence[Process]) -> list[Process]:
-    """Combine seeds that advanced together, but were found one by one, into one
-    process.
-    """
+    """Combine seeds that advanced together, but were found one by one."""
     by_folder: dict[Path, list[Process]] = defaultdict(list)
     for process in processes:
         run = process.runs[0]

@@ -95,9 +95,7 @@ class Fitted:
 
 
 def fit_groups(every: Sequence[Group]) -> list[Fitted]:
-    """Fit a model to each set of groups that differ only in clients, ranks and
-    network.
-    """
+    """Fit a model to each set of groups that differ only in clients, ranks, network."""
     families: dict[Combination, list[Measured]] = defaultdict(list)
     for group in every:
         if isnan(group.steps):

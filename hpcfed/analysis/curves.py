@@ -64,9 +64,7 @@ def merged(curves: Sequence[Line]) -> list[Line]:
 
 @dataclass(frozen=True)
 class Climb:
-    """What one seed has reached, and what it had spent by then: virtual time or
-    bytes.
-    """
+    """What one seed has reached, and had spent by then: virtual time or bytes."""
 
     spent: np.ndarray
     """After each round; never decreases."""

@@ -1,6 +1,4 @@
-"""The effect of swept options on score and time, over points that differ in nothing
-else.
-"""
+"""The effect of swept options on score and time, between otherwise equal points."""
 
 import json
 from collections import defaultdict
@@ -104,7 +102,7 @@ class Matters:
 
 
 def effects(every: Sequence[Group], options: Sequence[Swept]) -> list[Matters]:
-    """Return the effects of all options except the method, strongest on the score
+    """Return the effects of all options but the method, strongest on the score
     first.
     """
     judged = measure(every)

@@ -13,9 +13,7 @@ from hpcfed.analysis.statistics import Estimate, of_rounds
 from hpcfed.runtime.timer import PHASES
 
 MOST_VARIATION = 0.10
-"""Up to this coefficient of variation of repeats' medians, a machine counts as
-quiet.
-"""
+"""A machine counts as quiet up to this coefficient of variation of repeats' medians."""
 MOST_DRIFT = 0.15
 """Up to this change from the first to the last third of a run's rounds, it counts as
 quiet.
@@ -32,7 +30,7 @@ class Noise:
 
     group: Group
     variation: float
-    """Standard deviation of the repeats' medians divided by their mean; NaN unless too
+    """Standard deviation of repeats' medians divided by their mean; NaN unless too
     large.
     """
     drift: float

@@ -93,8 +93,7 @@ def weak_answers(found: Sequence[Scaling]) -> list[str]:
         ]
     sentences = []
     for one in largest:
-        # In weak scaling, the efficiency is the inverse of how much longer a round
-        # takes.
+        # In weak scaling, efficiency is the inverse of a round's slowdown.
         sentences.append(
             f"{label(one.key)}, {one.clients:g} clients per rank: from {one.ranks[0]} "
             f"to {count(one.ranks[-1], 'rank')} the efficiency is "

@@ -19,16 +19,12 @@ MOST_SPREAD = 4.0
 its lower end.
 """
 MOST_POWER = 600.0
-"""Largest exponent of e, so that a product of such numbers with seconds is still
-finite.
-"""
+"""Largest exponent of e, so that such a number times seconds is still finite."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its confidence interval; the ends are NaN if there are too few
-    values.
-    """
+    """A figure with its confidence interval; the ends are NaN with too few values."""
 
     centre: float
     low: float = nan
@@ -63,9 +59,7 @@ def of_runs(values: Sequence[float]) -> Estimate:
 
 
 def middle(values: Sequence[float]) -> float:
-    """Return the geometric mean, as in `of_runs`; the arithmetic mean if a value is
-    zero.
-    """
+    """Return the geometric mean, as in `of_runs`; the mean if a value is zero."""
     return of_runs(values).centre if min(values) > 0 else fmean(values)
 
 
@@ -156,9 +150,7 @@ def difference(one: Mapping[Any, float], other: Mapping[Any, float]) -> Estimate
 
 
 def _welch_half_width(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return half the width of the confidence interval of a difference of independent
-    means.
-    """
+    """Return half the width of the interval of a difference of independent means."""
     from scipy import stats
 
     # Variances of the two means.

@@ -39,9 +39,7 @@ class StudyPoint:
     by the seconds of whole rounds; NaN if an older version did not count them.
     """
     scaling: ScalingKind | None
-    """The kind of the next two: the same work on more ranks, or the same work on
-    each.
-    """
+    """The kind of the next two: the same work in total, or the same on each rank."""
     speedup: Estimate
     """Relative to the fewest ranks; NaN if the study has only one number of ranks."""
     efficiency: Estimate

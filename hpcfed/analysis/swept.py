@@ -1,6 +1,4 @@
-"""Swept options: which have several values, and points that differ in only one of
-them.
-"""
+"""Swept options: which have several values, and points that differ in one of them."""
 
 import json
 from collections import Counter, defaultdict
@@ -83,9 +81,7 @@ def _values(every: Sequence[Group], name: str) -> tuple[Any, ...]:
 
 
 def problem(group: Group, options: Sequence[Swept]) -> Combination:
-    """Return the swept options that define the problem; the data set and clients if
-    none was.
-    """
+    """Return the swept options of the problem; the data set and clients if none."""
     names = {option.name for option in options} & set(PROBLEM)
     # In the order in which people think of them.
     ordered = [name for name in PROBLEM if name in names]
@@ -131,9 +127,7 @@ def value_json(group: Group, name: str) -> str:
 
 
 def reference(every: Sequence[Group], name: str) -> Any:
-    """Return the most frequent value; among equals the default, or else the one in the
-    middle.
-    """
+    """Return the most frequent value; among equals the default, else the middle one."""
     counts = Counter(
         value_json(group, name) for group in every if name in group.options
     )
@@ -201,9 +195,7 @@ def point_text(group: Group, options: Sequence[Swept]) -> str:
 
 
 def choice_text(group: Group, options: Sequence[Swept]) -> str:
-    """Return the label of a point without the problem, which the sentence already
-    names.
-    """
+    """Return the label of a point without the problem, which the sentence names."""
     name = label(group.key.without(*PROBLEM))
     if any(option.name == "ranks" for option in options):
         name += f", {count(group.ranks, 'rank')}"

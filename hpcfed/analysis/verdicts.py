@@ -281,9 +281,7 @@ def _race(one: Race, options: Sequence[Swept]) -> str:
 
 
 def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:
-    """Say how much the best point of each problem costs, and what a lower cost
-    achieves.
-    """
+    """Say what the best point of each problem costs, and what a lower cost achieves."""
     for one in found:
         if one.cost is not COSTS["seconds"] or len(one.best) < 2:
             continue

@@ -19,9 +19,7 @@ from hpcfed.errors import UserError, remark
 
 
 def compare(before: str | PathLike[str], after: str | PathLike[str]) -> "Compared":
-    """Compare the contents of two folders; anything but a run or study is a one-line
-    error.
-    """
+    """Compare two folders; anything but a run or a study is a one-line error."""
     paths = [path_of(given, "hpcfed.compare") for given in (before, after)]
     sides = []
     for path in paths:

@@ -135,7 +135,7 @@ def _run(settings: Settings, *, quiet: bool) -> Path | None:
 
 @contextmanager
 def _unchanged() -> Iterator[None]:
-    """Restore the process afterwards: its arithmetic settings, and variables that we
+    """Restore the process afterwards: arithmetic settings, and variables that we
     set.
     """
     from hpcfed.runtime.device import keeping_arithmetic

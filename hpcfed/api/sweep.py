@@ -53,7 +53,7 @@ class Sweep:
 
     @property
     def table(self) -> Any:
-        """A row per trial and seed: the swept options, how it ended, and its last
+        """A row per trial and seed: swept options, how it ended, and its last
         figures.
         """
         swept = _swept(self.trials)

@@ -61,9 +61,7 @@ SAMPLES_SHARE = 0.25
 RANKS = (2, 4)
 """Numbers of ranks to measure, as far as there are cores or GPUs."""
 ROUNDS, EVERY, WARMUP = 12, 4, 2
-"""Rounds of a point, rounds between evaluations, and warm-up rounds that do not
-count.
-"""
+"""Rounds of a point, between evaluations, and to warm up without counting."""
 LONG = 12.0
 """If a point's rounds take longer than this, in seconds, no larger one is measured."""
 OWN = "hpcfed: "

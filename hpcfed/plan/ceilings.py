@@ -72,9 +72,7 @@ class Ceilings:
         moved: float,
         arithmetic: float,
     ) -> "Ceilings":
-        """Take the best of the trials' seconds, each for `moved` bytes or `arithmetic`
-        FLOPs.
-        """
+        """Take the best trial, in seconds, for `moved` bytes and `arithmetic` FLOPs."""
         return cls(
             bytes_per_second=moved / min(copying),
             flops=arithmetic / min(multiplying),

@@ -1,6 +1,4 @@
-"""Sums of a few costs, fitted to measured seconds, and intervals for their
-predictions.
-"""
+"""Sums of a few costs, fitted to measured seconds, and intervals of predictions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -231,9 +231,7 @@ def _differences(work: MeasuredWork, measured: MeasuredWork) -> list[str]:
 
 
 def _link(request: PlanRequest, constants: Calibration, notes: list[str]) -> LinkSpeed:
-    """Return the connection between ranks: as given, else as measured, else as
-    assumed.
-    """
+    """Return the connection of ranks: as given, else as measured, else as assumed."""
     found = measured_link(constants.links) or ASSUMED
     if request.link is None and request.latency is None:
         if request.ranks > 1:

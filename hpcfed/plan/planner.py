@@ -1,6 +1,4 @@
-"""Predicts one run on any number of ranks, and how many of them to give to the
-server.
-"""
+"""Predicts one run on any number of ranks, and how many to give to the server."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

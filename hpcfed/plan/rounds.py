@@ -102,9 +102,7 @@ def _busiest(
 
 
 TRACE = 1.02
-"""A peak is attributed to clients if it exceeds the peak of the start by this
-factor.
-"""
+"""Clients count as the cause of a peak this many times that of the start."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +122,7 @@ class Rates:
     per_client: float
     """Further cost of each client on a rank."""
     per_doubling: float
-    """Further cost of each doubling of the ranks: small collectives, figures of all
-    ranks.
-    """
+    """Further cost of each doubling of ranks: small collectives, ranks' figures."""
 
     def train(self, load: Load | RoundPoint, local: int = 1) -> float:
         """Return the seconds of local training with `local` ranks on a machine."""

@@ -226,9 +226,7 @@ def _first(points: Sequence[ServerPoint], network: str, flops: float) -> float:
 
 
 def _between(points: Sequence[tuple[float, float]], at: float) -> float:
-    """Interpolate between measured sizes; outside, return the value of the nearest
-    one.
-    """
+    """Interpolate between measured sizes; outside, return the nearest one's value."""
     sizes, values = zip(*sorted(points), strict=True)
     return float(np.interp(log(at), np.log(sizes), values))
 

@@ -118,9 +118,7 @@ def _learnt(
 
 
 class _Clock:
-    """Learns with a clock that is read twice: after the first steps, and after the
-    last.
-    """
+    """Learns with a clock that is read twice: after the first and the last steps."""
 
     def __init__(
         self, options: ServerOptions, widths: Sequence[int], device: torch.device

@@ -209,9 +209,7 @@ def client_bytes(config: RunConfig) -> float:
 
 
 def network_sizes(options: ServerOptions, layout: Layout) -> dict[str, NetworkSize]:
-    """Return the sizes of the server's networks, without allocating their
-    parameters.
-    """
+    """Return the sizes of the server's networks, without allocating parameters."""
     columns = sum(generated(layout, options).widths)
     with torch.device("meta"):
         autoencoder = Autoencoder(columns, options.size, input_noise=0, latent_noise=0)

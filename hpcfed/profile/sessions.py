@@ -107,9 +107,7 @@ class Recording:
         return events
 
     def _busy_seconds(self, events: Sequence[Event]) -> float:
-        """Return how long a kernel was running, or on a CPU one of torch's
-        operators.
-        """
+        """Return how long a kernel was running, or on a CPU an operator of torch."""
         intervals = []
         for event in events:
             # On a CPU, names with "::" are operators; others are ranges around them.

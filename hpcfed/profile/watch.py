@@ -25,9 +25,7 @@ from hpcfed.runtime.world import World
 
 
 class ProfileWatch(Observer):
-    """Records a rank's timeline, and runs torch's profiler for a few rounds and
-    steps.
-    """
+    """Records a rank's timeline, and profiles a few rounds and steps with torch."""
 
     def __init__(self, *, warmup: int, active: int, rounds: int, nvtx: bool) -> None:
         """Torch's profiler records `active` of the rounds, and the same number of steps
@@ -62,8 +60,7 @@ class ProfileWatch(Observer):
             world.rank, world.role, location.host, location.device_name
         )
         self._nvtx = self._nvtx and self.device.type == "cuda"
-        # All ranks start their clocks here, because host clocks of several nodes
-        # differ.
+        # All ranks start their clocks here: host clocks of several nodes differ.
         world.barrier_all_roles()
         self._synchronize()
         self._base = time.perf_counter()
@@ -126,8 +123,7 @@ class ProfileWatch(Observer):
                 self._looked[name] = time.perf_counter(), done
                 return True
             return False
-        # If there are few rounds or steps, warm up with fewer, so that one is left to
-        # record.
+        # With few rounds or steps, warm up with fewer, so that one is left to record.
         start = max(1, min(self._warmup, whole - self._active - 1))
         if done == start and done < whole:
             self._start(name)
@@ -156,7 +152,7 @@ class ProfileWatch(Observer):
             torch.cuda.nvtx.range_pop()
 
     def _start(self, name: str) -> None:
-        # Torch has one profiler per process, so rounds and steps cannot be recorded at
+        # Torch has one profiler per process: rounds and steps cannot be recorded at
         # once.
         self._close()
         if not self._nvtx:
@@ -215,8 +211,7 @@ class _TracedTimer(Timer):
         return answer
 
     def _mark(self, name: str, at: Any = None) -> None:
-        # Ranges for Nsight follow each other: a phase begins where the previous one
-        # ends.
+        # Ranges for Nsight follow each other: a phase begins where another ends.
         if self._pushed:
             self._watch.pop()
         self._watch.push(name)

@@ -186,8 +186,7 @@ def busy(timelines: list[Timeline], name: str, *, cuda: bool) -> float:
         for session in line.sessions:
             if session.name != name:
                 continue
-            # On a CPU the profiler slows the operators themselves, so the share stays
-            # right.
+            # On a CPU the profiler slows the operators, too, so the share stays right.
             share = session.busy
             pace = line.paces.get(name, 0.0)
             if cuda and pace:

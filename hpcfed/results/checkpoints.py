@@ -80,9 +80,7 @@ class Checkpoint:
         return _read(self.folder / f"{name}.npy")
 
     def refusal(self, name: str, held: str) -> UserError:
-        """Return the error for an array that cannot belong to this run, given what it
-        holds.
-        """
+        """Return the error for an array that holds what cannot belong to this run."""
         return _refusal(self.folder / f"{name}.npy", held)
 
     def names(self, beginning: str) -> list[str]:
@@ -145,8 +143,7 @@ def existing(path: Path, stopping: Stopping = lambda: False) -> StoredFile:
             if stopping():
                 raise Interrupted
             digest.update(block)
-        # Its writer may not have synced it, and the marker must not reach the disk
-        # first.
+        # Its writer may not have synced it; the marker must not be on disk first.
         os.fsync(file.fileno())
     return StoredFile(path.name, size, digest.hexdigest())
 
@@ -238,7 +235,7 @@ def _load(path: Path) -> np.ndarray:
 
 
 def exist(run: Path) -> bool:
-    """Tell whether a checkpoint was ever finished. This does not check that it is
+    """Tell whether a checkpoint was ever finished, without checking that it is
     whole.
     """
     return any((folder / MARKER).exists() for folder in checkpoint_folders(run))
@@ -344,9 +341,7 @@ def _if_whole(folder: Path, say: Say, stopping: Stopping) -> Checkpoint | None:
 def _is_whole(
     folder: Path, file: StoredFile, stopping: Stopping = lambda: False
 ) -> bool:
-    """Compare a file with its entry in the marker; its size is checked before its
-    checksum.
-    """
+    """Compare a file with its entry in the marker; the size before the checksum."""
     # A write that was cut short has another size; then gigabytes need not be read.
     path = folder / file.name
     return check_file(path) == file.size and existing(path, stopping) == file

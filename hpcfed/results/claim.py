@@ -82,9 +82,7 @@ def is_held(path: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool | None:
-    """Tell whether a file is locked; None if it does not exist or its lock cannot be
-    checked.
-    """
+    """Tell whether a file is locked; None if it does not exist or cannot be checked."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags)
@@ -125,9 +123,7 @@ def was_requeued(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def begun_by(folder: Path) -> str | None:
-    """Read which job began the run in a folder; None if no job did, or there is no
-    run.
-    """
+    """Read which job began the run in a folder; None without a job or a run."""
     path = folder / JOB
     if not path.is_file():
         return None

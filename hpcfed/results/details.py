@@ -19,9 +19,7 @@ number.
 
 @dataclass(frozen=True)
 class RunDetails:
-    """Details of a run. A part is empty or None if the run lacks it or its file is
-    older.
-    """
+    """Details of a run. A part that the file does not have is empty or None."""
 
     class_counts: np.ndarray
     """Training samples: [client, class]."""

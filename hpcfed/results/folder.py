@@ -84,7 +84,7 @@ def seed_folders(folder: Path) -> list[Path]:
 
 
 def runs(folder: Path) -> list[Path]:
-    """Return the folders of the runs in it: those of its seeds, or the folder
+    """Return the folders of the runs in it: its seeds' folders, or the folder
     itself.
     """
     check_one_kind(folder)
@@ -121,7 +121,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def check_one_kind(folder: Path) -> None:
-    """Refuse a folder that holds both a run and seeds of a run: it is unclear which is
+    """Refuse a folder with both a run and seeds of one: it is unclear which is
     meant.
     """
     if not (folder / RECORD).is_file():
@@ -152,8 +152,7 @@ def _check_free(option: str, path: Path) -> None:
     target = path.parent.resolve() / path.name
     for folder in target.parents:
         name = target.relative_to(folder).as_posix()
-        # Match names first, so that folders which cannot hold any of them are not
-        # opened.
+        # Match names first: folders that cannot hold any of them are not opened.
         if fullmatch(_OF_RUN, name) and _is_runs(folder):
             owner = "run"
         elif fullmatch(_OF_STUDY, name) and _is_studys(folder):
@@ -323,7 +322,7 @@ def _is_made_by_run(path: Path) -> bool:
 
 
 def made(folder: Path) -> list[str]:
-    """Return the names of what a run has created, except hidden files; folders end in
+    """Return the names of what a run has created, but no hidden files; folders end in
     /.
     """
     names = []

@@ -35,9 +35,7 @@ CLASS_SERIES = {
 }
 """Accuracies by class, and of which model."""
 MOST_CLOCK_ENTRIES = 2_000_000
-"""A run records the clock table only up to this number of rounds times members: 72
-MB.
-"""
+"""A run records the clock table up to this many rounds times members: 72 MB."""
 CLOCK_COLUMNS = {
     "client": ("client", "id of the member; NaN: the round has no more", "f8"),
     "download": ("s", "virtual seconds of its downloads", "f4"),
@@ -133,9 +131,7 @@ def write_rounds(data: h5py.Dataset, array: np.ndarray, fresh: slice) -> None:
 
 
 def round_arrays(rounds: int, ranks: int) -> Iterator[Declared]:
-    """Yield the datasets that every run fills round by round: series, and ranks'
-    times.
-    """
+    """Yield the datasets that every run fills by round: series, and ranks' times."""
     for name, series in ROUND_SERIES.items():
         yield Declared(
             f"rounds/{name}", (rounds,), ("round",), series.unit, series.meaning
@@ -160,9 +156,7 @@ def round_arrays(rounds: int, ranks: int) -> Iterator[Declared]:
 def metric_arrays(
     metrics: Sequence[str], rounds: int, clients: int, classes: int
 ) -> Iterator[Declared]:
-    """Yield the datasets for these metrics: by round, by evaluated client, and by
-    class.
-    """
+    """Yield these metrics' datasets: by round, by evaluated client, and by class."""
     shape = (rounds, clients)
     # Every file has it, even without an accuracy.
     yield Declared(
@@ -211,8 +205,7 @@ def take_down_clock(
     for name, values in table.items():
         array = arrays.get(f"clock/{name}")
         if array is not None:
-            # With --sampling poisson a round may, very rarely, have more members than
-            # fit.
+            # With --sampling poisson a round may, very rarely, have more members.
             width = array.shape[1]
             array[round, : len(values)] = values[:width]
 
@@ -345,8 +338,7 @@ def restore_entries(ours: h5py.File, old: Reader, group: str, rounds: int) -> in
     """Copy a group's entries of the first rounds; return their number."""
     if group not in old or group not in ours:
         return 0
-    # Entries are in order, and NaN if still missing: those before the round are a
-    # prefix.
+    # Entries are in order, then NaN: those before the round are a prefix.
     entry_rounds = old.numbers(f"{group}/round", ours[f"{group}/round"].shape)
     happened = int(np.count_nonzero(entry_rounds < rounds))
     for name, data in ours[group].items():

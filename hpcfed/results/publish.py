@@ -57,8 +57,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with open(temporary, "wb") as file:
             yield file
-            # Without the sync, a machine crash may leave the new name with an empty
-            # file.
+            # Without the sync, a machine crash may leave an empty file under the new
+            # name.
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -105,9 +105,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _hidden(path: Path) -> str:
-    """Return the prefix of the hidden names under which this host's processes write a
-    path.
-    """
+    """Return the prefix of hidden names under which this host writes a path."""
     return f".{path.name}.{socket.gethostname()}."
 
 

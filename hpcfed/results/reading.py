@@ -114,9 +114,7 @@ def _first_failure(folder: Path) -> str | None:
 
 
 def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecord:
-    """Read a run from its file, or from a copy of the file's content inside another
-    file.
-    """
+    """Read a run from its file, or from a copy of that content inside another file."""
     facts = _facts(file)
     config = check_config(parsed(file.text("config")))
     environment = parsed(file.text("environment"))

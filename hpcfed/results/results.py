@@ -104,8 +104,7 @@ class ResultsWriter:
         self._trainings = 0
         self.relocations = 0
         """How often clients have been relocated."""
-        # Create all datasets at the start: a reader of the first round finds each of
-        # them.
+        # Create all datasets now: a reader of the first round finds each of them.
         self._write_facts(settings, facts, ranks)
         rounds = settings["rounds"]
         for declared in round_arrays(rounds, ranks):
@@ -158,8 +157,7 @@ class ResultsWriter:
         create(self._file, declared)
         self._arrays[declared.name] = np.full(declared.shape, np.nan, declared.dtype)
 
-    # Occasional results go straight into the file, and reach the disk with the next
-    # rounds.
+    # Occasional results go straight into the file; the next rounds bring them to disk.
 
     def write_relocation(self, round: int, rank: np.ndarray, seconds: float) -> None:
         """Record that clients were relocated before this round."""
@@ -174,9 +172,7 @@ class ResultsWriter:
         self._file["finals/accuracy"][self._finals.index(name)] = accuracy
 
     def write_figure(self, name: str, values: np.ndarray) -> None:
-        """Record a number for every client at the end, under the method's name for
-        it.
-        """
+        """Record a number per client at the end, under the method's name for it."""
         self._file["figures/value"][self._figures.index(name)] = values
 
     def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:

@@ -159,8 +159,8 @@ class RunRecord:
         return float(known.mean()) if len(known) else float("nan")
 
     def best(self, name: str) -> float:
-        """Return the best value of a series, the smallest for a loss; NaN if it has
-        none.
+        """Return the best value of a series, the smallest for a loss; NaN without
+        any.
         """
         known = self._evaluations(name)
         if not len(known):
@@ -209,9 +209,7 @@ class RunRecord:
         return None if target is None else float(target)
 
     def reached(self) -> Reached | None:
-        """Return the cost of first reaching the target; None if it was never
-        reached.
-        """
+        """Return the cost of first reaching the target; None if it never was."""
         if self.target is None:
             return None
         there = at_target(

@@ -43,8 +43,8 @@ class Reader:
     """
 
     def __init__(self, group: h5py.Group, left: list[int]) -> None:
-        """`left` is the number of bytes that may still be read; all readers of a file
-        share it.
+        """`left` is the number of bytes that may still be read, for all readers of a
+        file.
         """
         self._group = group
         self._left = left
@@ -230,8 +230,8 @@ def objects(file: h5py.File) -> Iterator[Any]:
 
 
 def _opened(group: Any, name: bytes, where: str, seen: set[int]) -> Any:
-    """Open an object of a group, unless it has been `seen`; refuse a link to another
-    file.
+    """Open an object of a group unless it has been `seen`; refuse links to other
+    files.
     """
     link = group.links.get_info(name)
     if link.type == h5py.h5l.TYPE_SOFT:

@@ -91,9 +91,7 @@ def _limit(kind: int, most: int) -> None:
 
 
 def _read_everything(path: Path) -> None:
-    """Read all attributes and numbers of a file; raise a ValueError only for a bad
-    heap.
-    """
+    """Read all attributes and numbers of a file; a ValueError only for a bad heap."""
     size = path.stat().st_size
     if size:
         _check_heaps(path)

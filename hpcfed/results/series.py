@@ -69,9 +69,7 @@ class RoundSeries:
     meaning: str
     reduce: Reduction
     of: tuple[str, ...] = ()
-    """The ranks' figures that `reduce` takes; empty: the figure with the series' own
-    name.
-    """
+    """The ranks' figures that `reduce` takes; empty: the one named like the series."""
     total: str = ""
     """The label of its sum over all rounds in `hpcfed show`."""
     json: str = ""

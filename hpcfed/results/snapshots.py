@@ -60,9 +60,7 @@ class SnapshotWriter:
         self._file: h5py.File | None = None
 
     def begin(self, first: int, barrier: Callable[[], None]) -> None:
-        """Open this rank's file for the rounds from `first` on; all ranks make the same
-        call.
-        """
+        """Open this rank's file for rounds from `first` on; all ranks call this."""
         if self._root:
             _rewind(self._folder, first)
         # The root removes snapshots that will be made again, in the files of all ranks:
@@ -92,8 +90,7 @@ class SnapshotWriter:
         rows = times * (clients + self._root)
         check_limit(path, rows * row_bytes + PER_FILE)
         with hdf5_writing(path):
-            # Not libver="latest": such files refuse to open after their writer was
-            # killed.
+            # Not libver="latest": such files do not open after their writer was killed.
             self._file = file = h5py.File(path, "w")
             file.attrs.update(format="hpcfed params", schema=1, columns=columns)
             file["client"] = self._clients
@@ -111,9 +108,7 @@ class SnapshotWriter:
             file.flush()
 
     def _create(self, name: str, shape: tuple[int, ...], *dimensions: str) -> None:
-        """Create a dataset of rows, each a chunk with a checksum, all allocated at
-        once.
-        """
+        """Create a dataset of rows, each a chunk with a checksum, allocated at once."""
         assert self._file is not None
         ones = [1] * (len(shape) - 1)
         chunk = (*ones, shape[-1])
@@ -134,9 +129,7 @@ class SnapshotWriter:
             data.dims[axis].label = dimension
 
     def _go_on(self, path: Path) -> bool:
-        """Continue in a file of the resumed run; return False if it is for other
-        clients.
-        """
+        """Continue in a file of the resumed run; False if it is for other clients."""
         check_limit(path, path.stat().st_size)
         with readable(path, KIND):
             file = h5py.File(path, "r+")
@@ -269,9 +262,7 @@ class Parameters:
 
 
 def read_parameters(folder: Path, round: int | None = None) -> Parameters:
-    """Read the rows of a round with a snapshot, counted from 1; by default of the last
-    one.
-    """
+    """Read the rows of a round with a snapshot, counted from 1; by default the last."""
     files = snapshots(folder)
     if not files:
         raise UserError(

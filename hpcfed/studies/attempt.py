@@ -88,7 +88,7 @@ def attempt_stack(
 
 
 def finished(trial: Trial) -> list[RunRecord] | None:
-    """Read the runs of a trial, one for each seed; None unless all exist and are
+    """Read a trial's runs, one for each seed; None unless all exist and are
     complete.
     """
     # No run yet, or an unreadable one: either way the trial must run.

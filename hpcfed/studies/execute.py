@@ -87,9 +87,7 @@ def _check_options(trial: Trial, records: Sequence[RunRecord]) -> None:
 
 
 def _check_seeds(trial: Trial) -> None:
-    """Refuse to run a trial again if that would replace complete runs of other
-    seeds.
-    """
+    """Refuse to run a trial again if it would replace complete runs of other seeds."""
     wanted = trial.run_folders
     all_there = all(folder.exists() for folder in wanted)
     for folder in runs(trial.folder):
@@ -116,9 +114,7 @@ def wait_for_runs(trials: Sequence[Trial], out: Path) -> None:
 
 
 def settle(trials: Sequence[Trial], start: Start) -> None:
-    """Write the missing outcomes of finished trials, whose runs outlived a killed
-    study.
-    """
+    """Write missing outcomes of finished trials, whose runs outlived a killed study."""
     for trial in trials:
         if read_outcome(trial.outcome).status == "complete":
             continue
@@ -191,8 +187,7 @@ def run_left(
             )
             # Whether memory was too small or one trial failed, halving isolates it.
             halves = Stack(tuple(again)).halves()
-            # Trials that can continue after a round are stacked apart from those that
-            # cannot.
+            # Trials that can continue after a round are stacked apart from others.
             parts = [stacked(half.trials, most) for half in halves]
             stacks.extendleft(reversed(list(chain.from_iterable(parts))))
         after()

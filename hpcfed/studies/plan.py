@@ -106,8 +106,8 @@ class Trial:
 
     @property
     def words(self) -> list[str]:
-        """The command line, after `hpcfed`. A failed trial is run again over what it
-        has left.
+        """The command line, after `hpcfed`. A failed trial runs again over what it
+        left.
         """
         given = flags(self.point.given)
         return ["run", *given, "--out", str(self.folder), "--overwrite"]
@@ -278,9 +278,7 @@ def trials(study: Study, chosen: Sequence[Point], out: Path) -> list[Trial]:
 def _point(
     number: int, name: str, tables: Mapping[str, Mapping[str, Any]], path: Path
 ) -> Point:
-    """Make a point from the options of all its tables; later tables override earlier
-    ones.
-    """
+    """Make a point from the options of all its tables; later tables override."""
     values, sources = _merge(tables, path)
     ranks = _ranks(values, sources)
     default = RunConfig.model_fields["method"].default

@@ -111,8 +111,7 @@ def _shared(trial: Trial) -> dict[str, Any]:
     options |= {"ranks": trial.point.ranks, "rounds done": rounds_done(trial)}
     options["repeat"] = trial.repeat
     if settings.options.has_server:
-        # The server's model identifies runs by their seeds, and serves one after the
-        # other.
+        # The server's model knows runs by their seeds, and serves one after the other.
         options[SERVER] = str(trial)
     return options
 

@@ -67,7 +67,7 @@ def changed_as_a_whole(before: Sequence[Group], after: Sequence[Group]) -> set[s
 
 
 def _values(groups: Sequence[Group]) -> Values:
-    """Return the values of each option. Groups of a method without the option do not
+    """Return each option's values. Groups of a method without the option do not
     count.
     """
     found: Values = defaultdict(dict)

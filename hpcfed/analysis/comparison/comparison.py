@@ -61,8 +61,7 @@ def compare(
     pairs, only_before, only_after = matched(before, after, changed)
     if not pairs:
         return None
-    # Options that changed as a whole have one value in all of A, so they are not in the
-    # keys.
+    # Options that changed as a whole have one value in all of A: they are not in keys.
     keys = distinguish([group.options for group, _ in pairs])
     points = []
     for (ours, theirs), key in zip(pairs, keys, strict=True):

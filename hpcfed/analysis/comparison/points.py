@@ -83,9 +83,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class PointPair:
-    """Runs of A and runs of B with the same options, except those that changed as a
-    whole.
-    """
+    """Runs of A and B with the same options, except those that changed as a whole."""
 
     before: Group
     after: Group

@@ -72,7 +72,7 @@ def named(sections: Sequence[Section]) -> Iterator[tuple[str, Drawing]]:
 
 
 def _plain(title: str) -> str:
-    """Return a title in characters that every system and every \\includegraphics
+    """Return a title in characters that any system and any \\includegraphics
     accepts.
     """
     return sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")

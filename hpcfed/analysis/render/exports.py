@@ -275,9 +275,7 @@ def extrap_text(every: Sequence[Group]) -> str:
 
 
 def _call_paths(process: Process) -> dict[str, np.ndarray]:
-    """Return the counted rounds' seconds, in total and by phase; phases are means over
-    ranks.
-    """
+    """Return the counted rounds' seconds, in total and by phase (means over ranks)."""
     paths = {"round": process.seconds}
     for number, phase in enumerate(PHASES):
         by_rank = process.phases[:, :, number]

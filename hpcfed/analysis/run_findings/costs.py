@@ -50,9 +50,7 @@ WHOLE_PERCENT = Kind("fraction", formatted(".0%"))
 
 
 def of_phases(record: RunRecord) -> Table:
-    """Return where the time goes, in a typical round and in total, longest phase
-    first.
-    """
+    """Return where the time goes, in a typical round and in total, longest first."""
     usual, totals = record.phase_seconds(), record.phase_totals()
     whole = sum(totals.values())
     by_rank = per_round(record.counted_phases())
@@ -78,9 +76,7 @@ def of_phases(record: RunRecord) -> Table:
 
 
 def of_server(record: RunRecord) -> Iterator[Table]:
-    """Yield what training the server's model took, compared with the time of the
-    run.
-    """
+    """Yield what training the server's model took, and its share of the run's time."""
     if not record.learnings:
         return
     last = record.learnings[-1]
@@ -219,8 +215,7 @@ def _energy(record: RunRecord) -> Costs:
         whose = "of the workers' GPUs" if workers else "of all GPUs"
         yield f"energy {whose}", JOULES(record.energy)
     if record.cpu_energy is not None and not isnan(record.cpu_energy):
-        # The counters belong to the machine, so they include everything else running
-        # there.
+        # The counters belong to the machine, so they include all other work there.
         yield "energy of the hosts' CPUs and memory", JOULES(record.cpu_energy)
 
 

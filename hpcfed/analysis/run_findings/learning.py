@@ -218,9 +218,7 @@ def _finals(runs: Runs) -> Table:
 
 
 def _measured_of_seeds(runs: Runs) -> Table:
-    """Return what the method has measured about clients at the end, as means over
-    seeds.
-    """
+    """Return what the method measured about clients at the end, as means over seeds."""
     rows: list[Row] = []
     for name in runs[0].figures:
         # A seed that has not ended yet has none.
@@ -234,9 +232,7 @@ def _measured_of_seeds(runs: Runs) -> Table:
 
 
 def _target(runs: Runs) -> Table:
-    """Return what it took to reach the target, with the mean only if all seeds reached
-    it.
-    """
+    """Return the cost of reaching the target, with a mean only if all seeds did."""
     columns = ["rounds", "seconds", "sent"]
     if runs[0].has_clock:
         columns.append("virtual time")

@@ -52,9 +52,7 @@ def bars(
 def stripes(
     title: str, categories: Sequence[str], segments: Segments, x: Axis
 ) -> Drawing:
-    """Draw a horizontal bar for each category, below its name: for few bars with long
-    names.
-    """
+    """Draw a horizontal bar for each category, below its name: for a few long names."""
     shown = _shown(segments)
     where = {"field": "x", "type": "ordinal", "sort": None, "axis": None}
     layer = _layer(segments, shown, x, bar="y", length="x")

@@ -90,9 +90,7 @@ def chart(description: str, data: Sequence[Record], layers: Sequence[Spec]) -> S
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the ratio of the largest to the smallest value, to choose between
-    scales.
-    """
+    """Return the ratio of the largest to the smallest value, to choose a scale."""
     positive = [value for value in values if isfinite(value) and value > 0]
     if not positive:
         return 1.0

@@ -30,9 +30,7 @@ def image(
     title: str = "",
     notes: Sequence[str] = (),
 ) -> bytes:
-    """Return a drawing as the content of a file, with a title and notes above it, if
-    any.
-    """
+    """Return a drawing as a file's content, with a title and notes above it, if any."""
     import vl_convert
 
     spec = _still(drawing.spec, POINTS * inches)

@@ -117,9 +117,7 @@ ROW = 24
 HIGH_ROW = 36
 """Height of a dot with its name above it."""
 BESIDE = 32
-"""Longest names that are beside their dots, in characters; longer ones are above
-them.
-"""
+"""Longest names beside their dots, in characters; longer ones are above them."""
 MOST_REACH = 2.0
 """How far an axis follows the ends of intervals, as a multiple of the distance of the
 dots.

@@ -10,9 +10,7 @@ from hpcfed.analysis.render.charts.intervals import whiskers
 from hpcfed.analysis.render.charts.marks import interactive, series_colour, short, tips
 
 MOST_MARKERS = 24
-"""Most markers on one line, because more would hide it. The points still have
-tooltips.
-"""
+"""Most markers on one line: more would hide it. The points still have tooltips."""
 MOST_REACH = 2.5
 """An axis follows the ends of intervals up to this factor beyond the points."""
 
@@ -29,9 +27,7 @@ class Line:
     interval: str = "95 %"
     """The kind of the intervals, in a word."""
     band: bool = False
-    """Whether intervals are drawn as a band, for curves with many points, instead of
-    bars.
-    """
+    """Whether intervals are a band, for curves with many points, instead of bars."""
     ideal: bool = False
     """Whether this is a dashed reference line without points."""
 
@@ -107,9 +103,7 @@ def _reach(up: Spec, every: Sequence[Line], y: Axis) -> Spec:
 
 
 def _intervals(every: Sequence[Line], across: Spec, up: Spec) -> list[Spec]:
-    """Draw intervals below the lines: a band for curves, otherwise a bar for each
-    point.
-    """
+    """Draw intervals below the lines: a band for curves, otherwise a bar per point."""
     # For single runs, all ends are NaN.
     if not any(isfinite(end) for line in every for end in line.low):
         return []
@@ -142,9 +136,7 @@ def _curve(names: Sequence[str], across: Spec, up: Spec) -> Spec:
 
 
 def _points(every: Sequence[Line], x: Axis, y: Axis, across: Spec, up: Spec) -> Spec:
-    """Draw markers; if there are many points, make them invisible but keep their
-    tooltips.
-    """
+    """Draw markers; if there are many points, hide them but keep their tooltips."""
     names = [line.name for line in every]
     longest = max((len(line.x) for line in every), default=0)
     few = longest <= MOST_MARKERS
@@ -155,8 +147,7 @@ def _points(every: Sequence[Line], x: Axis, y: Axis, across: Spec, up: Spec) -> 
     encoding: Spec = {"x": across, "y": up, "color": series_colour(names)}
     encoding["tooltip"] = tips({"series": "title"}, told)
     if few:
-        # Lines also differ in their markers, for readers who cannot distinguish
-        # colours.
+        # Lines also differ in markers, for readers who cannot distinguish colours.
         encoding["shape"] = series_colour(names)
     mark: Spec = {"type": "point", "filled": True, "size": 40, "clip": True}
     if not few:

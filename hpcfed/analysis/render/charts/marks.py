@@ -8,9 +8,7 @@ from math import isfinite
 from hpcfed.analysis.render.charts.drawing import NUMBERS, Spec
 
 LEGEND_LETTERS = 56
-"""Total length of names that fit side by side in a legend under a chart, in
-characters.
-"""
+"""Total length of names that fit side by side in a legend, in characters."""
 SYMBOL_LETTERS = 8
 """Width of a symbol and the gap to the next, in characters, also on paper."""
 ZOOM = "wheel![event.ctrlKey || event.metaKey || event.altKey]"

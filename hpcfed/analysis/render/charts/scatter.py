@@ -60,8 +60,7 @@ def scatter(
         _points(names, x, y, across, up),
     ]
     if any(point.label for point in shown):
-        # Drawn twice: the text has a rim in the page's colour, since points lie around
-        # it.
+        # Drawn twice: the text has a rim in the page's colour, since points are near.
         for style in ("point-rim", "point-name"):
             layers.append(_labels(names, across, up, style))
     if frontier:

@@ -77,8 +77,7 @@ def _theme(
         "point": {"opacity": 1},
         "rule": {"color": ink},
         "style": {
-            # A gap between the columns of a histogram, in the page's colour or
-            # transparent.
+            # A gap between a histogram's columns, in the page's colour or transparent.
             "bin": {"color": colours[0], "stroke": paper, "strokeWidth": 1},
             "ideal": {"color": soft, "strokeDash": [5, 4], "strokeWidth": 1.5},
             "ideal-name": {

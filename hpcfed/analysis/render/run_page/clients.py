@@ -107,9 +107,7 @@ def classes(details: RunDetails) -> Section:
 
 
 def latents(details: RunDetails) -> Section:
-    """Draw the positions of uploads in the space in which the server's model
-    generates.
-    """
+    """Draw the positions of uploads in the latent space of the server's model."""
     section = Section("latents", "Latents of uploads")
     found = details.latents
     if found is None:

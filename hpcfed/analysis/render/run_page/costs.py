@@ -25,13 +25,9 @@ from hpcfed.words import MIB
 MOST_RANKS = 32
 """Most ranks in a chart. A timeline of more shows an even selection."""
 MOST_REACH = 4.0
-"""The longest round that a chart of all rounds shows, as a multiple of a typical
-one.
-"""
+"""The longest round in a chart of all rounds, as a multiple of a typical one."""
 SLOW = 2.0
-"""The slowest round is drawn beside a typical one if it takes this many times as
-long.
-"""
+"""The slowest round is drawn too if it takes this many times a typical one."""
 MOST_STEPS = 200
 """Most points of a loss curve; more steps are averaged."""
 SENT = {"bytes_up": "sent by clients", "bytes_down": "sent to clients"}
@@ -134,9 +130,7 @@ def _loss(network: str, losses: np.ndarray, rounds: list[int]) -> list[Drawing]:
 
 
 def traffic_and_memory(run: RunRecord) -> Section:
-    """Draw what was sent in each round and in total so far, and the memory of each
-    rank.
-    """
+    """Draw what was sent in each round and in total, and the memory of each rank."""
     section = Section("costs", "Traffic, memory and energy")
     section.charts += _traffic(run)
     peaks = run.peak_memory / MIB

@@ -79,9 +79,7 @@ def add_charts(
 
 
 def chart_families(every: Sequence[Group]) -> dict[str, list[Group]]:
-    """Group curves by chart: by data set, and also by clients if there are too many
-    curves.
-    """
+    """Group curves by data set, and also by clients if there are too many curves."""
     datasets: dict[str, list[Group]] = defaultdict(list)
     for group in fewest_ranks(every):
         datasets[str(group.options["dataset"])].append(group)
@@ -100,7 +98,7 @@ def _several_clients(members: Sequence[Group]) -> bool:
 
 
 def recorded_metrics(every: Sequence[Group]) -> dict[str, str]:
-    """Return the metrics besides accuracy that some run has, with their display
+    """Return the metrics besides accuracy that some run has, and their display
     names.
     """
     found: dict[str, str] = {}

@@ -98,9 +98,7 @@ def _headline(group: Group, name: str, series: str) -> str | Cell:
 
 
 def methods(every: Sequence[Group], options: Sequence[Swept]) -> Section:
-    """Show which method is best under which condition, and whether the seeds support
-    it.
-    """
+    """Show which method is best under which condition, and if the seeds support it."""
     section = Section("methods", "Which method wins where")
     found = contests(every, options)
     if not found:

@@ -1,6 +1,4 @@
-"""How a round's time depends on ranks and clients: measurements, and a model of
-them.
-"""
+"""How a round's time depends on ranks and clients: measurements and a model."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -279,9 +277,7 @@ def _against_measured(one: Fitted) -> Drawing:
 
 
 def _terms(models: Sequence[Fitted]) -> Table:
-    """Return the coefficients of all models, with a column for each term that a model
-    has.
-    """
+    """Return the coefficients of all models, with a column for each term in use."""
     used = [
         name for name in TERMS if any(name in one.model.coefficients for one in models)
     ]

@@ -197,9 +197,7 @@ def compression(every: Sequence[Group], options: Sequence[Swept]) -> Section:
 
 
 def _packs(group: Group, *names: str) -> bool:
-    """Tell whether one of these options names a compressor; check both if none is
-    given.
-    """
+    """Tell whether one of these options names a compressor; by default check both."""
     chosen = [group.options.get(name, "none") for name in names or COMPRESSORS]
     return any(str(compressor) != "none" for compressor in chosen)
 

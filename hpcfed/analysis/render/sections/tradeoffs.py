@@ -82,9 +82,7 @@ def target(every: Sequence[Group]) -> Section:
 
 
 def _there(group: Group) -> list[Reached]:
-    """Return when the target was reached, for the seeds that did: others would need a
-    guess.
-    """
+    """Return when seeds reached the target; the others would need a guess."""
     every = [run.reached() for run in group.seeds]
     return [one for one in every if one is not None]
 

@@ -75,9 +75,7 @@ def status_line(view: RunView) -> RenderableType:
 
 
 def speed(view: RunView) -> str:
-    """Return the duration of recent rounds and, for a run in progress, the remaining
-    time.
-    """
+    """Return the time of recent rounds and, during a run, the remaining time."""
     if isnan(view.pace):
         return ""
     text = f"pace {short_seconds(view.pace)}/round"
@@ -234,9 +232,7 @@ def channel_facts(view: RunView) -> list[str]:
 
 
 def _facts(view: RunView) -> list[Text]:
-    """Return the slowest rank, what has been sent, and the server's learnings so
-    far.
-    """
+    """Return the slowest rank, what was sent, and the server's learnings so far."""
     first = view.records[0]
     facts = []
     slowest = view.slowest()

@@ -79,9 +79,7 @@ class RunView:
         return HEADLINES[self.records[0].task]
 
     def series(self, name: str) -> np.ndarray:
-        """Return the mean of a series over seeds, up to the last round that all of them
-        have.
-        """
+        """Return the mean of a series over seeds, for rounds that all of them have."""
         columns = []
         for record in self.records:
             values = record.rounds.get(name)
