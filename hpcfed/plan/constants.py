@@ -17,7 +17,7 @@ from hpcfed.results.publish import publish
 MOST_BYTES = 2**20
 """Largest file of constants to read, in bytes."""
 DEFAULT = Path("hpcfed-plan.json")
-"""Where a calibration is written and read by default."""
+"""Where a calibration is written and read, unless --constants names another file."""
 
 
 class _Part(BaseModel):
