@@ -74,7 +74,9 @@ class PrivateSteps(EngineAccess):
         )
 
     def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
-        """Train each row on its client's data, and count how often samples were used."""
+        """Train each row on its client's data, and count how often samples were
+        used.
+        """
         _check_job(job)
         self._samples += int(job.num_samples().sum())
         steps = job.num_steps()

@@ -126,7 +126,9 @@ class StepTables:
         return torch.arange(slots, device=self._device) < count
 
     def layer_keys(self, step: Tensor, clients: int) -> Tensor | None:
-        """Return [random layers, clients] keys of this step's dropout, if there is any."""
+        """Return [random layers, clients] keys of this step's dropout, if there is
+        any.
+        """
         if not self._random_layers:
             return None
         return self._layer_keys.index_select(0, step)[0, :, :clients]

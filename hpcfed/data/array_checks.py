@@ -125,7 +125,9 @@ def check_finite(where: str, array: str, values: np.ndarray) -> None:
 
 
 def check_alike(source: Source, array: str, first: str) -> None:
-    """Refuse a test array whose samples differ in shape or kind from the training set's."""
+    """Refuse a test array whose samples differ in shape or kind from the training
+    set's.
+    """
     shape, dtype = source.header(array)
     first_shape, first_dtype = source.header(first)
     # Stored shapes, not image shapes: both splits must also have the same order of

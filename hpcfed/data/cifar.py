@@ -41,7 +41,9 @@ class NotTheOriginal(ValueError):
 
 
 def read(name: str, root: Path) -> dict[str, np.ndarray]:
-    """Return images as [samples, channels, height, width], and labels, of both splits."""
+    """Return images as [samples, channels, height, width], and labels, of both
+    splits.
+    """
     arrays = {}
     # Checksums release Python's lock, so a thread per file pays.
     with ThreadPoolExecutor() as threads:

@@ -206,7 +206,9 @@ def _svhn(root: Path, *, download: bool) -> Arrays:
 
 @contextmanager
 def _file_errors(name: str, root: Path, *, download: bool) -> Iterator[None]:
-    """Turn what torchvision or a damaged file raises into one line that says what to do."""
+    """Turn what torchvision or a damaged file raises into one line that says what to
+    do.
+    """
     try:
         yield
     except (RuntimeError, OSError, ValueError, UnpicklingError) as error:

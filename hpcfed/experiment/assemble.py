@@ -271,7 +271,9 @@ class _Assembly:
         )
 
     def _server_model(self) -> ServerClient | None:
-        """Return the client side of the server's model, which only some methods have."""
+        """Return the client side of the server's model, which only some methods
+        have.
+        """
         if self.transport is None or server_options(self.settings) is None:
             return None
         return ServerClient(self.transport, self.settings.config.seed, self.collectives)

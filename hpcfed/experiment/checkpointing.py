@@ -264,7 +264,9 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def check_state(setup: Setup, state: Any, hook: str) -> None:
-    """Refuse a state that is not a dataclass of tensors, before anything relies on it."""
+    """Refuse a state that is not a dataclass of tensors, before anything relies on
+    it.
+    """
     method = setup.settings.config.method
     if not is_dataclass(state) or isinstance(state, type):
         kind = type(state).__name__

@@ -78,7 +78,9 @@ def check_server(settings: Settings, world: World) -> None:
 
 
 def check_network(settings: Settings) -> None:
-    """Refuse a network that cannot be built, and a method's options that do not fit it."""
+    """Refuse a network that cannot be built, and a method's options that do not fit
+    it.
+    """
     options, config = settings.options, settings.config
     of_server = server_options(settings)
     own = config.model_info() is None

@@ -137,7 +137,9 @@ class Aggregation:
         return self._collectives.columns_to_row(total, rows.shape[1])
 
     def _columns(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Return this rank's share of the columns of all rows, in the order of ranks."""
+        """Return this rank's share of the columns of all rows, in the order of
+        ranks.
+        """
         counts = [len(members) for members in cohort.per_rank]
         return self._collectives.rows_to_columns(rows, counts)
 

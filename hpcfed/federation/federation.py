@@ -151,6 +151,8 @@ class Federation(Generic[MethodOptions]):
         return self._timer.phase(phase)
 
     def relocate(self, clients: Clients, shards: Shards) -> None:
-        """Take over this rank's clients and their data, after some have changed ranks."""
+        """Take over this rank's clients and their data, after some have changed
+        ranks.
+        """
         self.members.relocated(clients)
         self.training.reload(shards)

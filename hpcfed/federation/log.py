@@ -85,7 +85,9 @@ class RoundLog:
     arrived: np.ndarray | None = None
     """Ids of the members of all ranks whose uploads arrived in time; None: all."""
     virtual_seconds: float = math.nan
-    """Virtual time since the run's start at which this round ended; NaN without a clock."""
+    """Virtual time since the run's start at which this round ended; NaN without a
+    clock.
+    """
     staleness: float = math.nan
     """Mean number of versions by which the round's uploads were behind."""
     clip_norm: Tensor | float = math.nan

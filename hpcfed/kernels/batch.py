@@ -106,7 +106,9 @@ def gather_images(
 def gather_samples(
     inputs: Tensor, samples: Tensor, step: Tensor, clients: int, slots: int
 ) -> Tensor:
-    """Return this step's inputs [clients · slots, …], of any shape; tokens stay int64."""
+    """Return this step's inputs [clients · slots, …], of any shape; tokens stay
+    int64.
+    """
     whole_floats = inputs.dtype in (torch.float32, torch.int64)
     if not (whole_floats and cuda.available(inputs.device)):
         return inputs.index_select(0, _of_step(samples, step, clients, slots))

@@ -19,7 +19,9 @@ class Conv(NamedTuple):
 
 @dataclass(frozen=True)
 class ConvNet:
-    """Convolutions, then fully connected layers, the last of them without activation."""
+    """Convolutions, then fully connected layers, the last of them without
+    activation.
+    """
 
     convs: tuple[Conv, ...]
     hidden: tuple[int, ...]

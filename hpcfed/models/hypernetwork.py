@@ -41,7 +41,9 @@ class Hypernetwork:
         return shapes
 
     def first(self, rng: np.random.Generator) -> np.ndarray:
-        """Draw a φ as torch would: normal embeddings, layers uniform within ±1/√inputs."""
+        """Draw a φ as torch would: normal embeddings, layers uniform within
+        ±1/√inputs.
+        """
         # Drawn in the order of φ; another order would change every recorded seed.
         _, *linear = self._shapes
         drawn = [rng.standard_normal(self.clients * self.embedding)]

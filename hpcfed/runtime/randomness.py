@@ -2,7 +2,6 @@
 
 Decisions on the host (partition, cohort, initial weights) draw from numpy generators
 keyed by (seed, purpose, …). Numbers per client on the device (order of samples,
-keyed by (seed, purpose, …). Numbers per client on the device (order of samples,
 dropout) come from a counter-based hash of integers. So one vectorised expression serves
 all clients of a rank, and a client sees the same numbers wherever it runs: on the CPU
 or a GPU, alone or in a stack.

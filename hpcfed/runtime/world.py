@@ -92,7 +92,9 @@ class World:
 
     @property
     def is_root(self) -> bool:
-        """Whether this is the one rank that talks to the user and writes the results."""
+        """Whether this is the one rank that talks to the user and writes the
+        results.
+        """
         return self.rank == 0
 
     def role_bcast(self, value: Any) -> Any:

@@ -64,7 +64,9 @@ class Compressor(Protocol):
     """Packs the updates of all members at once, each as if it were alone."""
 
     def warm_columns(self, columns: int) -> int:
-        """Return how many numbers a client keeps between updates of `columns` columns."""
+        """Return how many numbers a client keeps between updates of `columns`
+        columns.
+        """
 
     def __call__(self, updates: Updates) -> Packed: ...
 
