@@ -90,7 +90,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     # A client that diverges in its first round prunes in its next: NaN has no norm.
     first = mask.all(1, keepdim=True) & rows.isfinite().all(1, keepdim=True)
     mask = _strongest(fed, rows).where(first, mask)
-    # After its first training a client drops channels here. Without --train-pruned, it
+    # After its first training a client drops channels here. With --no-train-pruned, it
     # drops here what has grown again.
     rows = rows * mask[:, state.group_of]
     state, _ = aggregate(fed, state, rows, cohort, sent=mask)
@@ -127,7 +127,7 @@ def _channel_of(layout: Layout) -> Tensor:
         # The block is the convolution with the batch norm that follows it.
         block = next(block for block in layout.blocks if convolution.layer in block)
         for entry in layout.entries:
-            # A single number, such as a counter, belongs to no channel.
+            # A single number in the block belongs to no channel.
             if entry.layer in block and entry.shape[:1] == (num_channels,):
                 width = (entry.stop - entry.start) // num_channels
                 found[entry.start : entry.stop] = channels.repeat_interleave(width)

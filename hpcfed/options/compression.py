@@ -122,7 +122,7 @@ def packing(kind: str, config: CompressionOptions) -> str:
 
 
 def check_compression(config: CompressionOptions, method: MethodTraits) -> None:
-    """Refuse to compress what is never sent, or a row that not only receivers use."""
+    """Refuse to compress what is never sent, or rows that not only receivers use."""
     up, down = config.compress, config.compress_down
     for flag, kind in (("--compress", up), ("--compress-down", down)):
         if kind != "none" and not method.uploads:

@@ -63,7 +63,7 @@ class Facts:
     chosen_with: str = ""
     """The run chooses only if this other option has its default, too."""
     counts: Literal["", "clients", "uploads", "clusters", "rounds"] = ""
-    """What its value counts. A run with fewer of these needs a smaller value."""
+    """What its value counts. A run with fewer of these needs another value."""
     names_code: str = ""
     """What messages call it if it may name the user's own Python code: a file, an
     object in a package, or one that a program passes in.

@@ -243,7 +243,7 @@ def _check_method(config: PrivacyOptions, method: MethodTraits, flag: str) -> No
 
 
 def _check_layers(config: PrivacyOptions, method: MethodTraits) -> None:
-    """Refuse to clip by layer if uploads lack whole layers, or C follows whole norms."""
+    """Refuse to clip by layer if uploads lack whole layers or C follows whole norms."""
     if config.clip_quantile is not None:
         raise UserError(
             "--clip-quantile follows the norms of whole updates; leave it out, or use "

@@ -24,7 +24,7 @@ class MethodTraits(OptionGroup):
     found in it. A client may still choose to send only some of its columns.
     """
     private_mean: ClassVar[bool] = False
-    """Files for older versions set this; today they define PRIVATE_MEAN."""
+    """Set by files for older versions; new files define PRIVATE_MEAN instead."""
     all_train: ClassVar[bool] = False
     """Whether clients also train in rounds for which they were not sampled."""
     asynchronous: ClassVar[bool] = False

@@ -60,7 +60,7 @@ class LatentDiffusion:
         *,
         seed: int,
     ) -> None:
-        """`widths`: columns of the generated tensors, in order."""
+        """Build the model of rows; `widths` are the generated tensors' columns."""
         self.options = options
         self.slot = slot
         self._widths = list(widths)

@@ -57,7 +57,7 @@ class Colocated:
         *,
         seeds: Sequence[int],
     ) -> None:
-        """`widths`: columns of the generated tensors, in order."""
+        """Make this worker a server rank; `widths` are as for `ServerRank`."""
         world = collectives.world
         self._collectives = collectives
         self.rank = ServerRank(
