@@ -347,7 +347,7 @@ def _accuracy_of(
     if "accuracy" not in setup.metrics:
         return np.full(total, np.nan)
     with setup.timer.phase("evaluate"):
-        # NaN where no rank fills in anything: 0 / 0.
+        # 0 / 0 gives NaN for clients that no rank fills in.
         sums = torch.zeros(2, total, dtype=torch.float64, device=fed.device)
         for members, rows in groups:
             score = fed.evaluate(rows, members)

@@ -79,7 +79,7 @@ def _title(setup: Setup) -> str:
 
 
 def _network(setup: Setup) -> Iterator[str]:
-    """Say which network was chosen for data of the user's own."""
+    """Say which network was chosen for the user's own data."""
     config = setup.settings.config
     if config.model == "auto" and is_brought(config.dataset):
         shape = "×".join(map(str, config.data().shape))

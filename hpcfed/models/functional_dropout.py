@@ -1,4 +1,4 @@
-"""Dropout that a module applies as a function: `F.dropout`, and within
+"""Dropout that a module calls as a function: `F.dropout`, and within
 `F.scaled_dot_product_attention`.
 
 There is no layer that could be replaced. Instead, the calls of a training pass are

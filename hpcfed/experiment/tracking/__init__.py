@@ -1,4 +1,4 @@
-"""Experiment trackers beside the record: TensorBoard, Weights & Biases, MLflow.
+"""Experiment trackers, in addition to the record: TensorBoard, Weights & Biases, MLflow.
 
 Each has a file for what its package needs. `tracking` decides when they write,
 continues after a resume, and lets no failure of a tracker end a run.

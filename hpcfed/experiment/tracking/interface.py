@@ -1,4 +1,4 @@
-"""What a tracker is told of a run, and what it has to do."""
+"""What a tracker is told about a run, and what it has to do."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

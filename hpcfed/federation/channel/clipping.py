@@ -40,7 +40,7 @@ class ClipNorm:
 
 
 LayerColumns = tuple[slice, ...]
-"""The columns of one layer: its weights may lie apart from its running statistics."""
+"""The columns of one layer: its weights may be apart from its running statistics."""
 
 
 def layer_columns(layout: Layout) -> tuple[LayerColumns, ...]:

@@ -279,7 +279,7 @@ def _num_buckets(updates: Updates, bucket: int) -> Tensor | int:
 
 
 def _ratio(of: Tensor, to: Tensor) -> Tensor:
-    """Return their ratio, 0 where both are 0."""
+    """Return their ratio, 0 if both are 0."""
     # 0 / 0 would be NaN, which would mark the client as diverged.
     return of / to.where(to != 0, 1)
 
