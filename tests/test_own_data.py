@@ -892,7 +892,7 @@ def test_a_long_reading_says_how_far_it_is(
     said = capsys.readouterr().err
     assert said.startswith("hpcfed: data set mine: its train set: 1 items read of 4; ")
     # A stream has no length: what has come is what counts.
-    monkeypatch.setattr(own_data.memory, "usable", lambda: 100)
+    monkeypatch.setattr(own_data.machine, "usable", lambda: 100)
     stream = own_data._Reading("its train set", iter(()))
     stream.took(60)
     with pytest.raises(UserError, match=r"needs 0\.0 GiB, and this machine"):

@@ -99,7 +99,7 @@ class Reader:
         if not fits:
             raise ValueError(f"{name} has the shape {data.shape}")
         if data.dtype.kind not in "fiu" or data.dtype.itemsize > 8:
-            raise ValueError(f"{name} holds no numbers")
+            raise ValueError(f"{name} does not hold numbers")
         taken = data.shape
         if first is not None:
             if first > data.shape[0]:
