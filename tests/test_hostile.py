@@ -476,7 +476,7 @@ def test_longer_numbers_are_refused(run: Path, where: str) -> None:
             values = file["rounds/seconds"][()].astype(np.longdouble)
             del file["rounds/seconds"]
             file["rounds/seconds"] = values
-    with pytest.raises(UserError, match="not (a number|hold numbers)"):
+    with pytest.raises(UserError, match=r"not (a number|hold numbers)"):
         read_run(run)
 
 
