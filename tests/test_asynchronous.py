@@ -443,10 +443,10 @@ def test_a_buffer_averages_running_statistics() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--deadline 30", "--deadline: method fedbuff waits for nobody"),
+        ("--deadline 30", "--deadline: method fedbuff waits for no client"),
         ("--oversample 1.5 --cohort 2", "--oversample: method fedbuff waits"),
         ("--sampling poisson", "--sampling poisson: method fedbuff invites"),
-        ("--deadline 3 --partial", "--deadline: method fedbuff waits for nobody"),
+        ("--deadline 3 --partial", "--deadline: method fedbuff waits for no client"),
         ("--devices none", "--devices none, but clients of method fedbuff"),
         ("--concurrency 30", "--concurrency 30, but there are 20 clients"),
         ("--aggregation median", "method fedbuff takes no mean of uploads"),

@@ -451,7 +451,7 @@ def test_cifar_unpickles_nothing_but_arrays(
     file = tmp_path / "cifar-100-python" / "train"
     file.write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
     monkeypatch.setitem(cifar.CHECKSUMS["cifar100"], "train", {"train": md5(file)})
-    assert "is no array" in refused("cifar100", tmp_path)
+    assert "is not an array" in refused("cifar100", tmp_path)
     assert not (tmp_path / "exploded").exists()
 
 

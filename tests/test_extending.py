@@ -196,7 +196,7 @@ def test_weights_that_do_not_fit_are_one_line(
     assert "must be a run's folder, or end in .npz" in refused("w.txt")
     (tmp_path / "w.npz").write_bytes(bytes(range(255, 0, -1)))
     said = refused("w.npz")
-    assert "cannot be read" in said and "it is no .npz" in said
+    assert "cannot be read" in said and "it is not an .npz file" in said
     assert "pickle" not in said and "unsafe" not in said
     np.savez("less.npz", **{n: a for n, a in good.items() if n != "fc1.bias"})
     assert "there is no fc1.bias" in refused("less.npz")

@@ -691,7 +691,7 @@ def test_texts_of_one_author_are_one_client(texts: str) -> None:
 
 TEXT_MISTAKES = [
     ({"text_clients": "("}, "no regular expression"),
-    ({"text_clients": "carl"}, "finds nobody in 1790_ann_x.txt"),
+    ({"text_clients": "carl"}, "finds no client in 1790_ann_x.txt"),
     ({"text_test": 0.01}, "leaves no text for testing"),
     ({"text_length": 5000}, "--text-length 5000, but the longest file"),
 ]

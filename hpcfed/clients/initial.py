@@ -134,8 +134,8 @@ def _source(path: Path) -> Path:
     if (path / MODEL).is_file():
         return path / MODEL
     raise UserError(
-        f"--init {path}: there is no {MODEL}, which a complete run leaves whose method "
-        "has a global model"
+        f"--init {path}: there is no {MODEL}. A run writes it when it completes, if its "
+        "method has a global model"
     )
 
 
@@ -183,7 +183,7 @@ def read_weights(path: Path) -> Tensors:
 def _read_npz(path: Path) -> Tensors:
     # numpy takes any other file for a pickle, and would explain how to load it.
     if not is_zipfile(path):
-        raise ValueError("it is no .npz, as numpy.savez makes them")
+        raise ValueError("it is not an .npz file, as numpy.savez makes it")
     found = {}
     with np.load(path, allow_pickle=False) as arrays:
         for name in arrays.files:

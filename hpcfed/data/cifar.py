@@ -80,5 +80,5 @@ class _Arrays(pickle.Unpickler):
             "dtype": np.dtype,
         }
         if module.partition(".")[0] != "numpy" or name not in allowed:
-            raise pickle.UnpicklingError(f"{module}.{name} is no array")
+            raise pickle.UnpicklingError(f"{module}.{name} is not an array")
         return allowed[name]

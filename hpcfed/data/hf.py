@@ -62,8 +62,8 @@ def loaded(folder: Path, options: str) -> InMemory:
                 values = np.asarray(rows.with_format("numpy")[column][:])
             if values.dtype.hasobject:
                 raise UserError(
-                    f"{folder}: samples of column {column} differ in length or are no "
-                    "numbers; pad them first"
+                    f"{folder}: samples of column {column} differ in length or are "
+                    "not numbers; pad them first"
                 )
             arrays[f"{split}_{_ending(kind, values)}"] = values
     return InMemory(str(folder), arrays, whole="the folder")
@@ -78,9 +78,7 @@ def _splits(folder: Path, chosen: Mapping[str, str]) -> dict[str, Any]:
         raise UserError(
             "hf-data: needs the package `datasets`; install hpcfed[hf]"
         ) from None
-    with plugins.one_line_of(
-        f"{folder} is no data set that `save_to_disk` has written"
-    ):
+    with plugins.one_line_of(f"{folder} is not a data set that `save_to_disk` wrote"):
         found = datasets.load_from_disk(str(folder))
     if not isinstance(found, Mapping):
         return {"train": found}

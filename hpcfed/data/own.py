@@ -180,7 +180,7 @@ def _each(items: Any) -> Iterator[Any]:
 
 def _array(name: str, what: str, value: Any) -> np.ndarray:
     """Return a numpy or torch array, a list or an image as a numpy array."""
-    with plugins.one_line_of(f"data set {name}: {what} is no array"):
+    with plugins.one_line_of(f"data set {name}: {what} is not an array"):
         if hasattr(value, "detach"):
             value = value.detach().cpu().numpy()
         array = np.asarray(value)

@@ -176,7 +176,7 @@ def _client(path: Path, text: str, pattern: re.Pattern[str] | None) -> str:
     client = found and found.group(1 if pattern.groups else 0)
     if not client:
         raise UserError(
-            f"--text-clients {text} finds nobody in {path.name}; it is searched in the "
+            f"--text-clients {text} finds no client in {path.name}; it is searched in the "
             "files' names, and its first group is the client"
         )
     return client

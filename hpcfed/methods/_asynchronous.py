@@ -96,7 +96,7 @@ class Options(options.Options):
         for flag, given in ends_rounds.items():
             if given:
                 raise UserError(
-                    f"{flag}: method {config.method} waits for nobody, so there is no "
+                    f"{flag}: method {config.method} waits for no client, so there is no "
                     "round to end early"
                 )
         if config.sampling != "fixed":

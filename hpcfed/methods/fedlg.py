@@ -38,7 +38,7 @@ class Options(_clusters.Options):
         2, "layers of every pool that a client sends, or all if there are fewer", ge=1
     )
     gene_threshold: float = option(
-        1.0, "an update counts above so many times the row's mean", ge=0
+        1.0, "an update counts if it is above this many times the row's mean", ge=0
     )
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:

@@ -103,7 +103,7 @@ class PrivacyOptions(
     )
     privacy_population: int | None = option(
         None,
-        "account as if rounds sampled from so many clients, as in 1000000 (default: "
+        "account as if rounds sampled from this many clients, as in 1000000 (default: "
         "--clients)",
         ge=1,
         needs=(_CENTRAL, _NOISY),
@@ -111,7 +111,7 @@ class PrivacyOptions(
     )
     noise_cohort: int | None = option(
         None,
-        "account for rounds of so many clients, as in 1000, and scale the noise down to "
+        "account for rounds of this many clients, as in 1000, and scale the noise down to "
         "what it would be in their mean (default: the cohort)",
         ge=1,
         needs=(_CENTRAL, _NOISY),
@@ -121,7 +121,7 @@ class PrivacyOptions(
     sample_noise: float | None = option(
         None,
         "DP-SGD within clients, as in 1.0: in each local step every sample's gradient is "
-        "clipped to --sample-clip, and their sum gets noise of so many times that; "
+        "clipped to --sample-clip, and their sum gets noise of this many times that; "
         "needs --delta; 0: gradients are clipped alone, and no ε holds (default: plain "
         "SGD)",
         zero=True,

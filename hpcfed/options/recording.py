@@ -49,7 +49,7 @@ class RecordingOptions(RunOptions):
     )
     evaluate_clients: int | None = option(
         None,
-        "evaluate only a sample of so many clients, the same in every round "
+        "evaluate only a sample of this many clients, the same in every round "
         "(default: all)",
         ge=0,
         counts="clients",

@@ -80,7 +80,7 @@ class RunOptions(OptionGroup):
     )
     sampling: Literal["fixed", "poisson"] = option(
         "fixed",
-        "who is sampled in a round: fixed, so many clients without replacement; "
+        "who is sampled in a round: fixed, the cohort's size without replacement; "
         "poisson, each client by itself, so that their number varies",
     )
     # `seed` and `seeds` exclude each other. Of several seeds, each record has `seed`.
@@ -179,7 +179,7 @@ class RunOptions(OptionGroup):
     )
     early_stop: int | None = option(
         None,
-        "end the run after so many evaluations in a row without a better accuracy: of "
+        "end the run after this many evaluations in a row without a better accuracy: of "
         "the clients' mean, or of the global model where there is none; by the global "
         "model's loss where answers are not right or wrong",
         ge=0,

@@ -143,7 +143,9 @@ def read_trace(path: Path) -> Trace:
     seen: set[int] = set()
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise UserError(f"{path}: more than {MOST_BYTES:,} bytes are no trace")
+            raise UserError(
+                f"{path}: more than {MOST_BYTES:,} bytes are too many for a trace"
+            )
         # -sig: spreadsheets begin their files with a byte order mark.
         with open(path, encoding="utf-8-sig", newline="") as file:
             for number, row in _rows(file, path):
