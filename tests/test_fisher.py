@@ -199,7 +199,7 @@ def test_frozen_columns_keep_their_bits_under_a_pull() -> None:
 
 @pytest.mark.parametrize("mode", ["batched", "loop"])
 def test_gates_hold_what_a_client_has_not_at_zero(mode: Any) -> None:
-    """As if each client was trained alone with these columns frozen."""
+    """Compare with clients that are trained alone with these columns frozen."""
     shard, network = (
         make_shard((1, 8, 8), (9, 12), torch.float64),
         build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0),

@@ -426,7 +426,7 @@ def test_a_mistake_is_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As the first of these ranks sees it, before MPI starts."""
+    """Refuse on the first of these ranks, before MPI starts."""
     if ranks > 1:
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
         monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(ranks))

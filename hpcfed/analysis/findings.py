@@ -130,7 +130,7 @@ class Table:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The same rows as JSON values: names unchanged, figures with their units."""
+        """Rows as JSON values: names unchanged, figures with their units."""
         rows = [
             [cell.json if isinstance(cell, Cell) else cell for cell in row]
             for row in self.rows

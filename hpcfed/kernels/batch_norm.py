@@ -21,7 +21,7 @@ VECTOR = 8
 WIDEST = 64
 """The most channels per block: 128 bytes of bfloat16, one cache line."""
 WHOLE_WIDEST = 16
-"""The same for a block that has all rows: 32 bytes, the smallest memory transaction."""
+"""The most channels of a block with all rows: 32 bytes, the least memory transaction."""
 WHOLE_ROWS = 16384
 """Up to this many rows, one block takes all of them, in one kernel."""
 THREADS = 512

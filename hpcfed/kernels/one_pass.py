@@ -30,7 +30,7 @@ class Terms:
     plain: Tensor
     """[clients, chunks]: sums of squared differences."""
     masked: Tensor
-    """The same where the mask is True."""
+    """[clients, chunks]: sums of squared differences where the mask is True."""
 
 
 @torch.no_grad()

@@ -1,1 +1,1 @@
-"""The same findings on a terminal, on a page, as charts and as files."""
+"""Render findings: on a terminal, on a page, as charts and as files."""
