@@ -16,8 +16,8 @@ import hpcfed
 from hpcfed import cli
 from hpcfed.attacks import idlg
 from hpcfed.attacks.label_flip import Flipped, flipped
+from hpcfed.data.datasets import SyntheticDataset, SyntheticSize
 from hpcfed.data.loading import load
-from hpcfed.data.synthetic import SyntheticDataset, SyntheticSize
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import run
 from hpcfed.federation.aggregation import Aggregation, least_krum, trimmed_mean

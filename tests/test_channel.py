@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hpcfed.errors import UserError
-from hpcfed.federation.channel.memory import Memory
+from hpcfed.federation.channel import Memory
 from hpcfed.options import RunConfig
 from hpcfed.options.channel import CHANNEL, channel_line, channel_parts
 from hpcfed.options.traits import MethodTraits

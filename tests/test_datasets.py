@@ -27,15 +27,16 @@ import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfed.data import DATASETS, PARTITIONS, cifar, files, loading, npz
+from hpcfed.data import DATASETS, PARTITIONS, files, loading, npz
 from hpcfed.data.datasets import (
     SPLITS,
     ArrayDataset,
     Dataset,
     Split,
+    SyntheticDataset,
+    SyntheticSize,
     channel_moments,
 )
-from hpcfed.data.synthetic import SyntheticDataset, SyntheticSize
 from hpcfed.errors import UserError
 
 CPU = torch.device("cpu")
@@ -413,7 +414,7 @@ def write_cifar(
         monkeypatch.setattr(
             kind, f"{split}_list", [list(pair) for pair in sums.items()]
         )
-        own = cifar.CHECKSUMS["cifar100" if fine else "cifar10"]
+        own = loading.CIFAR_CHECKSUMS["cifar100" if fine else "cifar10"]
         monkeypatch.setitem(own, split, sums)
     meta = folder / kind.meta["filename"]
     meta.write_bytes(pickle.dumps({kind.meta["key"]: []}))
@@ -450,14 +451,16 @@ def test_cifar_unpickles_nothing_but_arrays(
     write_cifar(tmp_path, monkeypatch, fine=True)
     file = tmp_path / "cifar-100-python" / "train"
     file.write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
-    monkeypatch.setitem(cifar.CHECKSUMS["cifar100"], "train", {"train": md5(file)})
+    monkeypatch.setitem(
+        loading.CIFAR_CHECKSUMS["cifar100"], "train", {"train": md5(file)}
+    )
     assert "is not an array" in refused("cifar100", tmp_path)
     assert not (tmp_path / "exploded").exists()
 
 
 def test_the_checksums_of_cifar_are_those_of_torchvision() -> None:
     kinds = {"cifar10": "CIFAR10", "cifar100": "CIFAR100"}
-    for name, own in cifar.CHECKSUMS.items():
+    for name, own in loading.CIFAR_CHECKSUMS.items():
         kind = getattr(torchvision.datasets, kinds[name])
         assert list(own["train"].items()) == [tuple(pair) for pair in kind.train_list]
         assert list(own["test"].items()) == [tuple(pair) for pair in kind.test_list]
@@ -737,7 +740,7 @@ def test_synthetic_samples_depend_on_their_number_alone(
     whole = dataset.inputs("train", np.arange(100), device=CPU, dtype=torch.float32)
     rows = np.array(index, dtype=np.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hpcfed.data.synthetic.BLOCK", block)
+        patch.setattr("hpcfed.data.datasets.BLOCK", block)
         some = dataset.inputs("train", rows, device=CPU, dtype=torch.float32)
     assert some.shape == (len(index), 2, 5, 9)
     assert torch.equal(some, whole[rows])

@@ -17,8 +17,7 @@ from rich.console import Console
 
 from hpcfed import methods
 from hpcfed.analysis.render.show import show, show_seeds
-from hpcfed.data.partition import Partition
-from hpcfed.data.supplement import supplemented
+from hpcfed.data.partition import Partition, supplemented
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import Evaluation

@@ -50,8 +50,8 @@ def test_a_whole_upload_gives_the_image_away_and_a_part_does_not(
 
 
 def test_the_label_follows_from_the_gradient() -> None:
+    from hpcfed.data.datasets import SyntheticSize
     from hpcfed.data.loading import load as load_data
-    from hpcfed.data.synthetic import SyntheticSize
 
     digits = load_data(
         "digits",

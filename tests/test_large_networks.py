@@ -23,9 +23,9 @@ from hpcfed.kernels.pull import CHUNK, Spans, Strengths, add_pull
 from hpcfed.kernels.sgd import Rule, descend
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
-from hpcfed.models.residual import ResidualBlock
 from hpcfed.models.stack import StackedNetwork
 from hpcfed.models.stacked_layers import StackedBatchNorm2d
+from hpcfed.models.stacking import ResidualBlock
 
 TYPES = [torch.float32, torch.bfloat16]
 gpu = pytest.mark.gpu

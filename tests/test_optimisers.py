@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed import methods
-from hpcfed.clients.job import Losses, Recipe, TrainingJob
-from hpcfed.clients.rates import RateSchedule
+from hpcfed.clients.job import Losses, RateSchedule, Recipe, TrainingJob
 from hpcfed.errors import UserError
 from hpcfed.kernels import adam, sgd
 from hpcfed.kernels.adam import AdamRule

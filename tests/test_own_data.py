@@ -19,11 +19,10 @@ from hpcfed import cli, plugins
 from hpcfed.data import DatasetInfo, PartitionPlan, Reading, loading
 from hpcfed.data import own as own_data
 from hpcfed.data.arrays import held_out
-from hpcfed.data.datasets import ArrayDataset, Dataset, Split
+from hpcfed.data.datasets import ArrayDataset, Dataset, Split, SyntheticSize
 from hpcfed.data.own import loaded
 from hpcfed.data.partition import Partition, partition
 from hpcfed.data.shards import join, shard, sub_shard
-from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.errors import UserError
 from hpcfed.experiment.data import deal, fingerprint, load_dataset
 from hpcfed.experiment.run import run

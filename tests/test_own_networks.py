@@ -26,7 +26,7 @@ from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
 from hpcfed.experiment.materials import _check_same, _outline
 from hpcfed.models.choice import choose
-from hpcfed.models.functional_dropout import FunctionalDropout
+from hpcfed.models.forward import FunctionalDropout
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
 from hpcfed.models.own import Sample, build_own, check_network

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpcfed import __main__ as program
-from hpcfed.experiment.arithmetic import SMALL, threads_for_work
+from hpcfed.experiment.materials import SMALL, threads_for_work
 from hpcfed.models.cost import Cost
 from hpcfed.runtime import mpi, sharing
 from hpcfed.runtime import world as worlds

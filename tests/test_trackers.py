@@ -13,12 +13,16 @@ import numpy as np
 import pytest
 
 from hpcfed.cli.settings import keyword_settings
-from hpcfed.experiment.tracking import tracking as module
-from hpcfed.experiment.tracking.interface import Figures, Tracked
-from hpcfed.experiment.tracking.to_mlflow import MLflow
-from hpcfed.experiment.tracking.to_tensorboard import TensorBoard
-from hpcfed.experiment.tracking.to_wandb import WeightsAndBiases, check_key
-from hpcfed.experiment.tracking.tracking import Tracking, _thinned
+from hpcfed.experiment import tracking as module
+from hpcfed.experiment.trackers import (
+    Figures,
+    MLflow,
+    TensorBoard,
+    Tracked,
+    WeightsAndBiases,
+    check_key,
+)
+from hpcfed.experiment.tracking import Tracking, _thinned
 from hpcfed.options import named
 from hpcfed.results.folder import TRACKED, check_out, empty, strangers
 from hpcfed.results.results import ResultsWriter

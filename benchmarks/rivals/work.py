@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from benchmarks.measuring import synchronize
 from benchmarks.speed.round import WORKS
 from hpcfed.clients.job import Recipe
+from hpcfed.data.datasets import SyntheticSize
 from hpcfed.data.loading import load
-from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.models.networks import build
 
 SHAPE, CLASSES, SEED = (3, 32, 32), 10, 0

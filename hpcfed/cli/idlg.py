@@ -11,9 +11,8 @@ from rich.table import Table
 from hpcfed.analysis.render.console import Output, say
 from hpcfed.attacks.figure import check_figure, save_figure
 from hpcfed.attacks.idlg import METHODS, ImageThief, Theft, TrainedNetwork
-from hpcfed.data.datasets import Dataset
+from hpcfed.data.datasets import Dataset, SyntheticSize
 from hpcfed.data.loading import load
-from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.errors import UserError, remark, unknown
 from hpcfed.options import RunConfig
 

@@ -19,19 +19,17 @@ from hpcfed.clients.placement import Clients
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import class_counts
 from hpcfed.data.shards import Shard
-from hpcfed.experiment.arithmetic import (
-    dtype_of,
-    set_arithmetic,
-    threads_for_work,
-)
 from hpcfed.experiment.data import Dealt, fingerprint, load_dataset
 from hpcfed.experiment.materials import (
     Material,
     RankData,
+    dtype_of,
     holding_of,
     load_shard,
     load_stacked_shards,
     make_material,
+    set_arithmetic,
+    threads_for_work,
 )
 from hpcfed.experiment.serving import open_transport
 from hpcfed.federation.channel.build import build_channel

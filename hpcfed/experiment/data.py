@@ -7,12 +7,10 @@ import numpy as np
 
 from hpcfed.attacks.label_flip import Flipped
 from hpcfed.data.brought import is_brought
-from hpcfed.data.datasets import ArrayDataset, Dataset, Split
+from hpcfed.data.datasets import ArrayDataset, Dataset, Split, SyntheticSize
 from hpcfed.data.loading import Share, load
-from hpcfed.data.partition import Partition
+from hpcfed.data.partition import Partition, Supplement, nobody, supplemented
 from hpcfed.data.partition import partition as deal_out
-from hpcfed.data.supplement import Supplement, nobody, supplemented
-from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.errors import UserError
 from hpcfed.options import RunConfig
 from hpcfed.runtime import randomness

@@ -5,7 +5,7 @@ with it.
 from collections.abc import Sequence
 
 from hpcfed.clients.network import client_layout
-from hpcfed.experiment.arithmetic import set_arithmetic
+from hpcfed.experiment.materials import set_arithmetic
 from hpcfed.models.layout import Layout
 from hpcfed.options import Settings
 from hpcfed.runtime.collectives import Collectives

@@ -8,11 +8,17 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.evaluation import agreement
-from hpcfed.clients.job import Losses, Recipe, RowEngine, Score, TrainingJob
+from hpcfed.clients.job import (
+    Losses,
+    RateSchedule,
+    Recipe,
+    RowEngine,
+    Score,
+    TrainingJob,
+)
 from hpcfed.clients.network import client_network
 from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.clients.pull import Pull
-from hpcfed.clients.rates import RateSchedule
 from hpcfed.clients.schedule import num_steps
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard

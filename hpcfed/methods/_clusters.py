@@ -16,16 +16,8 @@ from hpcfed import options
 from hpcfed.errors import UserError, count
 from hpcfed.federation.clustering import assign, nearest_in_turn
 from hpcfed.federation.cohort import Sent
-from hpcfed.methods import (
-    CLUSTERS,
-    FIXED,
-    Cohort,
-    Federation,
-    Layout,
-    Positions,
-    Tensor,
-    _partial,
-)
+from hpcfed.methods import CLUSTERS, FIXED, _partial
+from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.models import MODELS
 from hpcfed.options import Choice, Need, RunConfig, option
 from hpcfed.runtime.device import on_device

@@ -6,16 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from hpcfed import options
 from hpcfed.errors import UserError
-from hpcfed.methods import (
-    FIXED,
-    IN_PLACE,
-    OWNED,
-    Cohort,
-    Federation,
-    Layout,
-    Positions,
-    Tensor,
-)
+from hpcfed.methods import FIXED, IN_PLACE, OWNED
+from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.options import option
 
 

@@ -5,7 +5,7 @@ to round.
 from typing import Literal
 
 from hpcfed import options
-from hpcfed.clients.rates import RateSchedule
+from hpcfed.clients.job import RateSchedule
 from hpcfed.errors import UserError, count
 from hpcfed.methods._interface import Federation
 from hpcfed.options import Need, RunConfig, option

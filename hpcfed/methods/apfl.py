@@ -10,16 +10,8 @@ client is evaluated with the newest w in its mixture.
 
 from dataclasses import dataclass, field
 
-from hpcfed.methods import _steps, fedavg
-from hpcfed.methods._interface import (
-    IN_PLACE,
-    OWNED,
-    Cohort,
-    Federation,
-    Layout,
-    Positions,
-    Tensor,
-)
+from hpcfed.methods import IN_PLACE, OWNED, _steps, fedavg
+from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.methods._steps import followed, one_step, stepped
 from hpcfed.options import LocalWork, RunConfig, Training, option
 

@@ -9,16 +9,8 @@ from dataclasses import dataclass, field
 
 from hpcfed import options
 from hpcfed.clients.pull import Pull, Strengths
-from hpcfed.methods import fedavg
-from hpcfed.methods._interface import (
-    IN_PLACE,
-    OWNED,
-    Cohort,
-    Federation,
-    Layout,
-    Positions,
-    Tensor,
-)
+from hpcfed.methods import IN_PLACE, OWNED, fedavg
+from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.options import LocalWork, RunConfig, Training, option
 
 EXTENDS = fedavg

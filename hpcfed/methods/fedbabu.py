@@ -8,16 +8,8 @@ model before it is evaluated.
 from dataclasses import replace
 from typing import Literal
 
-from hpcfed.methods import (
-    Cohort,
-    Federation,
-    Layout,
-    Positions,
-    Tensor,
-    _partial,
-    fedper,
-    no_finals,
-)
+from hpcfed.methods import _partial, fedper, no_finals
+from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.methods._partial import State, aggregate, body_and_head, download
 from hpcfed.options import LocalWork, RunConfig, Training, option
 

@@ -14,17 +14,16 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from hpcfed.errors import UserError
-from hpcfed.methods import (
-    OWNED,
+from hpcfed.methods import OWNED, _clusters
+from hpcfed.methods._clusters import aggregate, arrive, begin, download
+from hpcfed.methods._interface import (
     Cohort,
     Entry,
     Federation,
     Layout,
     Positions,
     Tensor,
-    _clusters,
 )
-from hpcfed.methods._clusters import aggregate, arrive, begin, download
 from hpcfed.models import MODELS
 from hpcfed.options import Choice, RunConfig, option
 

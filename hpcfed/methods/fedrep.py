@@ -9,15 +9,8 @@ and 1 of the body.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hpcfed.methods import (
-    Cohort,
-    Federation,
-    Layout,
-    Positions,
-    Tensor,
-    _partial,
-    fedper,
-)
+from hpcfed.methods import _partial, fedper
+from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.methods._partial import State, aggregate, body_and_head, download
 from hpcfed.options import LocalWork, RunConfig, Training, option
 

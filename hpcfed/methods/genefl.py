@@ -33,16 +33,7 @@ import torch.nn.functional as F
 
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.errors import UserError
-from hpcfed.methods import (
-    IN_PLACE,
-    OWNED,
-    Cohort,
-    Federation,
-    Layout,
-    Positions,
-    Tensor,
-    _clusters,
-)
+from hpcfed.methods import IN_PLACE, OWNED, _clusters
 from hpcfed.methods._clusters import (
     aggregate,
     arrive,
@@ -50,6 +41,7 @@ from hpcfed.methods._clusters import (
     cluster_rows,
     inherited,
 )
+from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.options import LocalWork, Need, RunConfig, option
 
 EXTENDS = _clusters

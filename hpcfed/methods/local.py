@@ -5,14 +5,8 @@ communicates.
 from dataclasses import dataclass, field
 
 from hpcfed import options
-from hpcfed.methods import (
-    IN_PLACE,
-    OWNED,
-    Cohort,
-    Federation,
-    Positions,
-    Tensor,
-)
+from hpcfed.methods import IN_PLACE, OWNED
+from hpcfed.methods._interface import Cohort, Federation, Positions, Tensor
 
 
 class Options(options.Options):

@@ -26,16 +26,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from hpcfed.methods import (
-    GENERATED,
-    IN_PLACE,
-    OWNED,
-    Cohort,
-    Federation,
-    Positions,
-    Tensor,
-)
+from hpcfed.methods import GENERATED, IN_PLACE, OWNED
 from hpcfed.methods._generating import Options
+from hpcfed.methods._interface import Cohort, Federation, Positions, Tensor
 from hpcfed.server.schedule import is_banked, learns_after
 
 FINALS = (

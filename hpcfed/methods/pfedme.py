@@ -19,16 +19,8 @@ import torch
 
 from hpcfed import options
 from hpcfed.clients.pull import Pull, Strengths
-from hpcfed.methods import fedavg
-from hpcfed.methods._interface import (
-    IN_PLACE,
-    OWNED,
-    Cohort,
-    Federation,
-    Layout,
-    Positions,
-    Tensor,
-)
+from hpcfed.methods import IN_PLACE, OWNED, fedavg
+from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.methods._server_optimiser import moved
 from hpcfed.options import Choice, LocalWork, RunConfig, Training, option
 

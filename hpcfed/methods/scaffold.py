@@ -23,15 +23,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hpcfed.clients.job import Recipe
-from hpcfed.methods import _server_rate, fedavg
-from hpcfed.methods._interface import (
-    IN_PLACE,
-    OWNED,
-    Cohort,
-    Federation,
-    Layout,
-    Tensor,
-)
+from hpcfed.methods import IN_PLACE, OWNED, _server_rate, fedavg
+from hpcfed.methods._interface import Cohort, Federation, Layout, Tensor
 from hpcfed.methods._path import accumulated
 from hpcfed.methods._server_optimiser import moved
 from hpcfed.methods._server_rate import server_rate

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hpcfed.models.forward import Forward
-from hpcfed.models.functional_dropout import FunctionalDropout
+from hpcfed.models.forward import Forward, FunctionalDropout
 from hpcfed.models.kernel_layout import KernelLayout
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import Sample

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from hpcfed.errors import UserError, count
-from hpcfed.federation.channel.memory import Memory
+from hpcfed.federation.channel import Memory
 from hpcfed.options import RunConfig
 from hpcfed.options.privacy import LEAST_BY_PLD
 from hpcfed.runtime.collectives import Collectives

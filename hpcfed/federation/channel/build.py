@@ -3,6 +3,7 @@
 import numpy as np
 
 from hpcfed.clients.placement import Clients
+from hpcfed.federation.channel import Memory
 from hpcfed.federation.channel.accountant import SampleSpending
 from hpcfed.federation.channel.channel import Channel, Stage
 from hpcfed.federation.channel.clock import VirtualClock
@@ -11,7 +12,6 @@ from hpcfed.federation.channel.compression import (
     upload_compression,
 )
 from hpcfed.federation.channel.devices import Devices, devices_of
-from hpcfed.federation.channel.memory import Memory
 from hpcfed.federation.channel.privacy import build_privacy
 from hpcfed.models.layout import Layout
 from hpcfed.options import RunConfig, Settings

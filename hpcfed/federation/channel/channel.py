@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from hpcfed.federation.channel import Memory
 from hpcfed.federation.channel.accountant import SampleSpending
 from hpcfed.federation.channel.clock import VirtualClock
 from hpcfed.federation.channel.devices import Devices
-from hpcfed.federation.channel.memory import Memory
 from hpcfed.federation.cohort import Cohort, Sent
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.federation.channel import Memory
 from hpcfed.federation.channel.channel import Upload
-from hpcfed.federation.channel.memory import Memory
 from hpcfed.federation.cohort import Cohort, update_norms
 from hpcfed.models.layout import Layout
 from hpcfed.runtime import randomness

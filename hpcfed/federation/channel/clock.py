@@ -27,8 +27,8 @@ import numpy as np
 import torch
 
 from hpcfed.errors import UserError
+from hpcfed.federation.channel import Memory
 from hpcfed.federation.channel.devices import Devices
-from hpcfed.federation.channel.memory import Memory
 from hpcfed.options import RunConfig
 from hpcfed.runtime import randomness
 

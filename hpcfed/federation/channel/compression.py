@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.federation.channel import Memory
 from hpcfed.federation.channel.channel import Download, Upload
 from hpcfed.federation.channel.compressors import (
     QSGD,
@@ -36,7 +37,6 @@ from hpcfed.federation.channel.compressors import (
     TopK,
     Updates,
 )
-from hpcfed.federation.channel.memory import Memory
 from hpcfed.federation.channel.powersgd import PowerSGD
 from hpcfed.federation.cohort import UPDATE_NUMBERS, Sent
 from hpcfed.models.layout import Layout

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from hpcfed.errors import UserError
+from hpcfed.federation.channel import Memory
 from hpcfed.federation.channel.channel import Upload
 from hpcfed.federation.channel.clipping import ClipNorm, Clipping, QuantileStep
-from hpcfed.federation.channel.memory import Memory
 from hpcfed.federation.cohort import Cohort
 from hpcfed.runtime import randomness
 from hpcfed.runtime.device import on_device

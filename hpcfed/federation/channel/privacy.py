@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hpcfed.federation.channel import Memory
 from hpcfed.federation.channel.accountant import accountant_of, noise_multiplier_of
 from hpcfed.federation.channel.clipping import (
     ClipNorm,
@@ -9,7 +10,6 @@ from hpcfed.federation.channel.clipping import (
     QuantileStep,
     layer_columns,
 )
-from hpcfed.federation.channel.memory import Memory
 from hpcfed.federation.channel.noise import CentralNoise, LocalNoise
 from hpcfed.models.layout import Layout
 from hpcfed.options import RunConfig

@@ -20,10 +20,15 @@ from pydantic import TypeAdapter
 
 from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
-from hpcfed.experiment.tracking.interface import Figures, Tracked, Tracker
-from hpcfed.experiment.tracking.to_mlflow import MLflow
-from hpcfed.experiment.tracking.to_tensorboard import TensorBoard
-from hpcfed.experiment.tracking.to_wandb import WeightsAndBiases, check_key
+from hpcfed.experiment.trackers import (
+    Figures,
+    MLflow,
+    TensorBoard,
+    Tracked,
+    Tracker,
+    WeightsAndBiases,
+    check_key,
+)
 from hpcfed.options import RunConfig
 from hpcfed.results.folder import TRACKED
 from hpcfed.results.publish import replace_quickly
