@@ -27,7 +27,8 @@ import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfed.data import DATASETS, PARTITIONS, files, loading, npz
+from hpcfed.data import DATASETS, PARTITIONS, files, loading
+from hpcfed.data.arrays import NAMES
 from hpcfed.data.datasets import (
     SPLITS,
     ArrayDataset,
@@ -619,7 +620,7 @@ def test_bad_own_file(
     assert "own.npz" in line
 
 
-@pytest.mark.parametrize("array", npz.NAMES)
+@pytest.mark.parametrize("array", NAMES)
 def test_pickles_in_an_own_file_are_never_loaded(
     array: str, own: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
@@ -640,7 +641,7 @@ def test_pickles_in_an_own_file_are_never_loaded(
     assert (tmp_path / "exploded").exists()
 
 
-@pytest.mark.parametrize("array", npz.NAMES)
+@pytest.mark.parametrize("array", NAMES)
 @pytest.mark.parametrize("second", ["without a suffix", "twice", "an object"])
 def test_members_beside_those_that_were_checked_are_refused(
     array: str, second: str, own: dict[str, np.ndarray], tmp_path: Path

@@ -1,4 +1,4 @@
-"""What can be wrong with a user's arrays; each mistake is reported in one line."""
+"""What a user's arrays mean, and what can be wrong with them: one line per mistake."""
 
 import math
 from collections.abc import Sequence
@@ -6,23 +6,82 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpcfed.data import Task
-from hpcfed.data.array_source import KNOWN, Source, header
-from hpcfed.errors import UserError
+from hpcfed.data.arrays import KNOWN, Description, Header, Source
 from hpcfed.runtime import machine
 
-LARGEST_VALUE = 1e15
-"""The largest value of an input: its squares are summed in float32."""
 NO_TARGET = -100
 """Marks positions that no token follows; torch's losses ignore it, too."""
 
 
-def one_of(source: Source, first: str, second: str, *, optional: bool = False) -> str:
+def describe(source: Source) -> Description:
+    """Return what a user's arrays mean, or say in one line what is wrong with them."""
+    inputs = _one_of(source, "images", "inputs")
+    splits = ("train",) if _has_no_test(source) else ("train", "test")
+    shapes = [_sample_shape(source, f"{split}_{inputs}") for split in splits]
+    tokens = inputs == "inputs" and source.header("train_inputs")[1].kind == "i"
+    targets = _one_of(source, "labels", "targets", optional=tokens)
+    task: Task = "next-token"
+    if targets:
+        tasks = [_task_of(source, split, inputs, targets) for split in splits]
+        if len(set(tasks)) > 1:
+            raise source.wrong(
+                f"train_{targets} is for {tasks[0]}, test_{targets} for {tasks[1]}; "
+                "give both the same shape and type"
+            )
+        task = tasks[0]
+        _check_alike(source, f"{splits[-1]}_{targets}", f"train_{targets}")
+    # Before anything is unpacked.
+    _check_memory(source)
+    _check_alike(source, f"{splits[-1]}_{inputs}", f"train_{inputs}")
+    vocabulary = 0
+    if tokens:
+        next_tokens = targets if task == "next-token" else ""
+        vocabulary = _vocabulary_of(source, splits, next_tokens)
+    shape = shapes[0]
+    if task == "next-token":
+        _check_next_tokens(source, splits, targets, vocabulary)
+        classes = vocabulary
+        # Without targets, each token is predicted from those before it.
+        shape = shape if targets else (shape[0] - 1,)
+    elif task == "regression":
+        _, *outputs = source.header(f"train_{targets}")[0]
+        classes = outputs[0] if outputs else 1
+    else:
+        classes = _num_classes(source, splits, targets)
+    owners = _num_owners(source, splits, inputs)
+    if len(splits) == 1:
+        _check_held_out(source)
+    sizes = [source.header(f"{split}_{inputs}")[0][0] for split in splits]
+    return Description(
+        task=task,
+        shape=shape,
+        classes=classes,
+        vocabulary=vocabulary,
+        samples=(sizes[0], sizes[1] if len(sizes) > 1 else 0),
+        owners=owners,
+        inputs=inputs,
+        targets=targets,
+        splits=splits,
+    )
+
+
+def _header(source: Source, array: str) -> Header:
+    """Return shape and type of an array, which must exist."""
+    if array not in source.names():
+        raise source.wrong(
+            f"no array {array}; {source.whole} must hold train_inputs (or "
+            "train_images), train_labels (or train_targets) and the same for test, "
+            "which may be left out beside train_clients"
+        )
+    return source.header(array)
+
+
+def _one_of(source: Source, first: str, second: str, *, optional: bool = False) -> str:
     """Return which of two suffixes the arrays' names have; empty if that is allowed."""
     names = source.names()
     if f"train_{first}" in names and f"train_{second}" in names:
-        raise UserError(
-            f"{source.where}: train_{first} and train_{second} mean the same; keep one "
-            "of them"
+        raise source.wrong(
+            f"train_{first} and train_{second} mean the same; keep one of them"
         )
     if f"train_{second}" in names:
         return second
@@ -31,71 +90,71 @@ def one_of(source: Source, first: str, second: str, *, optional: bool = False) -
     return first
 
 
-def has_no_test(source: Source) -> bool:
+def _has_no_test(source: Source) -> bool:
     """Tell whether the test set must be split off, which requires owners."""
     names = source.names()
     has_test = any(name.startswith("test_") for name in names if name in KNOWN)
     return "train_clients" in names and not has_test
 
 
-def sample_shape(source: Source, array: str) -> tuple[int, ...]:
+def _sample_shape(source: Source, array: str) -> tuple[int, ...]:
     """Return the shape of one sample."""
-    shape, dtype = header(source, array)
+    shape, dtype = _header(source, array)
     if array.endswith("images"):
-        return _image_shape(source.where, array, shape, dtype)
+        return _image_shape(source, array, shape, dtype)
     if dtype not in (np.float32, np.float64, np.int32, np.int64):
-        raise UserError(
-            f"{source.where}: {array} is {dtype}; give float32 or float64 numbers, int32 "
-            "or int64 tokens, or images as train_images"
+        raise source.wrong(
+            f"{array} is {dtype}; give float32 or float64 numbers, int32 or int64 "
+            "tokens, or images as train_images"
         )
     if dtype.kind == "i" and len(shape) != 2:
-        raise UserError(
-            f"{source.where}: {array} of integers are tokens, [N, length], not "
-            f"{list(shape)}; numbers are float32 or float64"
+        raise source.wrong(
+            f"{array} of integers are tokens, [N, length], not {list(shape)}; numbers "
+            "are float32 or float64"
         )
     if len(shape) < 2:
-        raise UserError(
-            f"{source.where}: {array} has shape {list(shape)}; it must be [N, features] "
-            "or have more axes"
+        raise source.wrong(
+            f"{array} has shape {list(shape)}; it must be [N, features] or have more "
+            "axes"
         )
     if math.prod(shape) == 0:
-        raise UserError(f"{source.where}: {array} is empty; give at least one sample")
+        raise source.wrong(f"{array} is empty; give at least one sample")
     return shape[1:]
 
 
 def _image_shape(
-    where: str, array: str, shape: tuple[int, ...], dtype: np.dtype
+    source: Source, array: str, shape: tuple[int, ...], dtype: np.dtype
 ) -> tuple[int, int, int]:
     """Return channels, height and width of the images.
 
     They may be [N, H, W], [N, H, W, C] or [N, C, H, W] with C = 1 or 3.
     """
     if dtype not in (np.uint8, np.float32, np.float64):
-        raise UserError(
-            f"{where}: {array} is {dtype}; images must be uint8, float32 or float64"
+        raise source.wrong(
+            f"{array} is {dtype}; images must be uint8, float32 or float64"
         )
     if math.prod(shape) == 0:
-        raise UserError(f"{where}: {array} is empty; give at least one image")
+        raise source.wrong(f"{array} is empty; give at least one image")
     match shape:
         case (_, height, width):
             return (1, height, width)
         # Either axis could be the channels: a guess might train on nonsense.
         case (_, 1 | 3, _, 1 | 3):
-            raise UserError(
-                f"{where}: {array} of shape {list(shape)} may be [N, C, H, W] or [N, H, "
-                "W, C]; pad the images"
+            raise source.wrong(
+                f"{array} of shape {list(shape)} may be [N, C, H, W] or [N, H, W, C]; "
+                "pad the images"
             )
         case (_, 1 | 3 as channels, height, width):
             return (channels, height, width)
         case (_, height, width, 1 | 3 as channels):
             return (channels, height, width)
-    raise UserError(
-        f"{where}: {array} has shape {list(shape)}; "
-        "it must be [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels"
+    raise source.wrong(
+        f"{array} has shape {list(shape)}; it must be [N, H, W], [N, H, W, C] or [N, "
+        "C, H, W] with 1 or 3 channels"
     )
 
 
-def check_memory(source: Source) -> None:
+def _check_memory(source: Source) -> None:
     """Refuse arrays that unpack to more than the machine's memory.
 
     A few bytes of a zip file may unpack to a huge array.
@@ -107,86 +166,60 @@ def check_memory(source: Source) -> None:
             needed += math.prod(shape) * dtype.itemsize
     usable = machine.usable()
     if needed > usable:
-        raise UserError(
-            f"{source.where}: its arrays have {needed / 2**30:,.0f} GiB, this machine has "
+        raise source.wrong(
+            f"its arrays have {needed / 2**30:,.0f} GiB, this machine has "
             f"{usable / 2**30:,.0f}"
         )
 
 
-def check_finite(where: str, array: str, values: np.ndarray) -> None:
-    if not np.isfinite(values).all():
-        raise UserError(
-            f"{where}: {array} holds NaN or infinite values; remove or replace them"
-        )
-    if np.abs(values).max() > LARGEST_VALUE:
-        raise UserError(
-            f"{where}: {array} holds values beyond {LARGEST_VALUE:g}; scale them down"
-        )
-
-
-def check_alike(source: Source, array: str, first: str) -> None:
-    """Refuse a test array whose samples differ in shape or kind from the training
-    set's.
-    """
+def _check_alike(source: Source, array: str, first: str) -> None:
+    """Refuse a test array whose samples are not of the training set's shape or kind."""
     shape, dtype = source.header(array)
     first_shape, first_dtype = source.header(first)
-    # Stored shapes, not image shapes: both splits must also have the same order of
-    # axes.
+    # Stored shapes, not image shapes: both splits must have the same order of axes.
     if shape[1:] != first_shape[1:]:
-        raise UserError(
-            f"{source.where}: {array} are {_shown(source, array)}, {first} are "
+        raise source.wrong(
+            f"{array} are {_shown(source, array)}, {first} are "
             f"{_shown(source, first)}; give both the same shape"
         )
     # Bytes and float32 may be mixed for pixels, but numbers and tokens may not.
     if {dtype.kind, first_dtype.kind} == {"f", "i"}:
-        raise UserError(
-            f"{source.where}: {array} is {dtype}, {first} is {first_dtype}; give both "
-            "the same type"
+        raise source.wrong(
+            f"{array} is {dtype}, {first} is {first_dtype}; give both the same type"
         )
 
 
 def _shown(source: Source, array: str) -> tuple[int, ...]:
     """Return the shape of a sample as the user knows it."""
     if array.endswith("images"):
-        return sample_shape(source, array)
+        return _sample_shape(source, array)
     return source.header(array)[0][1:]
 
 
-def check_held_out(source: Source) -> None:
+def _check_held_out(source: Source) -> None:
     """Refuse owners if none has a sample to spare for a test set."""
     _, samples = np.unique(source.read("train_clients"), return_counts=True)
     if samples.max() < 2:
-        raise UserError(
-            f"{source.where}: no client has two samples, one of which could be for "
-            "testing; give a test set"
+        raise source.wrong(
+            "no client has two samples, one of them for testing; give a test set"
         )
 
 
-def same_task(source: Source, tasks: Sequence[Task], targets: str) -> Task:
-    """Return the task of both splits; refuse different ones."""
-    if len(set(tasks)) > 1:
-        raise UserError(
-            f"{source.where}: train_{targets} is for {tasks[0]}, test_{targets} for "
-            f"{tasks[1]}; give both the same shape and type"
-        )
-    return tasks[0]
-
-
-def task_of(source: Source, split: str, inputs: str, targets: str) -> Task:
+def _task_of(source: Source, split: str, inputs: str, targets: str) -> Task:
     """Return the task that the targets of a split imply."""
     array = f"{split}_{targets}"
-    shape, dtype = header(source, array)
+    shape, dtype = _header(source, array)
     input_shape, input_dtype = source.header(f"{split}_{inputs}")
     samples = input_shape[0]
     if targets == "labels" and dtype.kind not in "iu":
-        raise UserError(
-            f"{source.where}: {array} is {dtype}; labels must be integers 0, 1, 2, …; "
-            f"numbers to predict are {array.replace('labels', 'targets')}"
+        raise source.wrong(
+            f"{array} is {dtype}; labels must be integers 0, 1, 2, …; numbers to "
+            f"predict are {array.replace('labels', 'targets')}"
         )
     if dtype.kind not in "iu" and dtype not in (np.float32, np.float64):
-        raise UserError(
-            f"{source.where}: {array} is {dtype}; give integers, which are classes or "
-            "tokens, or float32 or float64 numbers to predict"
+        raise source.wrong(
+            f"{array} is {dtype}; give integers, which are classes or tokens, or "
+            "float32 or float64 numbers to predict"
         )
     if dtype.kind == "f":
         _check_rows(source, array, samples, wanted=(1, 2))
@@ -207,52 +240,47 @@ def _check_rows(
     if array.endswith("labels"):
         what, whose = "labels", "image"
     if len(shape) not in wanted or 0 in shape[1:]:
-        raise UserError(
-            f"{source.where}: {array} has shape {list(shape)}; it must be one row of "
-            f"{samples} {what}"
+        raise source.wrong(
+            f"{array} has shape {list(shape)}; it must be one row of {samples} {what}"
         )
     if shape[0] != samples:
-        raise UserError(
-            f"{source.where}: {array} has {shape[0]} {what} for {samples} {whose}s; give "
-            f"each {whose} one {what.removesuffix('s')}"
+        raise source.wrong(
+            f"{array} has {shape[0]} {what} for {samples} {whose}s; give each {whose} "
+            f"one {what.removesuffix('s')}"
         )
 
 
-def num_classes(source: Source, splits: Sequence[str], targets: str) -> int:
-    """Return the number of classes: as given, or one more than the largest training
-    label.
-    """
+def _num_classes(source: Source, splits: Sequence[str], targets: str) -> int:
+    """Return the number of classes: as given, or from the largest training label."""
     found = {
         f"{split}_{targets}": source.read(f"{split}_{targets}") for split in splits
     }
     for array, labels in found.items():
         if int(labels.min()) < 0:
-            raise UserError(
-                f"{source.where}: {array} holds {int(labels.min())}; number the classes "
-                "0, 1, 2, …"
+            raise source.wrong(
+                f"{array} holds {int(labels.min())}; number the classes 0, 1, 2, …"
             )
     train = found[f"train_{targets}"]
     classes = _given(source, "classes") or int(train.max()) + 1
     # A model has an output per class: a label that is really an identifier must not
     # lead to a billion outputs.
     if "classes" not in source.names() and classes > len(train):
-        raise UserError(
-            f"{source.where}: train_{targets} holds {classes - 1} among only {len(train)} "
-            "samples; number the classes 0, 1, 2, …"
+        raise source.wrong(
+            f"train_{targets} holds {classes - 1} among only {len(train)} samples; "
+            "number the classes 0, 1, 2, …"
         )
     for array, labels in found.items():
         if int(labels.max()) >= classes:
             had = f"train_{targets} only 0 to {classes - 1}"
             if "classes" in source.names():
                 had = f"and classes is {classes}"
-            raise UserError(f"{source.where}: {array} holds {int(labels.max())}, {had}")
+            raise source.wrong(f"{array} holds {int(labels.max())}, {had}")
     return classes
 
 
-def vocabulary_of(source: Source, splits: Sequence[str], next_tokens: str) -> int:
-    """Return the number of tokens: as given, or one more than the largest of the
-    training set. `next_tokens` is the suffix of the tokens to predict, if they are
-    given.
+def _vocabulary_of(source: Source, splits: Sequence[str], next_tokens: str) -> int:
+    """Return the number of tokens: as given, or one more than the largest for training.
+    `next_tokens` is the suffix of the tokens to predict, if they are given.
     """
     given = _given(source, "vocabulary")
     tokens = source.read("train_inputs")
@@ -261,23 +289,23 @@ def vocabulary_of(source: Source, splits: Sequence[str], next_tokens: str) -> in
         vocabulary = max(vocabulary, int(source.read(f"train_{next_tokens}").max()) + 1)
     # A network has a row per token: a hash or an identifier must not be taken for one.
     if not given and vocabulary > tokens.size:
-        raise UserError(
-            f"{source.where}: train_inputs holds token {vocabulary - 1} among only "
-            f"{tokens.size} tokens; number them 0, 1, 2, …, or give `vocabulary`"
+        raise source.wrong(
+            f"train_inputs holds token {vocabulary - 1} among only {tokens.size} "
+            "tokens; number them 0, 1, 2, …, or give `vocabulary`"
         )
     for split in splits:
         _check_tokens(source, f"{split}_inputs", vocabulary)
     return vocabulary
 
 
-def check_next_tokens(
+def _check_next_tokens(
     source: Source, splits: Sequence[str], targets: str, vocabulary: int
 ) -> None:
     """Refuse tokens to predict that do not exist, and samples of a single token."""
     if not targets and source.header("train_inputs")[0][1] < 2:
-        raise UserError(
-            f"{source.where}: train_inputs has one token in each sample, and none that "
-            "follows it; give two or more, or train_targets"
+        raise source.wrong(
+            "train_inputs has one token in each sample, and none that follows it; give "
+            "two or more, or train_targets"
         )
     for split in splits:
         if targets:
@@ -293,19 +321,18 @@ def _check_tokens(
         tokens = tokens[tokens != NO_TARGET]
         none = f"; {NO_TARGET} stands where there is none"
     if not tokens.size:
-        raise UserError(f"{source.where}: {array} holds no token")
+        raise source.wrong(f"{array} holds no token")
     if int(tokens.min()) < 0:
-        raise UserError(
-            f"{source.where}: {array} holds {int(tokens.min())}; tokens are 0, 1, 2, "
-            f"…{none}"
+        raise source.wrong(
+            f"{array} holds {int(tokens.min())}; tokens are 0, 1, 2, …{none}"
         )
     if int(tokens.max()) >= vocabulary:
         helps = "give `vocabulary`, the number of all tokens"
         if "vocabulary" in source.names():
             helps = "give a larger `vocabulary`"
-        raise UserError(
-            f"{source.where}: {array} holds token {int(tokens.max())}, the vocabulary is "
-            f"0 to {vocabulary - 1}; {helps}"
+        raise source.wrong(
+            f"{array} holds token {int(tokens.max())}, the vocabulary is 0 to "
+            f"{vocabulary - 1}; {helps}"
         )
 
 
@@ -315,25 +342,21 @@ def _given(source: Source, array: str) -> int:
         return 0
     shape, dtype = source.header(array)
     if shape not in ((), (1,)) or dtype.kind not in "iu":
-        raise UserError(f"{source.where}: {array} must be one whole number")
+        raise source.wrong(f"{array} must be one whole number")
     number = int(source.read(array).reshape(-1)[0])
     if not 1 <= number <= 2**31:
-        raise UserError(f"{source.where}: {array} is {number}; it must be 1 or more")
+        raise source.wrong(f"{array} is {number}; it must be 1 or more")
     return number
 
 
-def num_owners(source: Source, splits: Sequence[str], inputs: str) -> int:
+def _num_owners(source: Source, splits: Sequence[str], inputs: str) -> int:
     """Return how many clients own training samples; 0 if samples have no owners."""
-    there = []
-    for split in splits:
-        if f"{split}_clients" in source.names():
-            there.append(split)
+    there = [split for split in splits if f"{split}_clients" in source.names()]
     if not there:
         return 0
     if "train" not in there:
-        raise UserError(
-            f"{source.where}: test_clients without train_clients; give both, or the "
-            "second alone"
+        raise source.wrong(
+            "test_clients without train_clients; give both, or the second alone"
         )
     for split in there:
         _check_owners_header(source, split, inputs)
@@ -348,13 +371,11 @@ def _check_owners_header(source: Source, split: str, inputs: str) -> None:
     shape, dtype = source.header(array)
     samples = source.header(f"{split}_{inputs}")[0][0]
     if dtype.kind not in "iuUS":
-        raise UserError(
-            f"{source.where}: {array} is {dtype}; clients are whole numbers or texts"
-        )
+        raise source.wrong(f"{array} is {dtype}; clients are whole numbers or texts")
     if shape != (samples,):
-        raise UserError(
-            f"{source.where}: {array} has shape {list(shape)}; it must name one client "
-            f"for each of {samples} samples"
+        raise source.wrong(
+            f"{array} has shape {list(shape)}; it must name one client for each of "
+            f"{samples} samples"
         )
 
 
@@ -362,14 +383,14 @@ def _check_known_owners(source: Source, owners: np.ndarray) -> None:
     """Refuse owners of test samples who have no training samples."""
     of_test = np.unique(source.read("test_clients"))
     if (of_test.dtype.kind in "US") != (owners.dtype.kind in "US"):
-        raise UserError(
-            f"{source.where}: test_clients is {of_test.dtype}, train_clients is "
-            f"{owners.dtype}; give both numbers or both texts"
+        raise source.wrong(
+            f"test_clients is {of_test.dtype}, train_clients is {owners.dtype}; give "
+            "both numbers or both texts"
         )
     strange = np.setdiff1d(of_test, owners)
     if len(strange):
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
-        raise UserError(
-            f"{source.where}: test_clients holds {strange[0]}{more}, who have no "
-            "training samples; leave their samples out"
+        raise source.wrong(
+            f"test_clients holds {strange[0]}{more}, who have no training samples; "
+            "leave their samples out"
         )

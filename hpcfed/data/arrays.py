@@ -13,31 +13,95 @@ An .npz file and a user's function hold the same arrays:
 Headers, labels, tokens and owners are checked before anything starts, without torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from hpcfed.data import Task
-from hpcfed.data.array_checks import (
-    check_alike,
-    check_finite,
-    check_held_out,
-    check_memory,
-    check_next_tokens,
-    has_no_test,
-    num_classes,
-    num_owners,
-    one_of,
-    same_task,
-    sample_shape,
-    task_of,
-    vocabulary_of,
-)
-from hpcfed.data.array_source import Source
+from hpcfed.errors import UserError
 
+NAMES = ("train_images", "train_labels", "test_images", "test_labels")
+"""The arrays of labelled images, as messages name them."""
+KNOWN = (
+    *("train_images", "train_inputs", "test_images", "test_inputs"),
+    *("train_labels", "train_targets", "test_labels", "test_targets"),
+    *("train_clients", "test_clients", "classes", "vocabulary"),
+)
+"""All arrays that have a meaning; others are ignored."""
+Header = tuple[tuple[int, ...], np.dtype]
+"""Shape and type of an array."""
+LARGEST_VALUE = 1e15
+"""The largest value of an input: its squares are summed in float32."""
 HELD_OUT = 10
 """Without a test set, every tenth sample of a client is used for testing."""
+
+
+class Source:
+    """Where arrays come from."""
+
+    where: str
+    """The file or function, for messages."""
+    whole: str
+    """What holds the arrays, for messages: `the file`."""
+
+    def names(self) -> Collection[str]:
+        """Return the names of all arrays."""
+        raise NotImplementedError
+
+    def header(self, array: str) -> Header:
+        """Return shape and type of an array, without reading it if possible."""
+        raise NotImplementedError
+
+    def read(self, array: str) -> np.ndarray:
+        raise NotImplementedError
+
+    def wrong(self, what: str) -> UserError:
+        """Return the one line that says what is wrong with these arrays."""
+        return UserError(f"{self.where}: {what}")
+
+
+@dataclass(frozen=True)
+class InMemory(Source):
+    """Arrays that are already in memory."""
+
+    where: str
+    arrays: Mapping[str, np.ndarray]
+    whole: str = "the dict"
+
+    def names(self) -> Collection[str]:
+        return self.arrays.keys()
+
+    def header(self, array: str) -> Header:
+        found = self.arrays[array]
+        return found.shape, found.dtype
+
+    def read(self, array: str) -> np.ndarray:
+        return self.arrays[array]
+
+
+def find(name: str, example: str, *, root: Path | None, wanted: str) -> Path:
+    """Return the file of `PREFIX:PATH`: as given, or else below the root, the folder of
+    all data. `example` is such a name, and `wanted` says what it should be.
+    """
+    prefix = example.partition(":")[0] + ":"
+    folder = not Path(example).suffix
+    given = name.removeprefix(prefix)
+    if not given:
+        what = "folder" if folder else "path"
+        raise UserError(f"{prefix} needs a {what} after the colon, e.g. {example}")
+    path = Path(given).expanduser()
+    # The path as given comes first, because a shell completes it that way.
+    places = [path]
+    if root is not None and not path.is_absolute():
+        places.append(root / path)
+    for place in places:
+        if place.is_dir() if folder else place.is_file():
+            return place
+    what = "folder" if folder else "file"
+    shown = " or ".join(map(str, places))
+    raise UserError(f"{name}: no {what} {shown}; give {wanted}")
 
 
 @dataclass(frozen=True)
@@ -61,65 +125,26 @@ class Description:
     """Without `test`, every owner's samples are split."""
 
 
-def describe(source: Source) -> Description:
-    """Return what a user's arrays mean, or say in one line what is wrong with them."""
-    inputs = one_of(source, "images", "inputs")
-    splits = ("train",) if has_no_test(source) else ("train", "test")
-    shapes = [sample_shape(source, f"{split}_{inputs}") for split in splits]
-    tokens = inputs == "inputs" and source.header("train_inputs")[1].kind == "i"
-    targets = one_of(source, "labels", "targets", optional=tokens)
-    task: Task = "next-token"
-    if targets:
-        tasks = [task_of(source, split, inputs, targets) for split in splits]
-        task = same_task(source, tasks, targets)
-        check_alike(source, f"{splits[-1]}_{targets}", f"train_{targets}")
-    # Before anything is unpacked.
-    check_memory(source)
-    check_alike(source, f"{splits[-1]}_{inputs}", f"train_{inputs}")
-    vocabulary = 0
-    if tokens:
-        next_tokens = targets if task == "next-token" else ""
-        vocabulary = vocabulary_of(source, splits, next_tokens)
-    shape = shapes[0]
-    if task == "next-token":
-        check_next_tokens(source, splits, targets, vocabulary)
-        classes = vocabulary
-        # Without targets, each token is predicted from those before it.
-        shape = shape if targets else (shape[0] - 1,)
-    elif task == "regression":
-        _, *outputs = source.header(f"train_{targets}")[0]
-        classes = outputs[0] if outputs else 1
-    else:
-        classes = num_classes(source, splits, targets)
-    owners = num_owners(source, splits, inputs)
-    if len(splits) == 1:
-        check_held_out(source)
-    sizes = [source.header(f"{split}_{inputs}")[0][0] for split in splits]
-    return Description(
-        task=task,
-        shape=shape,
-        classes=classes,
-        vocabulary=vocabulary,
-        samples=(sizes[0], sizes[1] if len(sizes) > 1 else 0),
-        owners=owners,
-        inputs=inputs,
-        targets=targets,
-        splits=splits,
-    )
-
-
 def check_values(source: Source, about: Description) -> None:
     """Refuse numbers that are not finite, or too large to be squared."""
-    kinds = [about.inputs]
-    if about.targets:
-        kinds.append(about.targets)
     for split in about.splits:
-        for kind in kinds:
+        for kind in filter(None, (about.inputs, about.targets)):
             # Integers need no check of their values, so only the headers of uint8
             # images are read.
             array = f"{split}_{kind}"
             if source.header(array)[1].kind == "f":
-                check_finite(source.where, array, source.read(array))
+                _check_finite(source, array, source.read(array))
+
+
+def _check_finite(source: Source, array: str, values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise source.wrong(
+            f"{array} holds NaN or infinite values; remove or replace them"
+        )
+    if np.abs(values).max() > LARGEST_VALUE:
+        raise source.wrong(
+            f"{array} holds values beyond {LARGEST_VALUE:g}; scale them down"
+        )
 
 
 def read_all(source: Source, about: Description) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.data import DATASETS, Reading, brought, files, npz
+from hpcfed.data import DATASETS, Reading, brought, files
 from hpcfed.data.datasets import (
     SPLITS,
     ArrayDataset,
@@ -195,7 +195,7 @@ def _download_idx(name: str, root: Path) -> None:
 def read_idx(path: Path) -> np.ndarray:
     """Return an array of bytes in MNIST's file format, plain or gzipped."""
     opener = gzip.open if path.suffix == ".gz" else open
-    with npz.readable(path), opener(path, "rb") as file:
+    with brought.readable(path), opener(path, "rb") as file:
         # Two zeros, 8 for bytes, and the number of dimensions; then their sizes.
         magic = file.read(4)
         if len(magic) < 4 or magic[:3] != b"\0\0\x08":

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed import plugins
-from hpcfed.data.array_source import KNOWN, InMemory
+from hpcfed.data.arrays import KNOWN, InMemory
 from hpcfed.errors import UserError, did_you_mean, remark
 from hpcfed.runtime import machine
 from hpcfed.runtime.launcher import launched

@@ -1,14 +1,18 @@
-"""A user's table, `PATH.csv`: a line for each sample, with names in the first line.
+"""A user's data in named columns, whose roles are guessed by their usual names, or given
+by --dataset-options.
 
-The columns for target and client are guessed by their usual names, or given by
---dataset-options: target, client, split (`train` or `test` in every line), drop
-(columns to leave out) and task. Every other column is an input: numbers, or words. A
-column of words becomes one column of zeros and ones for each different word.
+A table, `PATH.csv`, has a line for each sample, and names in the first line. Options are
+target, client, split (`train` or `test` in every line), drop (columns to leave out) and
+task. Every other column is an input: numbers, or words. A column of words becomes one
+column of zeros and ones for each different word.
+
+`hf-data:DIR` is a data set of Hugging Face's `datasets` that was saved to disk. Options
+are input, target, client, and train and test for its splits.
 """
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,23 +20,29 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.data.array_source import InMemory
-from hpcfed.data.arrays import held_out
-from hpcfed.data.hf import COLUMNS
-from hpcfed.data.places import find_file
+from hpcfed import plugins
+from hpcfed.data.arrays import InMemory, find, held_out
 from hpcfed.errors import UserError, count, did_you_mean
 from hpcfed.runtime import machine
 
-PREFIX = "file:"
-"""Optional prefix of the path, as for an .npz."""
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "input": (
+        *("image", "img", "pixel_values", "input_ids", "inputs", "input"),
+        *("features", "x"),
+    ),
+    "target": ("label", "labels", "fine_label", "targets", "target", "y"),
+    "client": ("client", "client_id", "user", "user_id", "writer_id", "author"),
+}
+"""Usual names of columns, by their role here."""
+SPLITS = ("train", "test")
 ENDINGS = (".csv", ".tsv")
 USUAL: dict[str, tuple[str, ...]] = {
     "target": (*COLUMNS["target"], "class"),
     "client": (*COLUMNS["client"], "owner", "site", "hospital"),
     "split": ("split",),
 }
-"""Usual names of columns, by their role here."""
-OPTIONS = (*USUAL, "drop", "task")
+"""The same for a table, where inputs are all other columns."""
+TABLE_OPTIONS = (*USUAL, "drop", "task")
 TASKS = ("classification", "regression")
 MOST_WORDS = 100
 """The most different words of a column: names or dates have more, and are refused."""
@@ -45,15 +55,25 @@ def is_table(name: str) -> bool:
     return name.lower().endswith(ENDINGS)
 
 
-def find(name: str, *, root: Path | None) -> Path:
-    """Return the file of `PATH.csv`: as given, or else below the root."""
-    return find_file(
-        name, PREFIX, root=root, example="patients.csv", wanted="a table with a header"
-    )
+def find_table(name: str, *, root: Path | None) -> Path:
+    """Return the file of `PATH.csv`, perhaps after `file:`, as given or below the root."""
+    wanted = "the path of a table with a header"
+    return find(name, "file:patients.csv", root=root, wanted=wanted)
+
+
+def is_hf(name: str) -> bool:
+    """Tell whether a data set's name refers to a Hugging Face folder."""
+    return name.startswith("hf-data:")
+
+
+def find_hf(name: str, *, root: Path | None) -> Path:
+    """Return the folder of `hf-data:DIR`: as given, or else below the root."""
+    wanted = "one that `save_to_disk` has written"
+    return find(name, "hf-data:femnist", root=root, wanted=wanted)
 
 
 @cache
-def loaded(path: Path, options: str) -> InMemory:
+def read_table(path: Path, options: str) -> InMemory:
     """Return the arrays of a table; `options` is JSON with the roles of its columns."""
     table = _read(path)
     roles = _roles(table, json.loads(options))
@@ -130,17 +150,22 @@ def _read(path: Path) -> _Table:
 
 def _roles(table: _Table, options: Mapping[str, Any]) -> _Roles:
     for word in options:
-        if word not in OPTIONS:
+        if word not in TABLE_OPTIONS:
             raise UserError(
                 f"{table.path}: --dataset-options has no {word}"
-                f"{did_you_mean(word, OPTIONS)}"
+                f"{did_you_mean(word, TABLE_OPTIONS)}"
             )
     task = options.get("task")
     if task not in (None, *TASKS):
         raise UserError(
             f"{table.path}: task is {task!r}; it may be {' or '.join(TASKS)}"
         )
-    found = {kind: _column(table, kind, options) for kind in USUAL}
+    found = {}
+    # Names may be in capitals.
+    lower = {name.lower(): name for name in reversed(table.names)}
+    for kind, words in USUAL.items():
+        usual = [lower[word] for word in words if word in lower]
+        found[kind] = _column(table.path, table.names, options.get(kind), usual)
     target = found["target"]
     if target is None:
         raise UserError(
@@ -150,7 +175,7 @@ def _roles(table: _Table, options: Mapping[str, Any]) -> _Roles:
     dropped = options.get("drop", [])
     dropped = [dropped] if isinstance(dropped, str) else list(dropped)
     for name in dropped:
-        _known(table, name)
+        _known(table.path, table.names, name)
     others = {*dropped, *(name for name in found.values() if name)}
     inputs = [name for name in table.names if name not in others]
     if not inputs:
@@ -158,21 +183,19 @@ def _roles(table: _Table, options: Mapping[str, Any]) -> _Roles:
     return _Roles(target, found["client"], found["split"], inputs, task)
 
 
-def _column(table: _Table, kind: str, options: Mapping[str, Any]) -> str | None:
-    """Return the column of the target, the client or the split: as chosen, or by its
-    usual name.
-    """
-    if kind in options:
-        return _known(table, options[kind])
-    lower = {name.lower(): name for name in reversed(table.names)}
-    return next((lower[word] for word in USUAL[kind] if word in lower), None)
+def _column(
+    path: Path, names: Sequence[str], chosen: Any, usual: Sequence[str]
+) -> str | None:
+    """Return the column with a role: as chosen, or else by its usual names."""
+    if chosen is not None:
+        return _known(path, names, chosen)
+    return next((word for word in usual if word in names), None)
 
 
-def _known(table: _Table, name: Any) -> str:
-    if not isinstance(name, str) or name not in table.cells:
-        guess = did_you_mean(str(name), table.names)
-        raise UserError(f"{table.path}: no column {name}{guess}")
-    return name
+def _known(path: Path, names: Sequence[str], name: Any) -> str:
+    if name not in names:
+        raise UserError(f"{path}: no column {name}{did_you_mean(str(name), names)}")
+    return str(name)
 
 
 def _inputs(table: _Table, roles: _Roles) -> np.ndarray:
@@ -257,3 +280,76 @@ def _for_testing(table: _Table, roles: _Roles) -> np.ndarray:
             "least once"
         )
     return said == "test"
+
+
+@cache
+def read_hf(folder: Path, options: str) -> InMemory:
+    """Return the arrays of a folder; `options` is JSON with the columns' names."""
+    chosen = json.loads(options)
+    for word in chosen:
+        if word not in (*COLUMNS, *SPLITS):
+            guess = did_you_mean(word, (*COLUMNS, *SPLITS))
+            raise UserError(f"hf-data: --dataset-options has no {word}{guess}")
+    arrays: dict[str, np.ndarray] = {}
+    for split, rows in _splits(folder, chosen).items():
+        names = _names(folder, rows.column_names, chosen)
+        for kind, column in names.items():
+            with plugins.one_line_of(f"{folder}: column {column} cannot be read"):
+                values = np.asarray(rows.with_format("numpy")[column][:])
+            if values.dtype.hasobject:
+                raise UserError(
+                    f"{folder}: samples of column {column} differ in length or are "
+                    "not numbers; pad them first"
+                )
+            arrays[f"{split}_{_ending(kind, values)}"] = values
+    return InMemory(str(folder), arrays, whole="the folder")
+
+
+def _splits(folder: Path, chosen: Mapping[str, str]) -> dict[str, Any]:
+    """Return the rows for training and, if there are any, for testing."""
+    # Takes a second to import, and is often not installed.
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(
+            "hf-data: needs the package `datasets`; install hpcfed[hf]"
+        ) from None
+    with plugins.one_line_of(f"{folder} is not a data set that `save_to_disk` wrote"):
+        found = datasets.load_from_disk(str(folder))
+    if not isinstance(found, Mapping):
+        return {"train": found}
+    splits = {}
+    for split in SPLITS:
+        name = chosen.get(split, split)
+        if name in found:
+            splits[split] = found[name]
+        elif split in chosen or split == "train":
+            raise UserError(
+                f"{folder}: no split {name}; there are {', '.join(found)}, to be named "
+                f'as in --dataset-options \'{{"{split}": "{next(iter(found))}"}}\''
+            )
+    return splits
+
+
+def _names(
+    folder: Path, columns: Sequence[str], chosen: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the columns by their role: as chosen, or by their usual names."""
+    names = {}
+    for kind, usual in COLUMNS.items():
+        found = _column(folder, columns, chosen.get(kind), usual)
+        if found is not None:
+            names[kind] = found
+    if "input" not in names:
+        raise UserError(
+            f"{folder}: which of the columns {', '.join(columns)} is the input? name it "
+            'as in --dataset-options \'{"input": "image", "target": "label"}\''
+        )
+    return names
+
+
+def _ending(kind: str, values: np.ndarray) -> str:
+    """Return the suffix of the array's name for a column."""
+    if kind == "input":
+        return "images" if values.dtype == np.uint8 else "inputs"
+    return {"target": "targets", "client": "clients"}[kind]

@@ -15,8 +15,7 @@ import numpy as np
 
 from hpcfed.data import TextPlan
 from hpcfed.data.array_checks import NO_TARGET
-from hpcfed.data.array_source import InMemory
-from hpcfed.data.places import find_folder
+from hpcfed.data.arrays import InMemory, find
 from hpcfed.errors import UserError
 from hpcfed.runtime import machine
 
@@ -34,11 +33,9 @@ def is_text(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def find(name: str, *, root: Path | None) -> Path:
+def find_texts(name: str, *, root: Path | None) -> Path:
     """Return the folder of `text:DIR`: as given, or else below the root."""
-    return find_folder(
-        name, PREFIX, root=root, example="novels", wanted="with .txt files"
-    )
+    return find(name, "text:novels", root=root, wanted="one with .txt files")
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from hpcfed.data import DatasetInfo, Reading, TextPlan, files
-from hpcfed.data.brought import is_brought
-from hpcfed.data.npz import is_file_name
+from hpcfed.data.brought import is_brought, is_file_name
 from hpcfed.options.declare import Need, OptionGroup, option
 from hpcfed.options.seeds import Seed
 from hpcfed.options.tomlfile import Table
