@@ -80,9 +80,7 @@ class Tampering:
 def tampering(
     config: RunConfig, attackers: np.ndarray, collectives: Collectives
 ) -> Tampering | None:
-    """Return the stage that forges uploads; None if all uploads are honest, as they are
-    with flipped labels.
-    """
+    """Return the stage that forges uploads; None if all of them are honest."""
     if config.attack not in FORGERS or not len(attackers):
         return None
     return Tampering(config, attackers, collectives)

@@ -20,9 +20,7 @@ class AttackView:
     rows: Tensor
     """Trained rows of this rank's members of the cohort."""
     start: Tensor
-    """What the server sent to each of them; rows − start is the update that the server
-    sees.
-    """
+    """What the server sent each of them; rows − start is the update that it sees."""
     cohort: Cohort
     attackers: np.ndarray
     """Positions of the malicious members in the whole cohort."""
@@ -34,8 +32,7 @@ class AttackView:
     mean: Callable[[Tensor, Cohort], Tensor]
     """Takes the mean of rows over all ranks, with the weights of the cohort."""
     sent: Sent | None = None
-    """Which columns each member sends; None: all. In other columns rows equal `start`.
-    """
+    """Which columns each member sends; None: all. Elsewhere rows equal `start`."""
 
     @property
     def attackers_here(self) -> Tensor:
@@ -50,9 +47,7 @@ class AttackView:
         return start, self.rows[at] - start
 
     def own_sizes(self) -> Tensor:
-        """Return the root mean square of the honest update of each attacker on this
-        rank, [attackers, 1].
-        """
+        """Return the RMS of each attacker's honest update here, [attackers, 1]."""
         _, update = self.own_updates()
         squares = update.square()
         if self.sent is None:

@@ -1,3 +1,1 @@
-"""The batched engine: train and evaluate the rows of many clients at once, and place
-clients on ranks.
-"""
+"""The batched engine: train and evaluate many clients' rows at once, and place them."""

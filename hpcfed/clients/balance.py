@@ -7,13 +7,9 @@ import numpy as np
 from hpcfed.clients.placement import place, rank_loads
 
 WINDOW = 5
-"""Rounds that are measured before a placement is judged; the warm-up round before them
-is not measured.
-"""
+"""Rounds to measure before a placement is judged, after a round to warm up."""
 THRESHOLD = 1.1
-"""Ranks are balanced if the slowest trains at most this many times as long as the
-mean.
-"""
+"""Ranks are balanced if the slowest takes at most this many times the mean."""
 MAX_RELOCATIONS = 3
 """The most relocations in a run."""
 
@@ -123,9 +119,7 @@ class Balance:
         self._cohorts = []
 
     def relocated(self, rank: np.ndarray, seconds: float) -> None:
-        """Note that clients were relocated in `seconds`; the next round warms up
-        again.
-        """
+        """Note that clients were relocated in `seconds`: the next round warms up."""
         self._rank = rank
         self._relocation_seconds = seconds
         self._relocations += 1

@@ -54,9 +54,7 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Memory of the first clients of a stack, which a backward pass reads and
-    writes.
-    """
+    """Memory of a stack's first clients, which a backward pass reads and writes."""
 
     rows: KernelRows
     gradient: Tensor

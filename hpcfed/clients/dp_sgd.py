@@ -35,9 +35,7 @@ Count = Callable[[np.ndarray, np.ndarray], None]
 
 
 class PrivateSteps(EngineAccess):
-    """An engine whose local training is DP-SGD; everything else is left to another
-    engine.
-    """
+    """An engine that trains by DP-SGD, and leaves all else to another engine."""
 
     def __init__(
         self,
@@ -74,9 +72,7 @@ class PrivateSteps(EngineAccess):
         )
 
     def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
-        """Train each row on its client's data, and count how often samples were
-        used.
-        """
+        """Train each row on its client's data, and count the uses of samples."""
         _check_job(job)
         self._samples += int(job.num_samples().sum())
         steps = job.num_steps()
@@ -138,9 +134,7 @@ class PrivateSteps(EngineAccess):
     def _of_samples(
         self, row: Tensor, inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradient of each sample's loss, [samples, parameters], and the
-        losses.
-        """
+        """Return each sample's gradient, [samples, parameters], and the losses."""
         network = self._network.to(row.device, row.dtype)
         # Each sample gets its own copy of the row, and so its own gradient.
         # torch.func.grad would do the same, but load torch's compiler first.

@@ -39,9 +39,7 @@ from hpcfed.runtime.device import on_device
 
 _CPU = torch.device("cpu")
 LOOP_ABOVE_COLUMNS = 4_000_000
-"""`auto` trains larger networks in stacks of one: one client's batch nearly fills a
-device.
-"""
+"""`auto` trains larger networks in stacks of one: a batch nearly fills a device."""
 LANES = 5
 """Stacks of one that train concurrently on a GPU. Measured on an H200: the steps of ten
 ResNet-18 take 1.34 s one after the other, 0.92 s in five lanes, and 0.95 to 0.98 s in

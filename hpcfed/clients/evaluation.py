@@ -129,9 +129,7 @@ class StackEvaluation(_Evaluation):
         self._capacity = 0
 
     def run(self, rows: Tensor, clients: np.ndarray) -> Sums:
-        """Return sums over the data of clients, which are ordered by size, largest
-        first.
-        """
+        """Return sums over the data of clients, ordered by size, largest first."""
         count = len(rows)
         plan = self._plan(count)
         self._reserve(plan.clients)

@@ -39,9 +39,7 @@ class Fisher:
     def __init__(
         self, network: nn.Module, layout: Layout, cost: Cost, *, bf16: bool = False
     ) -> None:
-        """`bf16` lets the network compute in bfloat16 on a GPU, as in training; squares
-        are summed in float32.
-        """
+        """`bf16`: the network computes in bfloat16 on a GPU; squares sum in float32."""
         self._network = network
         self._layout = layout
         self._bf16 = bf16
@@ -96,9 +94,7 @@ class Fisher:
     def _add_any(
         self, sums: Tensors, row: Tensors, inputs: Tensor, labels: Tensor
     ) -> None:
-        """Add up squared gradients of a network with arbitrary modules, by
-        torch.func.
-        """
+        """Add up squared gradients of any network's modules, by torch.func."""
         # Its constants, such as frozen weights, must be on the rows' device.
         like = next(iter(row.values()))
         network = self._evaluating().to(like.device, like.dtype)
@@ -221,9 +217,7 @@ def _patches(module: Any, x: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _of_linear(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tensors:
-    """Multiply squares: a sample's gradient is an outer product, and so is its
-    square.
-    """
+    """Multiply squares: a gradient is an outer product, and so is its square."""
     dtype = tensors["weight"].dtype
     dy_squares = dy.to(dtype).square()
     squares = {"weight": dy_squares.t() @ x.to(dtype).square()}

@@ -42,9 +42,7 @@ def save_model(
 
 
 def frozen_tensors(network: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """Return the parameters of a network that are not part of rows, such as those below
-    adapters.
-    """
+    """Return parameters that are not part of rows, such as those below adapters."""
     in_rows = {e.name for e in layout.entries}
     found = {}
     for name, parameter in network.named_parameters():
@@ -64,9 +62,7 @@ def _write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
-    """Load weights that were read from a path into a network; names and shapes must
-    agree.
-    """
+    """Load weights from a path into a network; names and shapes must agree."""
     wanted = network.state_dict()
     # Tied weights have several names; a run's model has only the first.
     tied = {}
@@ -140,9 +136,7 @@ def _source(path: Path) -> Path:
 
 
 def model_of(path: Path) -> str | None:
-    """Return the name of the network of the run that left these weights; None if it is
-    unknown.
-    """
+    """Return the network's name of the run that left these weights, if known."""
     source = _source(path)
     record = source.with_name(RECORD)
     if source.name != MODEL or not record.is_file():

@@ -30,9 +30,7 @@ class RateSchedule(NamedTuple):
     lowest: float = 0.0
     """The share of the rate that the cosine falls to."""
     warmup: int | None = None
-    """Rounds or steps in which the rate rises to its full value; None: a tenth of
-    all.
-    """
+    """Rounds or steps in which the rate rises to its full value; None: a tenth."""
 
     def factors(self, at: Tensor, total: Tensor) -> Tensor:
         """Return the factor at each position `at`, counted from 0, of `total`.

@@ -116,9 +116,7 @@ class Lockstep:
         return [program for program in self.programs if not program.ended]
 
     def _serve_engine(self) -> None:
-        """Answer calls of the engine until every program waits for a collective, or has
-        ended.
-        """
+        """Answer calls until every program waits for a collective, or has ended."""
         while groups := _mergeable_groups(self._waiting()):
             self._serve(groups)
 

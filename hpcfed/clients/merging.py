@@ -28,9 +28,7 @@ Answer = tuple[Tensor, Losses] | Score
 
 
 def mergeable(a: Job, b: Job) -> bool:
-    """Whether two jobs can be one: the same work on clients of the same larger
-    shard.
-    """
+    """Whether two jobs can be one: equal work on clients of one larger shard."""
     if not isinstance(a.shard, SubShard) or not isinstance(b.shard, SubShard):
         return False
     # Clients of different shards have their images in different memory.

@@ -46,9 +46,7 @@ def _perplexity(sums: Sums) -> Tensor:
 
 
 def _r2(sums: Sums) -> Tensor:
-    """Return 1 − Σ (y − t)² / Σ (t − mean t)², averaged over outputs whose targets
-    vary; NaN if none do.
-    """
+    """Return R², averaged over outputs whose targets vary; NaN if none do."""
     squares, targets, squared_targets = sums[OUTPUTS].unbind(1)
     count = sums["count"].double()[:, None]
     spread = squared_targets - targets.square() / count
@@ -68,9 +66,7 @@ def _macro_f1(sums: Sums) -> Tensor:
 
 
 def class_accuracy(sums: Sums) -> Tensor:
-    """Return [clients, classes]: the share of each class's samples that were found; NaN
-    without such samples.
-    """
+    """Return [clients, classes]: the share of each class that was found, or NaN."""
     found, _, belong_to = sums[CLASSES].double().unbind(1)
     return found / belong_to
 

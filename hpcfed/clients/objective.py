@@ -34,9 +34,7 @@ NOTHING: Wanted = MappingProxyType({})
 TOP5 = "top5"
 """[clients]: samples or tokens whose target is among the five likeliest."""
 CLASSES = "classes"
-"""[clients, 3, classes]: per class, samples that were found, that were taken for it,
-and that belong to it.
-"""
+"""[clients, 3, classes]: samples found, taken for the class, and belonging to it."""
 ABSOLUTE = "absolute"
 """[clients]: absolute errors, averaged over outputs."""
 OUTPUTS = "outputs"

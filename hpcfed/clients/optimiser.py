@@ -81,9 +81,7 @@ class StackOptimiser:
             self._lr = self._current_rates[0]
 
     def load(self, lr: float | Tensor, steps: np.ndarray) -> None:
-        """Take in the learning rate of this training, or one per client, and the number
-        of steps of each client.
-        """
+        """Take in the learning rate, one or one per client, and each client's steps."""
         schedule = self._recipe.schedule
         if self._rates is None or schedule is None:
             if isinstance(lr, Tensor):

@@ -8,9 +8,7 @@ import numpy as np
 from hpcfed.clients.schedule import Length, num_steps
 
 PRESENCE = 0.25
-"""Steps that every client counts for, even without data. So clients without data are
-spread evenly, too.
-"""
+"""Steps that every client counts for: clients without data are spread, too."""
 LONGEST = {"batched": 2.0, "vmap": 2.0, "loop": 0.0}
 """How many extra times a rank's longest client counts, by engine: a stack takes as many
 steps as its longest client.
@@ -46,9 +44,7 @@ def client_loads(
 def rank_loads(
     loads: np.ndarray, rank: np.ndarray, ranks: int, *, longest: float = 0.0
 ) -> np.ndarray:
-    """Return the work of each rank: all its clients, plus `longest` times its
-    longest.
-    """
+    """Return the work of each rank: its clients, plus `longest` × its longest."""
     # Unbuffered: `most[rank] = max(…)` would see only the last client of a rank.
     most = np.zeros(ranks)
     np.maximum.at(most, rank, loads)

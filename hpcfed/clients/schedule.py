@@ -71,9 +71,7 @@ def num_epochs(sizes: np.ndarray, length: Length) -> int:
 def num_samples(
     sizes: np.ndarray, length: Length, limits: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return how many samples each client sees, counting repeats; `limits` is the most
-    steps of each.
-    """
+    """Return how many samples each client sees, in at most `limits` steps."""
     steps = num_steps(sizes, length)
     if limits is not None:
         steps = np.minimum(steps, limits)
@@ -89,9 +87,7 @@ def num_samples(
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
-    """Return positions of all clients with something to do, those with the most
-    first.
-    """
+    """Return positions of clients with something to do, the busiest first."""
     # Stable: clients with the same amount keep their order, so stacks do, too.
     order = np.argsort(-lengths, kind="stable")
     return order[lengths[order] > 0]
@@ -100,9 +96,7 @@ def longest_first(lengths: np.ndarray) -> np.ndarray:
 def step_shapes(
     sizes: np.ndarray, length: Length, limits: np.ndarray | None = None
 ) -> list[StepShape]:
-    """Return the shapes of all steps of clients in this order; `limits` is the most
-    steps of each.
-    """
+    """Return the shapes of all steps of clients in this order, up to `limits`."""
     steps_of = num_steps(sizes, length)
     if limits is not None:
         steps_of = np.minimum(steps_of, limits)
@@ -231,9 +225,7 @@ def _epoch_blocks(longest: int, length: Length, epochs: int) -> list[tuple[range
 
 
 def training_shifts(keys: Tensor, batch_size: int, steps: int) -> Tensor:
-    """Return the shift of each image, [steps, clients, batch size], as numbers below
-    SHIFTS.
-    """
+    """Return each image's shift, [steps, clients, batch size], below SHIFTS."""
     bits = randomness.bits(keys, steps * batch_size) >> 1 & 0x3FFFFFFFFFFFFFFF
     return (bits % SHIFTS).unflatten(1, (steps, batch_size)).transpose(0, 1)
 
@@ -241,9 +233,7 @@ def training_shifts(keys: Tensor, batch_size: int, steps: int) -> Tensor:
 def evaluation_samples(
     index: Tensor, sizes: Tensor, *, batch_size: int, steps: int
 ) -> tuple[Tensor, Tensor]:
-    """Return samples [steps, clients, slots], each once and in order, and their
-    counts.
-    """
+    """Return samples [steps, clients, slots], each once, and their counts."""
     step = torch.arange(steps, device=index.device)
     slot = torch.arange(batch_size, device=index.device)
     first = step[:, None] * batch_size

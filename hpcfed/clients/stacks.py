@@ -62,9 +62,7 @@ class Stacks:
         return np.array_split(order, -(-len(order) // size))
 
     def size(self, batch_size: int, rows: Tensor, *, matrices: int = MATRICES) -> int:
-        """Return how many clients fit into a GPU's free memory, or are worth it on a
-        CPU.
-        """
+        """Return how many clients fit into a GPU's memory, or pay on a CPU."""
         if rows.device.type == "cpu":
             return max(1, CPU_ACTIVATIONS // (batch_size * self._activations))
         if (batch_size, matrices) not in self._fitting:
@@ -125,9 +123,7 @@ class Stacks:
 def floats_of_client(
     *, columns: int, activations: float, matrices: int = MATRICES
 ) -> float:
-    """Return the floats that training needs per client of a stack; `activations` are
-    those of a client's batch.
-    """
+    """Return the floats of a client in training; `activations` are its batch's."""
     # Activations, their gradients, and the copies of the backward pass.
     return matrices * columns + 3 * activations
 

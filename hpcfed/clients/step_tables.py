@@ -1,6 +1,4 @@
-"""What the steps of a stack read: its clients' samples and keys, drawn for all
-steps.
-"""
+"""What a stack's steps read: its clients' samples and keys, drawn for all steps."""
 
 import numpy as np
 import torch
@@ -68,9 +66,7 @@ class StepTables:
     def load(
         self, clients: np.ndarray, keys: Tensor, limits: np.ndarray | None = None
     ) -> None:
-        """Take in a stack's clients, as positions in the shard, their keys, and the
-        most steps of each.
-        """
+        """Take in a stack's clients, as positions, their keys and most steps."""
         # Not captured: values change, addresses do not.
         count = len(clients)
         self._clients[:count].copy_(torch.from_numpy(clients), non_blocking=True)
@@ -126,9 +122,7 @@ class StepTables:
         return torch.arange(slots, device=self._device) < count
 
     def layer_keys(self, step: Tensor, clients: int) -> Tensor | None:
-        """Return [random layers, clients] keys of this step's dropout, if there is
-        any.
-        """
+        """Return [random layers, clients] keys of this step's dropout, if any."""
         if not self._random_layers:
             return None
         return self._layer_keys.index_select(0, step)[0, :, :clients]

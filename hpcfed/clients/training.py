@@ -1,6 +1,4 @@
-"""Local training of a stack of clients: steps on a matrix that stays in place, so
-that a step can be captured.
-"""
+"""Local training of a stack of clients, in place, so that a step can be captured."""
 
 from collections.abc import Generator
 from functools import partial
@@ -226,9 +224,7 @@ class StackTraining:
         self._spans = self._spans_of_one_pass()
 
     def _spans_of_one_pass(self) -> Spans | None:
-        """Return the positions of layers, if everything after the gradient can be one
-        pass and that saves any.
-        """
+        """Return where layers are, if all after the gradient can be one pass."""
         if self._pull is None and self._halves is None:
             return None
         in_between = self._corrected or self._gated or self._recipe.gradient

@@ -55,8 +55,7 @@ class TextPlan:
     """How a folder of text files becomes samples."""
 
     clients: str = "file"
-    """`file`, or a regular expression whose first group in a file's name is the client.
-    """
+    """`file`, or a regular expression whose first group in a name is the client."""
     tokens: str = "chars"
     """`chars` or `bytes`."""
     length: int = 128
@@ -177,8 +176,6 @@ class PartitionPlan:
     they are drawn after the others.
     """
     test_classes: Literal["share", "held"] = "share"
-    """Whether a client has its share of the test samples of its classes, or all of
-    them.
-    """
+    """Whether a client has its share of its classes' test samples, or all."""
     new_classes: int = 0
     """Number of random classes that only new clients hold; 0: all clients share all."""

@@ -1,6 +1,4 @@
-"""What a data set is: samples in host memory, or synthetic ones, which are generated on
-the device when needed.
-"""
+"""What a data set is: samples in host memory, or synthetic ones, made on the device."""
 
 import hashlib
 import math
@@ -43,9 +41,7 @@ class Dataset:
     vocabulary: int = 0
     """Number of different input tokens; 0: inputs are numbers."""
     blank: np.ndarray | None = None
-    """The value of black after standardisation, in every channel; None if samples are
-    not images.
-    """
+    """Standardised black, in every channel; None if samples are not images."""
     owner_names: np.ndarray | None = None
     """Names of natural clients, by number; None if there are none."""
 
@@ -89,9 +85,7 @@ class Dataset:
 
 
 class ArrayDataset(Dataset):
-    """Samples in host memory as they were stored, images usually with a byte per
-    value.
-    """
+    """Samples in host memory as stored, images usually with a byte per value."""
 
     def __init__(
         self,

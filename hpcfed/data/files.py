@@ -1,6 +1,4 @@
-"""Where data is, and whether it exists: cheap checks before anything starts, without
-torch.
-"""
+"""Where data is, and whether it exists: checked before a run starts, without torch."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -45,9 +45,7 @@ CIFAR_CHECKSUMS = {
 }
 """MD5 of CIFAR's files of every split, as published by their authors and torchvision."""
 Arrays = dict[str, np.ndarray]
-"""`train_inputs`, `train_targets` and the same of the test set; images as [samples,
-channels, height, width].
-"""
+"""`train_inputs`, `train_targets`, the same for testing; images have channels first."""
 
 Share = Callable[[Callable[[], Arrays]], Arrays]
 """Reads arrays by the given function, or gets them from a rank that has read them."""
@@ -113,9 +111,7 @@ def _arrays(name: str, root: Path | None, *, download: bool) -> Arrays:
 
 
 def _digits() -> Arrays:
-    """Return the digits; every fifth of each class is a test sample, whatever the
-    seed.
-    """
+    """Return the digits; every fifth of each class is for testing."""
     table = _digits_table()
     images = table[:, :64].reshape(-1, 1, 8, 8)
     labels = table[:, 64]
@@ -287,9 +283,7 @@ def _svhn(root: Path, *, download: bool) -> Arrays:
 
 @contextmanager
 def _file_errors(name: str, root: Path, *, download: bool) -> Iterator[None]:
-    """Turn what torchvision or a damaged file raises into one line that says what to
-    do.
-    """
+    """Turn what torchvision or a damaged file raises into one helpful line."""
     try:
         yield
     except (RuntimeError, OSError, ValueError, pickle.UnpicklingError) as error:

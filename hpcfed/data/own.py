@@ -130,9 +130,7 @@ def _columns(name: str, split: str, items: Any) -> dict[str, np.ndarray]:
 
 
 class _Reading:
-    """Watches a data set being read: refuses more than memory holds, and reports the
-    progress now and then.
-    """
+    """Watches a data set being read: refuses too much, and reports progress."""
 
     def __init__(self, whose: str, items: Any) -> None:
         self._whose = whose

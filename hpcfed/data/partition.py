@@ -31,9 +31,7 @@ class Partition:
     the client has all samples of its classes, and clients share them.
     """
     validation: np.ndarray
-    """Held by the server: balanced, taken from the training set, disjoint from all
-    clients.
-    """
+    """Held by the server: balanced, of the training set, disjoint from clients."""
     owners: np.ndarray | None = None
     """Under natural: the owner number of each client."""
 
@@ -149,9 +147,7 @@ def _carve_validation(
 
 @dataclass(frozen=True)
 class Supplement:
-    """What GenFed's data supplement gave clients with little data before the first
-    round.
-    """
+    """What GenFed's supplement gave clients with little data before round 1."""
 
     samples: np.ndarray
     """Number of samples that every client was given."""

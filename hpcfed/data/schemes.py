@@ -23,9 +23,7 @@ TrainAndTest = tuple[ClientLists, ClientLists]
 
 
 def merged(lists: Sequence[np.ndarray]) -> np.ndarray:
-    """Return all samples of several lists as one sorted list; without lists, an empty
-    one.
-    """
+    """Return all samples of several lists as one sorted list, perhaps empty."""
     # numpy cannot concatenate zero arrays, and an empty list would be float64.
     nothing = np.empty(0, dtype=np.int64)
     return np.sort(np.concatenate([nothing, *lists]))

@@ -14,9 +14,7 @@ from hpcfed.data.datasets import Dataset, Split
 
 @dataclass(frozen=True)
 class Shard:
-    """One split of some clients' data; a sample that several clients hold is stored
-    once.
-    """
+    """One split of some clients' data; a shared sample is stored once."""
 
     inputs: Tensor
     """[samples, *shape], standardised; tokens are int64."""

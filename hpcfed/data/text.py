@@ -163,9 +163,7 @@ def _pattern(text: str) -> re.Pattern[str] | None:
 
 
 def _client(path: Path, text: str, pattern: re.Pattern[str] | None) -> str:
-    """Return the client of a file: the file's own name, or what the pattern finds in
-    it.
-    """
+    """Return the client of a file: its name, or what the pattern finds in it."""
     if pattern is None:
         return path.stem
     found = pattern.search(path.name)

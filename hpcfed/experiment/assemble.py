@@ -57,9 +57,7 @@ MOST_COUNTS = 1_000_000
 
 @dataclass
 class Newcomers:
-    """Clients that join after the last round. They are a federation of their own, and
-    are numbered from 0.
-    """
+    """Clients that join after the last round: a federation, numbered from 0."""
 
     federation: Federation
     clients: Clients
@@ -89,17 +87,13 @@ class Setup:
     """Ids of the clients that are evaluated, ascending."""
     dealt: Dealt
     data: str = ""
-    """A fingerprint of the data set, on the root; empty if the options fully describe
-    the data.
-    """
+    """The data set's fingerprint, on the root; empty if options fully describe it."""
     class_counts: np.ndarray | None = None
     """Training samples of every client and class, on the root; None without classes, or
     if there are too many counts.
     """
     shards: Shards | None = None
-    """Loads the data of clients that come from another rank; None if clients are never
-    relocated.
-    """
+    """Loads data of clients from other ranks; None if clients never move."""
     threads: int = 1
     """Threads of torch's operators on this rank."""
     gather_seconds: float = 0.0
@@ -269,9 +263,7 @@ class _Assembly:
         )
 
     def _server_model(self) -> ServerClient | None:
-        """Return the client side of the server's model, which only some methods
-        have.
-        """
+        """Return the client side of the server's model, if the method has one."""
         if self.transport is None or server_options(self.settings) is None:
             return None
         return ServerClient(self.transport, self.settings.config.seed, self.collectives)
@@ -361,9 +353,7 @@ def _class_counts(material: Material, config: RunConfig) -> np.ndarray | None:
 
 
 def _evaluated(config: RunConfig, clients: Clients) -> np.ndarray:
-    """Return which clients are evaluated: all, or a sample of the clients with test
-    data, the same in every round.
-    """
+    """Return the clients to evaluate: all, or a fixed sample with test data."""
     if config.evaluate_clients is None:
         return np.arange(config.clients)
     holders = np.flatnonzero(clients.test_samples > 0)

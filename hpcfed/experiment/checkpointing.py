@@ -26,9 +26,7 @@ from hpcfed.results.results import ResultsWriter
 from hpcfed.runtime.signals import Stop
 
 LAST_BYTES = 64 * 2**20
-"""A complete run keeps a checkpoint without being asked, if the states of all ranks
-take at most this many bytes.
-"""
+"""A complete run keeps a checkpoint unasked if all states take at most these bytes."""
 CHANNEL = "way-"
 """Prefix of the channel's tensors in every version of the files. No field of a state
 can have such a name.
@@ -103,9 +101,7 @@ class Checkpointer:
 
     @property
     def _done(self) -> int:
-        """Number of rounds of the known clients; fewer than planned if the run ended
-        early.
-        """
+        """Rounds of the known clients; fewer than planned if the run ended early."""
         return self._setup.federation.round + 1
 
     def _keeps_last(self, state: Any) -> bool:
@@ -264,9 +260,7 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def check_state(setup: Setup, state: Any, hook: str) -> None:
-    """Refuse a state that is not a dataclass of tensors, before anything relies on
-    it.
-    """
+    """Refuse a state that is not a dataclass of tensors, before it is used."""
     method = setup.settings.config.method
     if not is_dataclass(state) or isinstance(state, type):
         kind = type(state).__name__

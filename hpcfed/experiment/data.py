@@ -23,9 +23,7 @@ VALIDATION_PER_CLASS = 100
 
 @dataclass(frozen=True)
 class Dealt:
-    """Which client has which samples, after supplementing and after attackers have
-    changed theirs.
-    """
+    """Which client has which samples, after the supplement and attacks."""
 
     partition: Partition
     supplement: Supplement
@@ -97,9 +95,7 @@ def _load(
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return a checksum of a data set that was read; empty if the options fully
-    describe the data.
-    """
+    """Return a checksum of data that was read; empty if options describe it."""
     honest = _honest(dataset)
     return honest.fingerprint if isinstance(honest, ArrayDataset) else ""
 

@@ -51,9 +51,7 @@ class Evaluation:
     """Whether there is a global model whose loss is not finite."""
 
     def reaches(self, target: float | None) -> bool:
-        """Tell whether the accuracy reaches `target` per cent; the same on all
-        ranks.
-        """
+        """Tell whether the accuracy reaches `target` per cent, alike on all ranks."""
         if target is None:
             return False
         return bool(at_target(self.accuracy, self.global_accuracy, target))
@@ -86,9 +84,7 @@ class AfterTraining:
         self._accuracy = torch.empty(0, dtype=torch.float64, device=fed.device)
 
     def __call__(self, here: np.ndarray, rows: Tensor) -> None:
-        """Judge the rows of this rank's clients `here` immediately: the method may
-        change them in place afterwards.
-        """
+        """Judge these clients' rows now: the method may change them afterwards."""
         if "accuracy" not in self._setup.metrics:
             return
         fed = self._fed
@@ -214,9 +210,7 @@ def _add_personal(
 
 
 def _groups(setup: Setup, clients: np.ndarray) -> Iterator[np.ndarray]:
-    """Split clients of this rank into groups whose rows are in memory at the same
-    time.
-    """
+    """Split clients of this rank into groups whose rows fit into memory."""
     # A method may build personal rows just for the evaluation, so limit them. Stacked
     # seeds do this at the same time.
     row_floats = setup.federation.layout.num_columns * setup.stacked
@@ -233,9 +227,7 @@ def _evaluated_here(setup: Setup, fed: Federation) -> np.ndarray:
 
 
 def _global_sums(setup: Setup, row: Tensor | None, wanted: Wanted) -> Sums:
-    """Return the global model's sums over this rank's share of the test set, float64;
-    0 without a model.
-    """
+    """Return the global model's sums over this rank's test samples, float64, or 0."""
     objective = OBJECTIVES[setup.global_test.task]
     like = setup.federation.initial_row()
     sums = objective.zeros(1, like, wanted)
@@ -341,9 +333,7 @@ def _accuracy_of(
     groups: Iterable[tuple[np.ndarray, Tensor]],
     total: int,
 ) -> np.ndarray:
-    """Return the accuracy of all `total` clients, from groups of this rank's clients
-    with their rows.
-    """
+    """Return the accuracy of all clients, from groups of this rank's rows."""
     if "accuracy" not in setup.metrics:
         return np.full(total, np.nan)
     with setup.timer.phase("evaluate"):

@@ -1,6 +1,4 @@
-"""How a run ends if it cannot go on: one rank's failure ends all ranks, and says
-why.
-"""
+"""How a run ends if it cannot go on: a failure ends all ranks, and says why."""
 
 import time
 import traceback
@@ -24,9 +22,7 @@ BEAT = 1.0
 
 
 class Failed(SystemExit):
-    """A run has failed and has said why. The process exits with 1, unless a program
-    catches this.
-    """
+    """A run has failed and said why. The process exits with 1, unless caught."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(1)
@@ -45,9 +41,7 @@ class Reporting:
 
 @contextmanager
 def ending_all_ranks(world: World, reporting: Reporting) -> Iterator[None]:
-    """Let an exception on one rank end all ranks immediately, and say where it came
-    from.
-    """
+    """Let an exception on one rank end all ranks, and say where it came from."""
     try:
         with without_exits():
             yield
@@ -109,9 +103,7 @@ def ending_when_stalled(
 
 
 def _stalled(world: World, reporting: Reporting, phase: str, waited: float) -> None:
-    """Say that nothing has happened for too long, and which ranks show no sign of
-    life.
-    """
+    """Say that nothing has happened for too long, and which ranks are silent."""
     line = (
         f"{_where(world)} has been in phase {phase} for {waited:.0f} s: "
         "it hangs, or waits for a rank that does"

@@ -106,9 +106,7 @@ class _Rounds:
         self._planned = setup.settings.config.rounds
 
     def run(self, done: int, state: Any) -> tuple[Any, bool]:
-        """Run the remaining rounds; return the state, and whether a stop was
-        requested.
-        """
+        """Run the remaining rounds; return the state, and whether to stop."""
         # All ranks begin together, so that waiting is not counted as the first round.
         self._setup.collectives.barrier()
         self._setup.timer.start()
@@ -191,9 +189,7 @@ def _new_rounds(
     stop: Stop,
     checkpointer: Checkpointer,
 ) -> bool:
-    """Run rounds with the clients that join, if requested; return whether a stop was
-    requested.
-    """
+    """Run the rounds of clients that join, if any; return whether to stop."""
     assert setup.newcomers is not None
     if not setup.settings.config.new_rounds:
         return False

@@ -1,6 +1,4 @@
-"""What depends on the seed: which client has which data on which rank, and the
-network's first weights.
-"""
+"""What depends on the seed: who has which data on which rank, and first weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -74,9 +72,7 @@ Other = TypeVar("Other")
 
 @dataclass(frozen=True)
 class RankData(Generic[T]):
-    """The data that one rank loads for a run: first sample indices, then the
-    samples.
-    """
+    """The data that a rank loads for a run: first indices, then samples."""
 
     train: T
     test: T

@@ -127,9 +127,7 @@ def _arithmetic(setup: Setup) -> Iterator[str]:
 
 
 def _supplement(setup: Setup) -> Iterator[str]:
-    """Say how many validation samples were given to clients, which then train on
-    them.
-    """
+    """Say how many validation samples clients were given to train on."""
     if not setup.settings.config.supplement:
         return
     # A server that selects by validation data then judges by what it has given away.

@@ -26,9 +26,7 @@ class Patience:
     """
 
     def __init__(self, limit: int | None, figures: Iterable[float] = ()) -> None:
-        """Begin after rounds with these figures; without a limit it never ends a
-        run.
-        """
+        """Begin after rounds with these figures; without a limit, never end a run."""
         self.limit = limit
         self._best = nan
         self._worse = 0

@@ -110,9 +110,7 @@ class RunProgress:
             self._next_line = time.monotonic() + LINE_EVERY
 
     def _latest(self, round: int, values: dict[str, float]) -> str:
-        """Return the round's figures; if it was not evaluated, with those of the last
-        evaluation.
-        """
+        """Return the round's figures, or with those of the last evaluation."""
         found = _evaluation(values)
         if found:
             # A bar has no room for the round's number, which it shows anyway.
@@ -227,9 +225,7 @@ def _evaluation(values: dict[str, float]) -> str:
 
 
 def _headline(values: dict[str, float]) -> str:
-    """Return the most telling metric: perplexity for texts, accuracy for answers, and
-    loss for anything else.
-    """
+    """Return the most telling metric: perplexity, else accuracy, else loss."""
     # Rounds that were not evaluated have no metrics: then the choice does not matter.
     if "perplexity" in values:
         return "perplexity"

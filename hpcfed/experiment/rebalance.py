@@ -1,6 +1,4 @@
-"""Relocates clients to other ranks between two rounds, if measured times show that it
-pays.
-"""
+"""Relocates clients between two rounds, if measured times show that it pays."""
 
 import time
 from dataclasses import fields, replace
@@ -47,9 +45,7 @@ class Rebalancer:
     def after_round(
         self, state: Any, cohort: Cohort, train_seconds: np.ndarray | None
     ) -> Any:
-        """Return the state for the next round; only the root knows the `train_seconds`
-        of every rank.
-        """
+        """Return the state for the next round; only the root knows `train_seconds`."""
         setup = self._setup
         if setup.shards is None:
             return state
@@ -94,9 +90,7 @@ class Rebalancer:
 
 
 def relocate(setup: Setup, state: Any, rank: np.ndarray) -> Any:
-    """Move every client to its new rank, with its data and its rows of the state; the
-    same call on every worker.
-    """
+    """Move clients to new ranks, with data and rows; the same call on every worker."""
     assert setup.shards is not None, "this run was assembled to stay as it is"
     before = setup.clients
     after = replace(before, rank=rank)

@@ -54,9 +54,7 @@ class Recorder:
         self._bytes_counted = 0
         """Payload of collectives that is already recorded with earlier rounds."""
         self._samples_counted = setup.engine.samples
-        """Samples of the engine's steps that are already recorded with earlier
-        rounds.
-        """
+        """Samples of the engine's steps that earlier rounds have recorded."""
         if snapshots is not None:
             snapshots.begin(first, setup.collectives.barrier)
 

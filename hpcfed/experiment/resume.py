@@ -1,6 +1,4 @@
-"""Resumes a run that was stopped: finds the checkpoint to resume from, and reads its
-state back by client.
-"""
+"""Resumes a stopped run: finds its checkpoint, and reads the state back by client."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields, replace
@@ -122,9 +120,7 @@ def restore_run(
 
 
 def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
-    """Read the state back; `state` is the method's first, which gives the kind of each
-    tensor.
-    """
+    """Read the state back; the method's first `state` gives the tensors' kinds."""
     holders = _holders(checkpoint, setup.federation.clients)
     values: dict[str, torch.Tensor] = {}
     for field in fields(state):
@@ -264,9 +260,7 @@ def _rows_of_clients(
 
 
 def _stored_name(checkpoint: Checkpoint, rank: str, field: str) -> str:
-    """Return the name of a rank's array of a field; older versions may use another
-    name.
-    """
+    """Return the name of a rank's array of a field, perhaps an older one."""
     name = f"{rank}.{field}"
     older = f"{rank}.{OLDER_NAMES.get(field)}"
     stored = checkpoint.names(f"{rank}.")

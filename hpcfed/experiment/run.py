@@ -63,9 +63,7 @@ def run_folders(folder: Path, config: RunConfig) -> list[Path]:
 def make_folders(
     points: Sequence[Settings], world: World, claims: ExitStack
 ) -> tuple[list[Path], bool]:
-    """Make and claim the folders of all points; also return whether they are
-    complete.
-    """
+    """Make and claim the folders of all points; tell which are complete."""
     folders: list[Path] = []
     done: list[bool] = []
     for point in points:

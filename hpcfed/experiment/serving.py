@@ -1,6 +1,4 @@
-"""The server's model of a run: where it runs, how to reach it, and what can be wrong
-with it.
-"""
+"""The server's model of a run: where it runs, how to reach it, what can be wrong."""
 
 from collections.abc import Sequence
 
@@ -19,9 +17,7 @@ from hpcfed.server.transport import Colocated, Remote, Transport, check_world, s
 def open_transport(
     settings: Sequence[Settings], layout: Layout, world: World
 ) -> Transport | None:
-    """Open the connection to the server's model, if the method has one; stacked seeds
-    share it.
-    """
+    """Connect to the server's model, if there is one; stacked seeds share it."""
     options = server_options(settings[0])
     if options is None:
         return None
@@ -78,9 +74,7 @@ def check_server(settings: Settings, world: World) -> None:
 
 
 def check_network(settings: Settings) -> None:
-    """Refuse a network that cannot be built, and a method's options that do not fit
-    it.
-    """
+    """Refuse a network that cannot be built, or does not fit the options."""
     options, config = settings.options, settings.config
     of_server = server_options(settings)
     own = config.model_info() is None

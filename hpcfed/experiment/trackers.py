@@ -47,9 +47,7 @@ class Tracker(Protocol):
 
     @property
     def id(self) -> str:
-        """The tracker's name for the run, to continue it after a resume; may be
-        empty.
-        """
+        """The tracker's name for the run, to continue it later; may be empty."""
 
     def rounds(self, figures: Sequence[Figures]) -> None:
         """Write the figures of rounds, in order."""
@@ -162,9 +160,7 @@ class WeightsAndBiases:
 
 
 def check_key() -> None:
-    """Refuse to begin without an account: wandb would ask for one, and a job on a
-    cluster cannot answer.
-    """
+    """Refuse to begin without an account: a cluster's job cannot enter one."""
     import wandb
 
     if os.environ.get("WANDB_MODE") in OFFLINE or wandb.api.api_key:

@@ -37,9 +37,7 @@ from hpcfed.results.safe import check_file
 from hpcfed.runtime.signals import Stop
 
 SHARE = 0.005
-"""The share of a run's time that its trackers may take; the rest is written at the
-end.
-"""
+"""The share of a run's time that trackers may take; the rest comes at the end."""
 MOST_ROUNDS = 50
 """Rounds that are written at a time, so that no round is delayed for long."""
 MOST_LOSSES = 500
@@ -116,9 +114,7 @@ class Tracking:
         replace_quickly(json.dumps(marks), self._path)
 
     def _note_losses(self) -> None:
-        """Copy the losses of new learnings now: at the end, the file is closed before
-        the trackers are.
-        """
+        """Copy new losses now: the file is closed before the trackers are."""
         for learning in range(len(self._losses), self._results.learnings):
             losses = self._results.losses(learning)
             self._losses.append(_thinned(losses, learning))

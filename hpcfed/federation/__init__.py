@@ -1,3 +1,1 @@
-"""What a method sees: the federation, its cohorts, the round's log, aggregation,
-selection and clustering.
-"""
+"""What a method sees: federation, cohorts, log, aggregation, selection, clusters."""

@@ -137,9 +137,7 @@ class Aggregation:
         return self._collectives.columns_to_row(total, rows.shape[1])
 
     def _columns(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Return this rank's share of the columns of all rows, in the order of
-        ranks.
-        """
+        """Return this rank's share of the columns of all rows, by rank."""
         counts = [len(members) for members in cohort.per_rank]
         return self._collectives.rows_to_columns(rows, counts)
 
@@ -189,9 +187,7 @@ def cluster_means(
 
 
 def trimmed_mean(columns: Tensor, cut: int) -> Tensor:
-    """Return the mean of every column without its `cut` largest and smallest values;
-    NaN counts as the largest.
-    """
+    """Return every column's mean without its `cut` largest and smallest values."""
     ascending = columns.sort(0).values
     return ascending[cut : len(columns) - cut].mean(0)
 
@@ -264,9 +260,7 @@ def _right_answers_or_loss(score: Score) -> Tensor:
 
 
 def best(scores: np.ndarray, count: int) -> np.ndarray:
-    """Return the positions of the highest scores, ascending; on ties the first position
-    wins.
-    """
+    """Return the positions of the highest scores, ascending; the first wins ties."""
     # A stable sort: ties go to the lower client id, the same on every rank.
     order = np.argsort(-scores, kind="stable")
     # Ascending again: sums are taken in the order of ids, so selecting everybody equals
@@ -275,8 +269,6 @@ def best(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 def best_finite(scores: np.ndarray, count: int) -> np.ndarray:
-    """Return the positions of the best uploads; fewer than `count` if fewer are
-    finite.
-    """
+    """Return the positions of the best uploads, at most `count`, all finite."""
     finite = int(np.count_nonzero(scores > NOT_FINITE))
     return best(scores, min(count, finite))

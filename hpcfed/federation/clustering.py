@@ -75,9 +75,7 @@ def _first_vectors(images: Tensor, vectors: int) -> Tensor:
 
 
 def canonical(left: Tensor) -> Tensor:
-    """Return vectors [features, vectors], signed so that the largest entry of each is
-    positive.
-    """
+    """Return vectors [features, vectors], each with a positive largest entry."""
     if not left.shape[1]:
         return left
     at = left.abs().argmax(0, keepdim=True)
@@ -126,9 +124,7 @@ def _kmeans(points: np.ndarray, clusters: int, seed: int) -> np.ndarray:
 
 
 def _linked(bases: np.ndarray, clusters: int) -> np.ndarray:
-    """Cluster as PACFL does: average linkage by the mean of the principal angles between
-    clients' bases.
-    """
+    """Cluster as PACFL: average linkage by mean principal angles of bases."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 

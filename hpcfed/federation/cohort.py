@@ -61,9 +61,7 @@ class Cohort:
         return rows, fewer
 
     def others(self, num_clients: int) -> np.ndarray:
-        """Return the positions of this rank's `num_clients` clients that do not take
-        part.
-        """
+        """Return which of this rank's `num_clients` clients do not take part."""
         return np.setdiff1d(np.arange(num_clients), self.here)
 
     def equally(self) -> "Cohort":
@@ -81,9 +79,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Sent:
-    """Which groups of columns each member of the cohort on this rank sends, if they do
-    not all send the same.
-    """
+    """Which groups of columns each member here sends, if they differ."""
 
     groups: Tensor
     """[members, groups], True where a group is sent."""
@@ -103,9 +99,7 @@ def client_weights(sizes: np.ndarray, by: Weighing) -> np.ndarray:
 
 
 def shares(sizes: np.ndarray) -> np.ndarray:
-    """Return nᵢ / Σn; equal shares if no client has data, so that the mean of unchanged
-    rows is that row.
-    """
+    """Return nᵢ / Σn; equal shares if no client has data: the mean stays a row."""
     total = sizes.sum()
     if not total:
         return np.full(len(sizes), 1 / max(1, len(sizes)))

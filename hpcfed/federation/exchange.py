@@ -1,6 +1,4 @@
-"""What travels between clients and the server: downloads, uploads, and who is on
-time.
-"""
+"""What travels between clients and server: downloads, uploads, and who is on time."""
 
 from dataclasses import replace
 
@@ -182,9 +180,7 @@ class Exchange:
         return fewer
 
     def late_at_zero(self, cohort: Cohort) -> Cohort:
-        """Return the cohort with weight 0 for late members: leaving out their rows
-        would copy all others.
-        """
+        """Return the cohort with weight 0 for late members: no row is copied."""
         came = self._came(cohort)
         if came is None:
             return cohort
@@ -256,9 +252,7 @@ def _member_bytes(
 def _start(
     rows: Tensor, in_flight: RoundInFlight, columns: Tensor | slice | None, beside: str
 ) -> Downloaded | None:
-    """Return what members were sent of the columns that they now send; None if they
-    were never sent these.
-    """
+    """Return what members were sent of these columns; None if nothing was."""
     start = in_flight.downloaded.get(beside)
     if start is None:
         return None

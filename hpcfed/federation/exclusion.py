@@ -42,9 +42,7 @@ def finite_members(
 def exclude(
     bad: set[int], cohort: Cohort, collectives: Collectives, *, stop: bool
 ) -> None:
-    """Count clients of this rank as excluded, or `stop` because of them, on every
-    rank.
-    """
+    """Count clients of this rank as excluded, or `stop`, on every rank."""
     everyones = set().union(*collectives.allgather(bad))
     if stop and everyones:
         raise divergence(np.array(sorted(everyones)), cohort.round)

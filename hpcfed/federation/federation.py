@@ -138,21 +138,15 @@ class Federation(Generic[MethodOptions]):
         return self._generated
 
     def agreed(self, value: T) -> T:
-        """Return the first rank's value on every rank, so that rounding cannot make
-        ranks decide differently.
-        """
+        """Return the first rank's value, so that rounding cannot part the ranks."""
         answer: T = self._collectives.bcast(value)
         return answer
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
-        """Count what a method computes itself, such as a server's model, as time of
-        this phase.
-        """
+        """Count what a method computes itself as time of this phase."""
         return self._timer.phase(phase)
 
     def relocate(self, clients: Clients, shards: Shards) -> None:
-        """Take over this rank's clients and their data, after some have changed
-        ranks.
-        """
+        """Take over this rank's clients and data, after some have moved."""
         self.members.relocated(clients)
         self.training.reload(shards)

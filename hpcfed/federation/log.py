@@ -45,31 +45,23 @@ class RoundLog:
     cohort_size: int = 0
     """Members of the cohort that have training data."""
     loss_sum: Tensor | float = 0.0
-    """Sum of training losses over all samples, or tokens, that this rank's clients have
-    seen.
-    """
+    """Sum of training losses over samples, or tokens, of this rank's clients."""
     samples_seen: Tensor | int = 0
     """Number of these samples or tokens."""
     trained_samples: int = 0
-    """Samples in all steps of this rank's clients, counted once per step; without
-    `finetuned_samples`.
-    """
+    """Samples in steps of this rank's clients, without `finetuned_samples`."""
     trained_steps: int = 0
     """Number of these steps."""
     train_flops: float = 0.0
     """Floating-point operations of these steps, and of Fisher information."""
     finetuned_samples: int = 0
-    """Samples in all steps that clients take within an evaluation, before they are
-    judged.
-    """
+    """Samples in steps that clients take in an evaluation, before they are judged."""
     finetune_flops: float = 0.0
     """Floating-point operations of these."""
     client_steps: np.ndarray | None = None
     """Steps of each client of this rank, by position; None before any has trained."""
     bytes_up: int = 0
-    """Bytes that clients of all ranks send to the server, if all send the same
-    amount.
-    """
+    """Bytes that clients of all ranks send to the server, if all send alike."""
     bytes_up_here: Tensor | int = 0
     """Bytes that this rank's clients send, if each chooses what it sends."""
     bytes_down: int = 0
@@ -79,15 +71,11 @@ class RoundLog:
     excluded: set[int] = field(default_factory=set)
     """Ids of this rank's clients whose update was not finite, and was left out."""
     selected: np.ndarray | None = None
-    """Ids of the clients with data whose uploads the server has selected; None for
-    methods that select none.
-    """
+    """Ids of the clients whose uploads were selected; None if none are."""
     arrived: np.ndarray | None = None
     """Ids of the members of all ranks whose uploads arrived in time; None: all."""
     virtual_seconds: float = math.nan
-    """Virtual time since the run's start at which this round ended; NaN without a
-    clock.
-    """
+    """Virtual time from the run's start to this round's end; NaN without a clock."""
     staleness: float = math.nan
     """Mean number of versions by which the round's uploads were behind."""
     clip_norm: Tensor | float = math.nan
@@ -139,9 +127,7 @@ class RoundInFlight:
     """What the federation must remember about a round until it ends; not recorded."""
 
     downloaded: dict[str, Downloaded] = field(default_factory=dict)
-    """What the server has sent to this rank's members until they upload, by name; the
-    model's name is "".
-    """
+    """What members here were sent until they upload, by name; the model's is ""."""
     sent_row: Tensor | None = None
     """The row that the last download sent to all members; None: each got its own."""
     received: Tensor | None = None

@@ -124,9 +124,7 @@ class Participants:
     def invite(
         self, round: int, clients: np.ndarray, on_trained: OnTrained | None = None
     ) -> Cohort:
-        """Begin a round with these clients, whose ids ascend, as `sample` does with the
-        clients that it draws.
-        """
+        """Begin a round with these clients, whose ids ascend, as `sample` does."""
         self.round = round
         holders = clients[self.sizes[clients] > 0]
         self.log = RoundLog(cohort_size=len(holders))
@@ -138,9 +136,7 @@ class Participants:
         return self._cohort(round, clients, self.log, in_flight)
 
     def instead_of(self, cohort: Cohort, clients: np.ndarray) -> Cohort:
-        """Return a cohort of these clients, whose ids ascend, in the round of another:
-        both share its log.
-        """
+        """Return a cohort of other clients, ascending, that shares this one's log."""
         return self._cohort(cohort.round, clients, cohort.log, cohort.in_flight)
 
     def everyone(self, round: int) -> Cohort:
@@ -177,7 +173,5 @@ class Participants:
         )
 
     def num_holders_in(self, cohort: Cohort) -> int:
-        """Return the number of members with training data; only their traffic is
-        counted.
-        """
+        """Return the number of members with training data, who have traffic."""
         return int(np.count_nonzero(self.sizes[cohort.clients]))

@@ -210,18 +210,14 @@ class ServerSide:
         return self._model
 
     def _aggregated(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Combine the cohort's rows into one; an empty cohort keeps the row that was
-        sent.
-        """
+        """Combine the cohort's rows into one; an empty cohort keeps its row."""
         sent_row = cohort.in_flight.sent_row
         if not len(cohort.clients) and sent_row is not None:
             return sent_row
         return self._aggregation(rows, cohort)
 
     def _finite_only(self, rows: Tensor, cohort: Cohort) -> tuple[Tensor, Cohort]:
-        """Return the finite rows and the cohort of their clients; the others count as
-        excluded.
-        """
+        """Return the finite rows and their cohort; the others count as excluded."""
         stop = self._members.stops_at_divergence
         members = exclusion.finite_members(rows, cohort, self._collectives, stop=stop)
         return member_rows(rows, cohort, members)

@@ -94,9 +94,7 @@ class LocalTraining:
         self.test_data = shards("test", self._members.clients)
 
     def recipe(self, round: int, epochs: int | None = None) -> Recipe:
-        """Return how clients train in a round by the run's options; a method may
-        replace its fields.
-        """
+        """Return the run's recipe of a round; a method may replace its fields."""
         c = self._config
         lr = c.lr * c.lr_decay**round
         schedule = None
@@ -282,9 +280,7 @@ class LocalTraining:
         return rows[0]
 
     def fisher(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Return the diagonal of the Fisher information of the cohort's rows on their
-        own training data.
-        """
+        """Return the Fisher information's diagonal on the clients' training data."""
         with self._timer.phase("train"):
             # One forward and one backward pass per sample, as in a step that trains
             # all.
@@ -295,9 +291,7 @@ class LocalTraining:
     def evaluate(
         self, rows: Tensor, clients: np.ndarray, wanted: Wanted = NOTHING
     ) -> Score:
-        """Score rows on the test data of their clients on this rank; `wanted` names the
-        sums that metrics need.
-        """
+        """Score rows on their clients' test data; metrics need the `wanted` sums."""
         with self._timer.phase("evaluate"):
             return self.engine.evaluate(rows, self.test_data, clients, wanted)
 
@@ -398,7 +392,5 @@ def _purpose(work: str, phase: int) -> str:
 
 
 def _all_frozen(columns: Tensor | None) -> bool:
-    """Return whether there is nothing to train, such as the head of a network that is
-    all body.
-    """
+    """Return whether there is nothing to train: a network may be all body."""
     return columns is not None and not bool(columns.any())

@@ -48,9 +48,7 @@ def gather_inputs(
     shifts: Tensor | None = None,
     blank: Tensor | None = None,
 ) -> Tensor:
-    """Return the first clients' inputs in this step, [clients · slots, …], from
-    `gatherable` ones.
-    """
+    """Return the first clients' inputs, [clients · slots, …], of `gatherable` ones."""
     table = samples, step, clients, slots
     if not _are_images(inputs):
         return gather_samples(inputs, *table)
@@ -106,9 +104,7 @@ def gather_images(
 def gather_samples(
     inputs: Tensor, samples: Tensor, step: Tensor, clients: int, slots: int
 ) -> Tensor:
-    """Return this step's inputs [clients · slots, …], of any shape; tokens stay
-    int64.
-    """
+    """Return this step's inputs [clients · slots, …]; tokens stay int64."""
     whole_floats = inputs.dtype in (torch.float32, torch.int64)
     if not (whole_floats and cuda.available(inputs.device)):
         return inputs.index_select(0, _of_step(samples, step, clients, slots))

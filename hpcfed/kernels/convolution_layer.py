@@ -1,6 +1,4 @@
-"""What convolution kernels know about a layer: the sizes of their inputs and
-outputs.
-"""
+"""What convolution kernels know about a layer: the sizes of its inputs and outputs."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,9 +9,7 @@ Kind = Literal["forward", "weight", "input"]
 
 @dataclass(frozen=True)
 class ConvolutionLayer:
-    """A convolution with stride 1 and a square kernel, its activation, and optional 2×2
-    max pooling.
-    """
+    """A convolution of stride 1, square, its activation, and 2×2 max pooling."""
 
     height: int
     width: int

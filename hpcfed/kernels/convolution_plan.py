@@ -24,9 +24,7 @@ from hpcfed.kernels.cuda import Macros
 
 KINDS: tuple[Kind, ...] = ("forward", "weight", "input")
 SHARED = 224 * 1024
-"""Bytes of shared memory that a block may use on a Hopper GPU; `shared_memory` queries
-the device.
-"""
+"""Shared memory of a block on a Hopper GPU, in bytes; `shared_memory` asks a device."""
 BUSY_WARPS = 16
 """Warps per multiprocessor for which there are enough registers."""
 GRADIENT_SCALE = 1024
@@ -46,18 +44,14 @@ class KernelCut:
     batch: int
     """Units that a block takes at once."""
     pixel: int
-    """Floats between neighbouring pixels in shared memory, chosen to avoid bank
-    conflicts.
-    """
+    """Floats between neighbouring pixels in shared memory: no bank conflicts."""
     shared: int
     """Bytes of shared memory."""
     warps: int = 8
     tap_warps: int = 1
     """Gradient of weights: warps that divide the taps; the others divide the pixels."""
     wide: int = 0
-    """Output channels that a warp-group instruction computes at once; 0 for kernels
-    without such instructions.
-    """
+    """Output channels of a warp-group instruction; 0 for kernels without it."""
     half: bool = False
     """Whether operands are multiplied in halves."""
     most_warps: int = 16
@@ -65,9 +59,7 @@ class KernelCut:
 
     @property
     def blocks(self) -> int:
-        """Blocks that a multiprocessor can run at once, limited by memory and
-        registers.
-        """
+        """Blocks that a multiprocessor runs at once, by memory and registers."""
         return max(1, min(self.most_warps // self.warps, SHARED // self.shared))
 
 
@@ -320,9 +312,7 @@ def _warps_with(registers: int) -> int:
 
 
 def _divisions(groups: int) -> Iterator[tuple[int, int]]:
-    """Yield pairs: the number of warps that divide groups of taps, and the number that
-    divide pixels.
-    """
+    """Yield pairs: the warps that divide groups of taps, and those for pixels."""
     for tap_warps in range(1, min(groups, 12) + 1):
         for pixel_warps in (1, 2, 4, 8):
             if 6 <= tap_warps * pixel_warps <= 12:

@@ -36,9 +36,7 @@ PATIENCE = 60
 
 @cache
 def library(source: str) -> ctypes.CDLL | None:
-    """Return a source file next to this module as a loaded library; None if it cannot
-    be compiled or loaded.
-    """
+    """Return a source file here as a loaded library; None if that fails."""
     text = (Path(__file__).parent / source).read_bytes()
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
@@ -95,9 +93,7 @@ def _openmp() -> str:
 
 
 def _cache_name(text: bytes, compiler: str) -> str:
-    """Return the name in the cache, from everything that the machine code depends
-    on.
-    """
+    """Return the name in the cache, from all that the machine code depends on."""
     # Asking the compiler itself would take longer than loading its result.
     program = Path(compiler).resolve()
     status = program.stat()

@@ -28,9 +28,7 @@ Macros = tuple[tuple[str, str | int], ...]
 
 
 class Kernel:
-    """A kernel in a source file next to this module, compiled with some macros for the
-    current device.
-    """
+    """A kernel in a source file here, compiled with macros for this device."""
 
     def __init__(
         self, source: str, name: str, macros: Macros, *, threads: int, shared: int = 0
@@ -158,9 +156,7 @@ class Branch:
             yield
 
     def join(self) -> None:
-        """Wait for the branch; required before the capture ends, even after a
-        failure.
-        """
+        """Wait for the branch; required before the capture ends, or fails."""
         if self._open and self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
             self._open = False
@@ -230,9 +226,7 @@ def _text(source: str) -> bytes:
 
 
 def _cache_name(text: bytes, options: list[str]) -> str:
-    """Return a kernel's name in the cache, from all that its machine code depends
-    on.
-    """
+    """Return a kernel's name in the cache, from all that its code depends on."""
     from cuda.bindings import nvrtc
 
     # The compiler's version lacks the patch level, which follows from torch's version.

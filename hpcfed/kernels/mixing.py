@@ -1,6 +1,4 @@
-"""The hash behind the clients' random numbers as one kernel, instead of eleven torch
-operations.
-"""
+"""The hash behind the clients' random numbers as one kernel, not eleven operations."""
 
 from functools import cache
 

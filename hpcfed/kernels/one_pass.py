@@ -19,9 +19,7 @@ from hpcfed.kernels.sgd import Rule
 
 @dataclass(frozen=True)
 class Terms:
-    """What draws rows to references, and how far away they are; all are [clients,
-    …].
-    """
+    """What draws rows to references, and how far they are; all are [clients, …]."""
 
     strengths: Strengths
     reference: Tensor
@@ -110,9 +108,7 @@ def _kernel(
 def one_pass_macros(
     rule: Rule, strengths: Strengths | None, *, halves: bool, rate_each: bool
 ) -> cuda.Macros:
-    """Return the macros for compiling the kernel; without strengths there is no
-    pull.
-    """
+    """Return the macros of the kernel; without strengths there is no pull."""
     pulled = strengths or Strengths()
     return (
         ("THREADS", THREADS),

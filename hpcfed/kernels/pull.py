@@ -98,9 +98,7 @@ def _add_layers(
 
 
 def _slope(strength: float, norm: Tensor) -> Tensor:
-    """Return the factor that turns the difference into the gradient of strength ×
-    norm.
-    """
+    """Return the factor from a difference to the gradient of strength × norm."""
     # ∂ s √(‖d‖² + ε) / ∂d = s d / √(‖d‖² + ε)
     return strength / (norm.square() + SMOOTHING).sqrt()
 
@@ -139,9 +137,7 @@ def _launch(
 def kernels(
     strengths: Strengths, device: int
 ) -> tuple[cuda.Kernel, cuda.Kernel, cuda.Kernel]:
-    """Return the kernels that sum differences, turn sums into slopes, and add the
-    pull.
-    """
+    """Return kernels that sum differences, make slopes, and add the pull."""
     settings = macros(strengths)
     return (
         cuda.Kernel("pull.cu", "sums", settings, threads=THREADS),

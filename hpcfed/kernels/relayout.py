@@ -12,9 +12,7 @@ _CLIENTS_AT_ONCE = 4
 
 
 def serves(*matrices: Tensor) -> bool:
-    """Whether kernels can copy between these matrices, whose rows must be
-    contiguous.
-    """
+    """Whether kernels can copy between these matrices of contiguous rows."""
     for matrix in matrices:
         if matrix.dtype != torch.float32 or matrix.stride(1) != 1:
             return False

@@ -1,6 +1,4 @@
-"""One step of SGD on the rows of many clients, in one pass over memory if a GPU
-allows.
-"""
+"""One step of SGD on many clients' rows, in one pass over memory if a GPU allows."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -96,9 +94,7 @@ def _descend_in_one_pass(
 def clip_scale(
     gradient: Tensor, trainable: Tensor | None, clip: float
 ) -> Tensor | None:
-    """Return the factor of each client's gradient that limits its norm; None without a
-    limit.
-    """
+    """Return the factor that limits each gradient's norm; None without a limit."""
     if not clip:
         return None
     counted = gradient

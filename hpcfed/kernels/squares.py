@@ -141,9 +141,7 @@ def convolution_squares(x: Tensor, dy: Tensor, sizes: ConvolutionSizes) -> Tenso
 
 
 def sample_sums(x: Tensor, dy: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-    """Return [samples, 2, channels]: sums over each sample's positions of dy and of
-    dy · (x − mean) · rstd.
-    """
+    """Return [samples, 2, channels]: sums of dy, and of dy · (x − mean) · rstd."""
     if not _serves_sums(x, dy):
         normal = (x - mean[:, None, None]) * rstd[:, None, None]
         sums = [dy.sum((2, 3), dtype=mean.dtype), (dy * normal).sum((2, 3))]

@@ -118,9 +118,7 @@ class Method:
     personal: Callable[[Federation, Any, Positions], Tensor]
     """Returns the rows to evaluate on the test data of these clients of this rank."""
     global_row: Callable[[Any], Tensor | None]
-    """Returns the row to evaluate on the global test data; None for methods without a
-    global model.
-    """
+    """Returns the row to evaluate on global test data; None without a global model."""
     welcome: Callable[[Federation, Any, Cohort], Tensor]
     """Returns the first rows of clients that join later. The cohort is all of them, in
     a federation of their own.
@@ -173,9 +171,7 @@ def names() -> list[str]:
 
 
 def announced() -> dict[str, EntryPoint]:
-    """Return the methods that installed packages announce, by name. If a name is taken,
-    our method wins.
-    """
+    """Return methods that installed packages announce; of equal names, ours wins."""
     found = {}
     ours = names()
     for name, entry in sorted(plugins.installed("methods").items()):

@@ -133,9 +133,7 @@ class State(fedavg.State):
     received: Tensor
     """Uploads so far."""
     seconds: Tensor = field(metadata=FIXED)
-    """Virtual seconds that each client with data takes to download, to train and to
-    upload: [3, clients].
-    """
+    """Virtual seconds of a client to download, train and upload: [3, clients]."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +160,7 @@ class Wave:
 
 
 def begin(fed: Federation[Options], *, buffer: int) -> State:
-    """Return the state before the first upload; the server makes a new version after
-    every `buffer` uploads.
-    """
+    """Return the first state; `buffer` uploads make a new version."""
     w = fed.initial_row()
     # On the host, like everything that decides who trains: no wait for the device.
     nobody = torch.empty(0, 4, dtype=torch.float64)

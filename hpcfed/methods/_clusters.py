@@ -134,8 +134,7 @@ class State(_partial.State):
     """`shared` has a row for every cluster."""
 
     group_of: Tensor = field(metadata=FIXED)
-    """The group of every shared column, such as its layer. A client sends whole groups.
-    """
+    """The group of every shared column, such as its layer, which is sent whole."""
     gene: Tensor
     """[clusters, groups], True for groups that a joining client gets."""
     cluster: Tensor = field(metadata=CLUSTERS)
@@ -182,9 +181,7 @@ def begin(
 
 
 def _clustered(fed: Federation[Options]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return every client's cluster, the clusters' mean bases, and their numbers of
-    members with data.
-    """
+    """Return every client's cluster, the clusters' mean bases, and their sizes."""
     options = fed.options
     bases = judged = fed.bases(options.basis)
     if options.clustering == "angles":

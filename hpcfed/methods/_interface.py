@@ -28,9 +28,7 @@ __all__ = [
 ]
 
 OWNED = {"owned": True}
-"""Marks a field with one entry per client of this rank. An entry moves with its client
-to another rank.
-"""
+"""Marks a field with one entry per client of this rank, which moves with it."""
 IN_PLACE = {"in_place": True}
 """Marks a field that a round overwrites: the state before the round is lost.
 
@@ -46,6 +44,4 @@ FIXED = {"fixed": True}
 VARIES = {"varies": True}
 """Marks a shared field whose number of rows changes from round to round."""
 CLUSTERS = {"row_of": "shared"}
-"""Marks a field of row numbers of the field `shared`. A checkpoint with a number out of
-range is refused.
-"""
+"""Marks row numbers of the field `shared`: a checkpoint's must be in range."""

@@ -1,6 +1,4 @@
-"""Shared by methods whose clients share some columns of their rows and keep the others
-private.
-"""
+"""Shared by methods whose clients share some columns and keep the others private."""
 
 from dataclasses import dataclass, field, replace
 
@@ -57,9 +55,7 @@ def body_and_head(fed: Federation[Options]) -> tuple[Tensor, Tensor]:
 
 
 def begin(fed: Federation, *, shared: Tensor) -> State:
-    """Return the state before the first round: all clients have the common initial
-    row.
-    """
+    """Return the first state: all clients have the common initial row."""
     row = fed.initial_row()
     # Positions, not masks: indexing by a mask synchronises GPU and host.
     shared_at = shared.nonzero().squeeze(1).to(row.device)

@@ -25,9 +25,7 @@ def accumulated(
 
 
 def weights_by_age(recipe: Recipe, steps: int, mu: float) -> list[float]:
-    """Return the weight of a gradient in the row by age: right after its step, then
-    after each later step.
-    """
+    """Return a gradient's weight in the row by age: after its step, and later ones."""
     rho, eta = recipe.momentum, recipe.lr
     velocity, weight, gradient = 0.0, 0.0, 1.0
     found = []

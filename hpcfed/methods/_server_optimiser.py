@@ -63,9 +63,7 @@ def adaptive_round(
     *,
     second_moment: SecondMoment,
 ) -> State:
-    """Run a round of Algorithm 2; FedAdagrad, FedAdam and FedYogi differ only in
-    `second_moment`.
-    """
+    """Run a round of Algorithm 2; methods differ only in `second_moment`."""
     # Without uploads there is no step to take.
     if not fed.hears(cohort):
         return state

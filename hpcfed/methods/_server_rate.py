@@ -1,6 +1,4 @@
-"""Shared by methods whose server has its own learning rate, which may change from round
-to round.
-"""
+"""Shared by methods whose server has a learning rate, which may change by round."""
 
 from typing import Literal
 

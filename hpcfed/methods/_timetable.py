@@ -104,9 +104,7 @@ class Timetable:
         return arrivals
 
     def _invite(self, draw: Draw) -> None:
-        """Fill all places. If no client is available, a place stays free until the next
-        arrival.
-        """
+        """Fill all places; without an available client, one waits for an arrival."""
         pace, training = self._pace, self._training
         if not training and pace.presence is not None:
             # No arrival is pending: skip to the time when a client is available.

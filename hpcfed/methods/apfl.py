@@ -85,9 +85,7 @@ def _mixture(w: Tensor, v: Tensor, alpha: Tensor) -> Tensor:
 
 
 def _adapted(fed: Federation[Options], alpha: Tensor, slopes: Tensor) -> Tensor:
-    """Return α after a step. The sum of `slopes` over the parameters is −η times the
-    gradient of α.
-    """
+    """Return α after a step; `slopes` sum to −η times the gradient of α."""
     parameters = slice(0, fed.layout.num_parameters)
     step = slopes[:, parameters].sum(1, keepdim=True)
     return (alpha + step).clamp(0, 1)

@@ -97,9 +97,7 @@ def candidates(options: Options, layout: Layout) -> list[str]:
 
 
 def shares(options: Options, layout: Layout, updates: Tensor) -> Tensor:
-    """Return the share of each layer's entries with a large update: [clients,
-    candidates].
-    """
+    """Return the share of large updates in each layer: [clients, candidates]."""
     # Running statistics, which follow the parameters, have no gradient.
     sizes = updates[:, : layout.num_parameters].abs()
     large = sizes > options.gene_threshold * sizes.mean(1, keepdim=True)

@@ -44,9 +44,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
 
 def _drawn(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
-    """Draw a number in [0, 1) for every member here and every layer, the same on any
-    number of ranks.
-    """
+    """Draw a number in [0, 1) for every member here and layer, on any ranks."""
     clusters, num_layers = state.gene.shape
     if fed.options.mask_per == "upload":
         # By seed, round and client.

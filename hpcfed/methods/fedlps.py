@@ -64,9 +64,7 @@ class Options(_clusters.Options):
 @dataclass(frozen=True)
 class State(_clusters.State):
     channels: Tensor = field(metadata=OWNED)
-    """[clients, groups], True for channels that a client keeps; all before its first
-    round.
-    """
+    """[clients, groups], True for channels that a client keeps; at first all."""
 
 
 def init(fed: Federation[Options]) -> State:

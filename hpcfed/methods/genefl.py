@@ -203,9 +203,7 @@ def _pull(
 
 
 def elastic(options: Options, layout: Layout, fisher: Tensor) -> Tensor:
-    """Return M: where a client's Fisher information, scaled to [0, 1], is at most ε, or
-    above it.
-    """
+    """Return M: where Fisher information, scaled to [0, 1], is ≤ ε, or above."""
     spans = [(0, layout.num_parameters)]
     if options.fisher == "layer":
         spans = list(layout.block_spans)

@@ -212,9 +212,7 @@ def _together(
 
 
 def _relative_weights(fed: Federation[Options], cohort: Cohort) -> Tensor:
-    """Return each member's weight divided by the cohort's mean weight: 1 if all weights
-    are equal.
-    """
+    """Return each member's weight divided by the cohort's mean weight."""
     weights = fed.weights[cohort.clients]
     # If no member has data, all weights are 0, and nothing was learnt.
     relative = weights / weights.mean() if weights.any() else weights
@@ -259,9 +257,7 @@ def global_row(state: State) -> None:
 
 
 def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
-    """Return rows of new embeddings, which are trained as in rounds while the rest of φ
-    is frozen.
-    """
+    """Return rows of new embeddings, trained as in rounds with φ frozen."""
     options, net = fed.options, _hypernetwork(fed)
     generator = fed.generator("new embeddings")
     # All ranks draw all embeddings, and keep those of their own clients.
@@ -318,9 +314,7 @@ def _inner(fed: Federation[Options]) -> Recipe:
 
 
 def _step(options: Options, phi: Tensor, gradient: Tensor, velocity: Tensor) -> None:
-    """Take one step of the server's SGD in place; each row's gradient is clipped
-    separately.
-    """
+    """Take a step of the server's SGD in place, each row's gradient clipped."""
     rule = Rule(options.hn_momentum, options.hn_decay, options.hn_clip)
     lr = phi.new_full((), options.hn_lr)
     descend(phi, gradient, velocity, None, lr, rule)

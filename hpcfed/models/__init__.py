@@ -19,9 +19,7 @@ class Conv(NamedTuple):
 
 @dataclass(frozen=True)
 class ConvNet:
-    """Convolutions, then fully connected layers, the last of them without
-    activation.
-    """
+    """Convolutions, then fully connected layers, the last without activation."""
 
     convs: tuple[Conv, ...]
     hidden: tuple[int, ...]
@@ -82,9 +80,7 @@ class ModelInfo:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Names of the layers if they form a sequence; empty for a network of
-        stages.
-        """
+        """Names of the layers of a sequence; empty for a network of stages."""
         return self.structure.layer_names
 
     @property

@@ -60,9 +60,7 @@ def choose(
     bf16: bool,
     device: torch.device,
 ) -> Way:
-    """Find the fastest way to call a network that gives the same as the plain
-    module.
-    """
+    """Find the fastest way to call a network that equals the plain module."""
     trial, expected, drops, draws = _begin(network, layout, sample, device)
     plain = PlainNetwork(network, layout, draws=draws, drops=drops, bf16=bf16)
     if draws:
@@ -125,9 +123,7 @@ def _tried(
     layout: Layout,
     expected: Expected,
 ) -> tuple[str, bool]:
-    """Try a way; return why it does not work, or an empty text, and whether its images
-    must be contiguous.
-    """
+    """Try a way; return why it fails, or "", and if images must be contiguous."""
     with warnings.catch_warnings():
         # torch's warnings about a way that is only tried would mislead.
         warnings.simplefilter("ignore")

@@ -35,9 +35,7 @@ class LayerCost:
     """What one sample costs in one call of a module that has parameters."""
 
     forward: int
-    """Multiply-adds of its forward pass; 0 except for convolutions and linear
-    layers.
-    """
+    """Multiply-adds of a forward pass; 0 but for convolutions and linear layers."""
     weight: str
     """Name of the weight that these multiply with; empty if it is frozen."""
     parameters: frozenset[str]

@@ -219,9 +219,7 @@ class Forward:
         return 1
 
     def halved(self, clients: int, device: torch.device) -> set[str]:
-        """Return the weights that may come in bfloat16; none if a module may use them
-        anywhere.
-        """
+        """Return the weights that may be bfloat16; none if used anywhere."""
         return set()
 
     def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:

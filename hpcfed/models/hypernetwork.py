@@ -1,6 +1,4 @@
-"""A hypernetwork: a network that outputs the parameters of other networks, a row for
-every embedding.
-"""
+"""A hypernetwork: it outputs the parameters of other networks, a row per embedding."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,9 +39,7 @@ class Hypernetwork:
         return shapes
 
     def first(self, rng: np.random.Generator) -> np.ndarray:
-        """Draw a φ as torch would: normal embeddings, layers uniform within
-        ±1/√inputs.
-        """
+        """Draw φ as torch would: normal embeddings, layers within ±1/√inputs."""
         # Drawn in the order of φ; another order would change every recorded seed.
         _, *linear = self._shapes
         drawn = [rng.standard_normal(self.clients * self.embedding)]

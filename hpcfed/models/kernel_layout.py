@@ -11,9 +11,7 @@ from hpcfed.kernels import relayout
 from hpcfed.models.layout import Entry, Layout, block_spans
 
 ALIGNMENT = 4
-"""Floats: a kernel loads 16 bytes at once, and a load must begin at a multiple of
-16.
-"""
+"""Floats: a kernel loads 16 bytes at once, from a multiple of 16."""
 LARGE = 2**14
 """A tensor with at least this many columns begins at a multiple of `LINE`."""
 LINE = 32
@@ -101,9 +99,7 @@ class KernelLayout:
         return named
 
     def load(self, rows: Tensor, kernel_rows: KernelRows) -> None:
-        """Copy plain rows into the two matrices; padding columns of parameters become
-        zero.
-        """
+        """Copy plain rows into the two matrices; padding columns become zero."""
         if self._serves(rows, kernel_rows):
             to_parameters, to_statistics, _, _ = self._places(rows.device)
             parameters, statistics = kernel_rows
@@ -135,9 +131,7 @@ class KernelLayout:
         return self._channels_last and relayout.serves(*matrices)
 
     def _places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return where the columns of both matrices come from in plain rows, and the
-        inverse.
-        """
+        """Return where both matrices' columns are in plain rows, and the inverse."""
         if self._tables is None:
             like = torch.zeros((), dtype=torch.int32, device=device)
             # Number the columns, and lay the numbers out like any row.

@@ -130,9 +130,7 @@ class Layout:
 
     @classmethod
     def of(cls, network: nn.Module, *, send_frozen: bool = False) -> "Layout":
-        """Lay out a network; with `send_frozen`, include parameters that never
-        change.
-        """
+        """Lay out a network; `send_frozen` includes constant parameters."""
         tensors: list[tuple[str, Tensor, bool]] = []
         frozen: list[tuple[str, Tensor, bool]] = []
         # A tensor with two names, such as tied weights, appears once.

@@ -52,9 +52,7 @@ def sample_through(network: nn.Module, shape: tuple[int, ...]) -> Sample:
 
 
 def find_builder(name: str) -> Callable[..., Any]:
-    """Return the class or function that a model's name refers to, if it is not in the
-    catalogue.
-    """
+    """Return the class or function that a model's name refers to, or None."""
     if plugins.is_reference(name):
         found = plugins.load_object(name, "model")
     else:
@@ -114,9 +112,7 @@ def _accepted(builder: Callable[..., Any], known: Mapping[str, Any]) -> dict[str
 
 
 def check_network(network: nn.Module, name: str, sample: Sample) -> None:
-    """Refuse a network that does not accept the data, or has nothing to train; mark its
-    constants.
-    """
+    """Refuse a network that does not fit the data; mark its constants."""
     if not any(p.requires_grad for p in network.parameters()):
         raise UserError(f"model {name} has no parameter that training could change")
     for tensor_name, tensor in network.named_parameters():

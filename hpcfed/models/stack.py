@@ -28,9 +28,7 @@ from hpcfed.models.stacking import Names, stacked
 
 
 class StackedNetwork(Forward):
-    """A network whose layers with weights or random numbers are replaced by stacked
-    ones.
-    """
+    """A network whose layers with weights or random numbers are stacked."""
 
     capture_may_fail = False
     takes_halves = True
@@ -85,9 +83,7 @@ class StackedNetwork(Forward):
         return 2 if convolutions and ours and not self._bf16 else 1
 
     def halved(self, clients: int, device: torch.device) -> set[str]:
-        """Return the weights that may come in bfloat16, because they are rounded to it
-        anyway.
-        """
+        """Return the weights that may be bfloat16: they are rounded anyway."""
         if not self._halves or clients > 1 or device.type != "cuda":
             return set()
         names = set()

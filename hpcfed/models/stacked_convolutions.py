@@ -67,9 +67,7 @@ class StackedConv2d(StackedConvolution):
         return y.contiguous() if self.batch.contiguous else y
 
     def _by_kernel(self, x: Tensor) -> Tensor | None:
-        """Return channels-last images; None if none of our kernels supports the
-        case.
-        """
+        """Return channels-last images; None if no kernel of ours serves."""
         layer = self._kernel_layer(x)
         if layer is not None:
             sink = self._sink(layer)
@@ -98,9 +96,7 @@ class StackedConv2d(StackedConvolution):
         return F.max_pool2d(y, 2) if self.pool else y
 
     def may_use_kernel(self, like: Tensor) -> bool:
-        """Tell whether our kernels support such numbers, for images that are not too
-        large.
-        """
+        """Tell whether our kernels support such numbers and image sizes."""
         # A user who forbids TensorFloat-32 gets torch's convolutions.
         return (
             self.square

@@ -21,13 +21,9 @@ class Batch:
     valid: Tensor | None = None
     """[clients, slots], True if a slot holds a sample; None if all do."""
     keys: Tensor | None = None
-    """[random layers, clients]: keys of this step's random numbers; None outside of
-    training.
-    """
+    """[random layers, clients]: this step's keys; None outside of training."""
     sinks: dict[str, Tensor] = field(default_factory=dict)
-    """Where gradients of named tensors go. A layer may remove its own sinks and write
-    there itself.
-    """
+    """Where gradients go, by name. A layer may take its own, and write there."""
     updates: dict[str, linear.Update] = field(default_factory=dict)
     """How the weights that update themselves do so, by name."""
     bounded: bool = False

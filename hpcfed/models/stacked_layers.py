@@ -184,9 +184,7 @@ class StackedNorm(StackedLayer):
     """What norms have in common: each client's weight and bias, if any."""
 
     def _scaled(self, y: Tensor, *, channels: int) -> Tensor:
-        """Return y · weight + bias; the weight's dimensions end `channels` before
-        y's.
-        """
+        """Return y · weight + bias, whose dimensions end `channels` before y's."""
         weight = self._parameters.get("weight")
         if weight is None:
             return y

@@ -102,9 +102,7 @@ class _After:
     """Digests of attributes of modules, and of buffers that no row can hold."""
 
     def gives_as(self, other: "_After") -> bool:
-        """Tell whether another call gave the same, up to rounding: threads may add in
-        another order.
-        """
+        """Tell whether two calls gave the same, but for threads' rounding."""
         if self.seen.keys() != other.seen.keys():
             return False
         return all(_alike(own, other.seen[name]) for name, own in self.seen.items())

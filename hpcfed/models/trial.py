@@ -1,6 +1,4 @@
-"""Two clients with different weights, on which ways to call a network are tried, and
-the results of a way.
-"""
+"""Two clients with different weights, to try ways of calling a network on."""
 
 import warnings
 from collections.abc import Iterable
@@ -79,9 +77,7 @@ def trial_clients(
     device: torch.device,
     dtype: torch.dtype,
 ) -> TrialClients:
-    """Return the network's own client, and another one with slightly different
-    weights.
-    """
+    """Return the network's own client, and one with slightly other weights."""
     generator = torch.Generator().manual_seed(20)
     row = layout.row(network, dtype=dtype)
     # Only slightly different weights: variances must stay positive.
@@ -168,9 +164,7 @@ def more_expected(alone: PlainNetwork, trial: TrialClients, layout: Layout) -> E
 def outcome(
     forward: Forward, trial: TrialClients, layout: Layout, of: Pass, *, alone: bool
 ) -> Outcome:
-    """Run one pass, in training forward and backward; `alone`: client after client,
-    without padding.
-    """
+    """Run one pass, in training with its backward; `alone`: client by client."""
     kernel_layout = KernelLayout(layout, trial.rows.device)
     slots = 1 if of.single else trial.inputs.shape[1]
     valid = torch.ones(2, slots, dtype=torch.bool, device=trial.rows.device)
@@ -269,9 +263,7 @@ def _pass_once(forward: Forward, trial: TrialClients, layout: Layout) -> None:
 def _watched(
     forward: Forward, of_clients: Iterable[Tensor]
 ) -> AbstractContextManager[object]:
-    """Watch a network with folded clients for decisions that it makes for all at
-    once.
-    """
+    """Watch a network with folded clients decide for all at once."""
     if isinstance(forward, VmapNetwork):
         return nullcontext()
     for tensor in of_clients:

@@ -250,9 +250,7 @@ def _called(
 
 
 class _Attention(TorchFunctionMode):
-    """Lets attention step out of vmap, which would call it client by client on a
-    CPU.
-    """
+    """Lets attention step out of vmap, which would call it by client on a CPU."""
 
     def __init__(self, current: _Pass) -> None:
         super().__init__()

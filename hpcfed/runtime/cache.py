@@ -86,9 +86,7 @@ def write(name: str, content: bytes) -> None:
 
 @contextmanager
 def _opened(*, make: bool = False) -> Iterator[int]:
-    """Open the folder; raise an OSError unless it belongs to this user and no other
-    user can write to it.
-    """
+    """Open the folder, which must be this user's and writable by no other."""
     path = folder()
     if path is None:
         raise FileNotFoundError("there is no cache")

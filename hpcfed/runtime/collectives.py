@@ -94,9 +94,7 @@ class Collectives:
 
     @_in_turn
     def columns_to_row(self, columns: Tensor, num_columns: int) -> Tensor:
-        """Join every rank's share of one row [share] into the whole row, on every
-        rank.
-        """
+        """Join every rank's share of one row [share] into a row, on every rank."""
         if self.size == 1:
             return columns
         outgoing = self._outgoing(columns.contiguous())
@@ -167,9 +165,7 @@ class Collectives:
 
     @_in_turn
     def gather_vectors(self, numbers: np.ndarray) -> np.ndarray | None:
-        """Return every rank's vector of float64 as [ranks, numbers] on the role's first
-        rank; None elsewhere.
-        """
+        """Return all float64 vectors as [ranks, numbers] on the root, else None."""
         if self.world.role_comm is None:
             return numbers[None]
         gathered = None
@@ -207,9 +203,7 @@ class Collectives:
         return list(zip(values, there, strict=True))
 
     def in_turn(self, work: Callable[[], T]) -> T:
-        """Do work that makes its own collective calls, such as a library's, in one
-        turn.
-        """
+        """Do work that makes its own collective calls, in one turn."""
         answer: T = self._turn(work)
         return answer
 
@@ -219,9 +213,7 @@ class Collectives:
         self.world.role_barrier()
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
-        """Count the payload, and return it where the backend can read it: gloo needs
-        host memory.
-        """
+        """Count the payload; return it in host memory if gloo reads it."""
         self.bytes_sent += tensor.numel() * tensor.element_size()
         return tensor.cpu() if self.world.backend == "gloo" else tensor
 

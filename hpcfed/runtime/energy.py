@@ -14,17 +14,13 @@ POWERCAP = Path("/sys/class/powercap")
 EVERY = 60.0
 """Seconds between readings of a CPU's counter, which wraps to 0 after some minutes."""
 COUNTED = ("package-", "dram")
-"""Prefixes of the counters to add up. Others are part of a package, or cover the whole
-machine.
-"""
+"""Prefixes of counters to add up; others are parts, or the whole machine."""
 UNKNOWN = float("nan")
 ENERGIES = ("energy", "cpu_energy")
 
 
 def rank_joules(world: World) -> float:
-    """Return the joules that this rank's GPU has used; if ranks share a GPU, only one
-    reports it.
-    """
+    """Return this rank's GPU's joules; of ranks that share one, one reports."""
     devices = [(location.host, location.device) for location in world.locations]
     device = devices[world.rank]
     # The counter belongs to the GPU, not to the process: its first rank reports it.
@@ -33,9 +29,7 @@ def rank_joules(world: World) -> float:
 
 
 def joules(device_uuid: str) -> float:
-    """Return the GPU's energy counter in joules since its driver started; NaN if there
-    is none.
-    """
+    """Return the joules since the GPU's driver started; NaN if not counted."""
     try:
         import pynvml
 

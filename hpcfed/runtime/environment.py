@@ -1,6 +1,4 @@
-"""What a result depends on besides its config: hosts, devices, versions, source,
-launcher.
-"""
+"""What a result depends on besides its config: hosts, devices, versions, launcher."""
 
 import hashlib
 import os

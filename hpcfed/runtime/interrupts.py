@@ -1,6 +1,4 @@
-"""What Ctrl-C does before a command has begun. It is loaded first, so it imports
-little.
-"""
+"""What Ctrl-C does before a command begins. Loaded first, so it imports little."""
 
 import os
 from types import FrameType

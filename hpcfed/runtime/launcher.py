@@ -20,9 +20,7 @@ ENDED = "HPCFED_ENDED"
 the command has ended successfully.
 """
 _HYDRA = "MPI_LOCALNRANKS"
-"""A variable that the mpiexec of MPICH and of Intel sets (both are Hydra), and srun
-does not.
-"""
+"""A variable of Hydra, the mpiexec of MPICH and Intel, which srun does not set."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +33,7 @@ class Launch:
 
     @property
     def alone(self) -> bool:
-        """Whether there is only one process, with or without a launcher: no MPI
-        needed.
-        """
+        """Whether there is one process, with or without a launcher, and no MPI."""
         return self.size == 1
 
 
@@ -125,15 +121,11 @@ def leave(launch: Launch, code: int) -> NoReturn:
 Start = Callable[[int], list[str]]
 """Returns the command that starts this number of ranks."""
 ALLOW_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-"""Variables without which Open MPI's mpirun refuses to run as root, the usual user in a
-container.
-"""
+"""Variables that Open MPI's mpirun needs to run as root, as in a container."""
 
 
 def launcher(name: str, environment: Mapping[str, str] = os.environ) -> Start:
-    """Choose how ranks are started: `auto` uses srun in a Slurm job, and mpirun
-    elsewhere.
-    """
+    """Choose how ranks start: `auto` is srun in a Slurm job, else mpirun."""
     if name == "auto":
         name = "srun" if "SLURM_JOB_ID" in environment else "mpirun"
     return _srun(environment) if name == "srun" else _mpirun
@@ -178,9 +170,7 @@ def _binding(ranks: int) -> list[str]:
 
 
 def _cores() -> int:
-    """Count the cores that we may use; two hardware threads of a core count once, as in
-    mpirun.
-    """
+    """Count the cores that we may use; like mpirun, not hardware threads."""
     cores = {_core(thread) for thread in os.sched_getaffinity(0)}
     return len(cores)
 

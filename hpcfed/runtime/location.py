@@ -1,6 +1,4 @@
-"""Where a rank runs: its host, process, device and cores; and how many threads that
-allows.
-"""
+"""Where a rank runs: host, process, device, cores, and the threads that allows."""
 
 import os
 import socket

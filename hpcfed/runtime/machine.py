@@ -88,9 +88,7 @@ def cores_text(cores: Iterable[int]) -> str:
 
 
 def load() -> float:
-    """Return how many processes on the host wanted to run, averaged over the last
-    minute; NaN if unknown.
-    """
+    """Return the host's load, averaged over the last minute; NaN if unknown."""
     try:
         return os.getloadavg()[0]
     except OSError:
@@ -110,9 +108,7 @@ def _memory() -> int:
 def usable(
     groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Return the bytes of the machine's memory, or the limit of our control group if
-    that is less.
-    """
+    """Return the machine's memory in bytes, or our control group's limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_limits(groups, mounted)])
 
@@ -131,9 +127,7 @@ def peak(status: Path = Path("/proc/self/status")) -> int:
 
 
 def _limits(groups: Path, mounted: Path) -> Iterator[int]:
-    """Yield the limits of our control group and of all its ancestors; a batch system
-    sets one for a job.
-    """
+    """Yield the limits of our control group and its ancestors, as of a job."""
     try:
         lines = groups.read_text().splitlines()
     except OSError:

@@ -56,9 +56,7 @@ def allreduce(tensor: Tensor) -> None:
 
 
 def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
-    """Join the role's group: its rank 0 opens a store on a free port and tells the
-    others over MPI.
-    """
+    """Join the role's group: rank 0 opens a store, and tells its port by MPI."""
     role_rank, role_size = role_comm.Get_rank(), role_comm.Get_size()
     hosts = role_comm.allgather(socket.gethostname())
     store = None
@@ -96,9 +94,7 @@ def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
 
 
 def join_alone(backend_name: str) -> None:
-    """Make a group of only this rank, for libraries that need one; do nothing if there
-    is already a group.
-    """
+    """Make a group of only this rank, for libraries, unless there is one."""
     if not dist.is_initialized():
         dist.init_process_group(
             backend_name, store=dist.HashStore(), rank=0, world_size=1

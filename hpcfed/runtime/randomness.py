@@ -24,9 +24,7 @@ mix_on_gpu: Callable[[Tensor], Tensor | None] | None = None
 
 
 def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
-    """Return numpy's generator for one purpose, as in `generator(seed, "cohort",
-    round)`.
-    """
+    """Return numpy's generator for a purpose: `generator(seed, "cohort", round)`."""
     return np.random.default_rng(_words(seed, purpose, *numbers))
 
 

@@ -26,9 +26,7 @@ class Place:
     file: int
     """The file descriptor in that process."""
     token: bytes
-    """The file begins with it. In a separate container, the same process id may belong
-    to another process.
-    """
+    """The file begins with it: another container may have the same process id."""
     size: int
     arrays: dict[str, tuple[tuple[int, ...], str, int]]
     """Shape, type and offset of each array, by name."""
@@ -89,9 +87,7 @@ def put(arrays: Arrays) -> tuple[Place, Arrays]:
 
 
 def _get(place: Place) -> Arrays | None:
-    """Return the arrays that another process has put somewhere; None if this process
-    cannot reach them.
-    """
+    """Return arrays that another process shares; None if out of reach."""
     try:
         file = os.open(f"/proc/{place.process}/fd/{place.file}", os.O_RDONLY)
     except OSError:
@@ -107,9 +103,7 @@ def _get(place: Place) -> Arrays | None:
 
 
 def _mapped(file: int, place: Place) -> Arrays:
-    """Return the arrays of an open file; a page is copied when this process writes to
-    it.
-    """
+    """Return the arrays of an open file; a page is copied when written to."""
     memory = mmap.mmap(file, place.size, access=mmap.ACCESS_COPY)
     return _views(memory, place.arrays)
 

@@ -11,22 +11,16 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPPED = 75
-"""Exit code of a run that was asked to stop and can be resumed; sysexits.h calls it a
-temporary failure.
-"""
+"""Exit code of a stopped run that can be resumed: sysexits.h's temporary failure."""
 PAUSE = 100
-"""The pause before the next checkpoint is at least this many times longer than writing
-one takes.
-"""
+"""The pause between checkpoints is at least this many times their writing time."""
 # SIGTERM comes from preemption and scancel, SIGINT from Ctrl-C, and SIGUSR2 from
 # slurm/run.sbatch, two minutes before the job's time limit.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class Stop:
-    """Knows whether this process was asked to stop, and whether its last checkpoint is
-    too old.
-    """
+    """Knows whether to stop, and whether the last checkpoint is too old."""
 
     def __init__(self, every: float = 0.0, *, ends_process: bool = True) -> None:
         """`every`: seconds after which a checkpoint is too old; 0: never.

@@ -123,9 +123,7 @@ class Pulse:
 
     @contextmanager
     def beating(self, seconds: float) -> Iterator[None]:
-        """Leave a sign of life every `seconds` seconds within the block, in a
-        thread.
-        """
+        """Leave a sign of life every `seconds` within the block, in a thread."""
         over = threading.Event()
         # A daemon, because a call to the store may block it forever.
         beating = threading.Thread(
@@ -194,9 +192,7 @@ class Pulse:
         return signs
 
     def _connect(self) -> dist.TCPStore:
-        """Open a separate connection: a call that blocks would block all others on the
-        same one.
-        """
+        """Open a separate connection: a blocking call would block all others."""
         timeout = timedelta(seconds=ANSWER)
         return dist.TCPStore(
             *self._address, is_master=False, wait_for_workers=False, timeout=timeout

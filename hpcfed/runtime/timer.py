@@ -61,9 +61,7 @@ class Timer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time within the block for this phase; of nested phases, the
-        outermost counts.
-        """
+        """Count the time within the block for this phase, or an outer one."""
         # A phase may call a function that opens another phase; the caller's counts.
         if self._inside:
             yield
@@ -84,9 +82,7 @@ class Timer:
         return before
 
     def lap(self) -> tuple[np.ndarray, float]:
-        """End the round and begin the next; return the seconds by phase, and the
-        round's wall time.
-        """
+        """End the round and begin the next; return seconds by phase, and in all."""
         self._mark("other")
         self._synchronize()
         now = time.perf_counter()
@@ -133,14 +129,10 @@ class Observer:
     """Receives all reports, and does nothing."""
 
     def begin(self, world: "World") -> None:
-        """Note that the run begins: all ranks call it together, as soon as they know
-        each other.
-        """
+        """Note that the run begins: all ranks call it, as soon as they meet."""
 
     def end(self, world: "World", folder: Path | None) -> None:
-        """Note that the last result is on disk: all ranks call it together; server
-        ranks have no folder.
-        """
+        """Note that the last result is on disk: all ranks call it together."""
 
     def timer(self, device: "torch.device") -> Timer:
         """Make a timer for a run's rounds."""

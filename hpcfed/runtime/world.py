@@ -92,9 +92,7 @@ class World:
 
     @property
     def is_root(self) -> bool:
-        """Whether this is the one rank that talks to the user and writes the
-        results.
-        """
+        """Whether this is the rank that talks to the user and writes results."""
         return self.rank == 0
 
     def role_bcast(self, value: Any) -> Any:
@@ -148,9 +146,7 @@ class World:
 def enter(
     *, device: str = "auto", server_ranks: int = 0, backend: Backend = "auto"
 ) -> World:
-    """Find out which rank this is, and join its role's process group. The last ranks
-    are the server's.
-    """
+    """Find out this rank's role, and join its group; the server's are last."""
     check_backend(backend)
     launch = launched()
     comm = mpi.all_ranks(launch)

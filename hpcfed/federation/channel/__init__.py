@@ -41,9 +41,7 @@ class Memory:
         return rows
 
     def common(self, name: str, first: Tensor) -> Tensor:
-        """Return what was last kept under this name, the same on every rank; `first` if
-        nothing was kept.
-        """
+        """Return what was kept under this name on every rank, or `first`."""
         kept = self.shared.get(name)
         if kept is None:
             return first

@@ -38,9 +38,7 @@ INTERVAL = 1e-3
 library's 1e-4, this one costs 0.03 % of ε and takes a tenth of the time.
 """
 COARSE = 1e-2
-"""Grid for rounds before the last: costs up to 1.5 % of ε, takes 20 ms instead of
-60.
-"""
+"""Grid for rounds before the last: costs up to 1.5 % of ε, takes 20 ms, not 60."""
 TOLERANCE = 1e-5
 """How close noise multipliers come to the smallest one that keeps within ε."""
 LEAST_NOISE = 0.05
@@ -83,9 +81,7 @@ class Accountant:
         return "other data of the client"
 
     def epsilon(self, noise_multiplier: float, rounds: int) -> float:
-        """Return ε after `rounds` rounds with noise of deviation `noise_multiplier` × C
-        on the sum of updates.
-        """
+        """Return ε after `rounds` with noise of `noise_multiplier` × C on sums."""
         return _epsilon_on(self, noise_multiplier, rounds, INTERVAL)
 
     def epsilons(self, noise_multiplier: float, rounds: int) -> "np.ndarray":
@@ -97,9 +93,7 @@ class Accountant:
         return _spending(self, noise_multiplier, rounds)
 
     def noise_multiplier(self, epsilon: float, rounds: int) -> float:
-        """Return the smallest noise multiplier that keeps within ε for `rounds`
-        rounds.
-        """
+        """Return the smallest noise multiplier that keeps within ε."""
         return _calibrated(self, epsilon, rounds)
 
 
@@ -315,9 +309,7 @@ def accountant_of(config: RunConfig) -> Accountant:
 
 
 def noise_multiplier_of(config: RunConfig) -> float:
-    """Return z of a private run: the given one, or the smallest that keeps within its
-    ε.
-    """
+    """Return z of a private run: as given, or the smallest that meets its ε."""
     if config.noise_multiplier is not None:
         return config.noise_multiplier
     assert config.target_epsilon is not None

@@ -21,29 +21,19 @@ from hpcfed.federation.cohort import Cohort, Sent
 
 @dataclass(frozen=True)
 class Upload:
-    """What this rank's members of a cohort send. A stage takes an upload and returns
-    what is left of it.
-    """
+    """What members here send. A stage takes it and returns what is left."""
 
     rows: Tensor
     """A row per member: what it sends, and in the end what the server receives."""
     start: Tensor
-    """What the server sent each of them; 0 if it sent nothing. May be a view of one
-    row.
-    """
+    """What the server sent each of them, or 0. May be a view of one row."""
     cohort: Cohort
     sent: Sent | None = None
-    """Which columns each member sends; None: all. The others are not part of the
-    update.
-    """
+    """Which columns each member sends, as its update; None: all."""
     stream: int = 0
-    """Number of the upload within the round: control variates follow rows as the
-    second.
-    """
+    """Number of the upload within the round: rows are 0, variates follow as 1."""
     size: Tensor | int | None = None
-    """Bytes that each member sends, or one number that holds for all; None until rows
-    are packed.
-    """
+    """Bytes that each member sends, or one number for all; None: not packed yet."""
 
 
 class Stage(Protocol):

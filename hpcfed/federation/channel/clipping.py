@@ -58,9 +58,7 @@ class Clipping:
 
     norm: ClipNorm
     layers: tuple[LayerColumns, ...] = ()
-    """Layers that are clipped separately to their share of C; empty: clip whole
-    updates.
-    """
+    """Layers that are clipped to their share of C; empty: clip whole updates."""
     phase: str = field(default="upload", init=False)
     _members: np.ndarray = field(default_factory=lambda: np.empty(0), init=False)
     _within: Tensor = field(default_factory=lambda: torch.empty(0), init=False)

@@ -44,9 +44,7 @@ NOTHING = torch.zeros(2, dtype=torch.float64)
 
 @dataclass
 class VirtualClock:
-    """The clock of a run. It reads the future from `devices`, and keeps the past in
-    `memory`.
-    """
+    """The clock of a run: the future is in `devices`, the past in `memory`."""
 
     config: RunConfig
     devices: Devices
@@ -154,9 +152,7 @@ class VirtualClock:
         return round.clients[round.arrived]
 
     def skip(self) -> None:
-        """End a round without members. It takes no time, unless rounds have
-        fixed times.
-        """
+        """End a round without members, which only takes a fixed time, if any."""
         if self._fixed:
             now, largest = self._kept()
             assert self.config.deadline is not None
@@ -275,9 +271,7 @@ class MembersTime:
         return self._download + self._train + self._upload
 
     def _at(self, clients: np.ndarray) -> np.ndarray | slice:
-        """Return the positions of these clients among the members; usually all of
-        them.
-        """
+        """Return these clients' positions among the members; usually all."""
         if clients is self.clients:
             return slice(None)
         return np.searchsorted(self.clients, clients)

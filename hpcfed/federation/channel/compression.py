@@ -106,9 +106,7 @@ class UploadCompression:
         return randomness.client_keys(self.seed, purpose, cohort.round, ids)
 
     def _packed(self, updates: Updates, at: Tensor, kept: "_Kept") -> Packed:
-        """Pack the updates of the clients at these positions on this rank, and
-        overwrite what they keep.
-        """
+        """Pack the updates of these clients, and overwrite what they keep."""
         whole, sent = updates.values, updates.sent
         left = None if kept.residual is None else kept.residual[at]
         known = None if kept.estimate is None else kept.estimate[at]
@@ -248,9 +246,7 @@ class DownloadCompression:
         return int(number)
 
     def _last(self, name: str) -> np.ndarray:
-        """Return the number of the last download that each client received; 0 if it
-        received none.
-        """
+        """Return the number of each client's last download; 0 if it had none."""
         # On the host, where all ranks count the bytes of all clients.
         never = torch.zeros(len(self.train_samples), dtype=torch.int64)
         return self.memory.common(name, never).numpy().copy()

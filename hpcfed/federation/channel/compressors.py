@@ -40,9 +40,7 @@ class Updates(NamedTuple):
     sent: Tensor | None = None
     """[members, columns], True where a column is sent; None: all are."""
     warm: Tensor | None = None
-    """[members, `Compressor.warm_columns`]: what each member kept from its last update,
-    0 if nothing.
-    """
+    """[members, `Compressor.warm_columns`]: kept from the last update, or 0."""
 
     def num_sent(self) -> Tensor | int:
         """Return how many columns each member sends; one number if all send alike."""
@@ -64,9 +62,7 @@ class Compressor(Protocol):
     """Packs the updates of all members at once, each as if it were alone."""
 
     def warm_columns(self, columns: int) -> int:
-        """Return how many numbers a client keeps between updates of `columns`
-        columns.
-        """
+        """Return how many numbers a client keeps between updates."""
 
     def __call__(self, updates: Updates) -> Packed: ...
 
@@ -175,9 +171,7 @@ class QSGD(_Memoryless):
 
 @dataclass(frozen=True)
 class ScaledSign(_Memoryless):
-    """Sends the sign of every column, and for every bucket of columns their mean
-    magnitude.
-    """
+    """Sends every column's sign, and the mean magnitude of each bucket."""
 
     bucket: int
 
@@ -204,9 +198,7 @@ class ScaledSign(_Memoryless):
 
 
 def num_kept(columns: Tensor | int, keep: float) -> Tensor | int:
-    """Return k, the number of columns to keep, rounded up: at least one if there are
-    any columns.
-    """
+    """Return k, the columns to keep, rounded up: one or more, if there are any."""
     # 0.07 of 100 is 7, although 0.07 * 100 is 7.000000000000001.
     slack = 1e-9
     if isinstance(columns, Tensor):

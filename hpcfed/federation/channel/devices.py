@@ -62,9 +62,7 @@ class Devices:
         return None if self.availability is None else self.availability.of(clients)
 
     def available(self, now: float) -> np.ndarray:
-        """Return the ids of the clients that are available at this moment,
-        ascending.
-        """
+        """Return the ids of the clients available at this moment, ascending."""
         if self.availability is None:
             return np.arange(len(self.speed))
         return np.flatnonzero(self.availability.at(now))

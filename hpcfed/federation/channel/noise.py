@@ -141,9 +141,7 @@ class LocalNoise:
         )
 
     def __call__(self, upload: Upload) -> Upload:
-        """Return the upload with noise on all columns. It is added in place: clipping
-        has made a new matrix.
-        """
+        """Return the upload with noise, added in place: clipping made a new matrix."""
         rows, cohort = upload.rows, upload.cohort
         self._count(cohort.round)
         norm = self.norm.value(rows.device)

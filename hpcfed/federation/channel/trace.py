@@ -70,9 +70,7 @@ class Availability:
         return following
 
     def of(self, rows: np.ndarray) -> "Availability":
-        """Return the availability of clients that behave like these; a client may be
-        named several times.
-        """
+        """Return the availability of these clients, each perhaps several times."""
         order = np.argsort(self.owner, kind="stable")
         counts = np.bincount(self.owner, minlength=self.num_clients)
         first = np.concatenate([[0], np.cumsum(counts)])
