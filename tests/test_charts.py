@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from hpcfed.analysis.render.chart_files import named
+from hpcfed.analysis.render.chart_files import image, named
 from hpcfed.analysis.render.charts import (
     Axis,
     Drawing,
@@ -25,7 +25,6 @@ from hpcfed.analysis.render.charts import (
     stripes,
     timeline,
 )
-from hpcfed.analysis.render.charts.images import image
 from hpcfed.analysis.render.charts.lines import MOST_MARKERS
 from hpcfed.analysis.render.page import packed
 from hpcfed.analysis.render.sections.section import Section

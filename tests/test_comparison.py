@@ -23,7 +23,7 @@ from hpcfed.analysis.comparison.difference import Measurement, divide, subtract
 from hpcfed.analysis.findings import Cell
 from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import label
-from hpcfed.analysis.render.charts import Axis, Dot, dots
+from hpcfed.analysis.render.charts import Axis, Mark, rows
 from hpcfed.analysis.render.console import Output
 from hpcfed.analysis.render.sections.comparison import comparison as section_of
 from hpcfed.analysis.render.sections.costs import phases as phases_of
@@ -423,19 +423,19 @@ def test_dots_have_their_intervals_and_a_line_at_no_change() -> None:
     """Names out of runs are data alone, and an end that is far away is cut."""
     evil = "</script>"
     every = [
-        Dot(evil, 1.1, 1.05, 1.15, "slower"),
-        Dot("x" * 500, 0.9, -1e9, 1e9, "not told apart"),
-        Dot("gone", float("inf"), float("nan"), float("nan"), "more"),
+        Mark(evil, 1.1, "slower", 1.05, 1.15),
+        Mark("x" * 500, 0.9, "not told apart", -1e9, 1e9),
+        Mark("gone", float("inf"), "more"),
     ]
-    drawn = dots("ratios", every, Axis("B / A"), line=1.0, order=["slower", "more"])
-    rows = drawn.spec["data"]["values"]
-    assert [row["name"] for row in rows] == [evil, "x" * 500]
-    assert rows[0] | {"low": 1.05, "high": 1.15} == rows[0]
+    drawn = rows("ratios", every, Axis("B / A"), line=1.0, order=["slower", "more"])
+    values = drawn.spec["data"]["values"]
+    assert [row["name"] for row in values] == [evil, "x" * 500]
+    assert values[0] | {"low": 1.05, "high": 1.15} == values[0]
     (line, *others) = drawn.spec["layer"]
     assert line["data"]["values"] == [{"x": 1.0}]
-    # Dots and line span 0.9 to 1.1; the axis follows ends twice as far, with some room.
+    # Dots and line span 0.9 to 1.1; the axis follows ends as far, with some room.
     low, high = others[0]["encoding"]["x"]["scale"]["domain"]
-    assert 0.4 < low < 0.5 and 1.5 < high < 1.6
+    assert 0.6 < low < 0.7 and 1.3 < high < 1.4
     del drawn.spec["data"]
     assert evil not in json.dumps(drawn.spec)
 

@@ -18,8 +18,8 @@ import hpcfed
 from benchmarks.paper.cells import Cell
 from benchmarks.paper.study import MEASURES, NEW_SERIES, Drawing
 from hpcfed.analysis.render import charts
+from hpcfed.analysis.render.chart_files import image
 from hpcfed.analysis.render.charts import Axis, Line, ScatterPoint, scatter, spread
-from hpcfed.analysis.render.charts.images import image
 from hpcfed.errors import UserError
 from hpcfed.results.run import RunRecord, mean_accuracy
 from hpcfed.results.series import series_of

@@ -1,5 +1,5 @@
-"""Charts of the report, described once: the page draws them on screen, `images` writes
-them for a paper.
+"""Charts of the report, described once: the page draws them on screen,
+`chart_files` writes them for a paper.
 
 Every function returns a `Drawing`. Its description is Vega-Lite's own JSON, because
 building it through Altair's classes took 0.2 s per chart and 1.6 s to load. Names from
@@ -16,13 +16,11 @@ from hpcfed.analysis.render.charts.bars import (
     timeline,
 )
 from hpcfed.analysis.render.charts.drawing import Axis, Drawing, spread
-from hpcfed.analysis.render.charts.intervals import Dot, Mark, dots, rows
 from hpcfed.analysis.render.charts.lines import Line, areas, lines
-from hpcfed.analysis.render.charts.scatter import ScatterPoint, scatter
+from hpcfed.analysis.render.charts.points import Mark, ScatterPoint, rows, scatter
 
 __all__ = [
     "Axis",
-    "Dot",
     "Drawing",
     "Line",
     "Mark",
@@ -31,7 +29,6 @@ __all__ = [
     "Stretch",
     "areas",
     "bars",
-    "dots",
     "heatmap",
     "histogram",
     "lines",

@@ -1,6 +1,6 @@
-"""The parts of all charts: drawings, their axes and layers."""
+"""The parts of all charts: drawings, axes, layers of marks, colours and tooltips."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, isfinite
 from typing import Any
@@ -10,12 +10,16 @@ Spec = dict[str, Any]
 Record = dict[str, Any]
 """A row of data, by field name."""
 
-HEIGHT = 260
-"""Pixels, without title and legend."""
 NUMBERS = ",.6~g"
 """Number format of axes and tooltips: up to six digits, without trailing zeros."""
 FEW_TICKS = 12
 """Up to this number of whole numbers, each has a tick."""
+LEGEND_LETTERS = 56
+"""Total length of names that fit side by side in a legend, in characters."""
+SYMBOL_LETTERS = 8
+"""Width of a symbol and the gap to the next, in characters, also on paper."""
+ZOOM = "wheel![event.ctrlKey || event.metaKey || event.altKey]"
+"""A plain turn of the wheel scrolls the page."""
 
 
 @dataclass(frozen=True)
@@ -78,20 +82,128 @@ class Axis:
         }
 
 
-def chart(description: str, data: Sequence[Record], layers: Sequence[Spec]) -> Spec:
-    """Overlay layers that share their data."""
+def chart(
+    description: str, data: Sequence[Record], layers: Sequence[Spec], height: int = 260
+) -> Spec:
+    """Overlay layers that share their data. The height, in pixels, is that without
+    title and legend.
+    """
     return {
         # Read by screen readers.
         "description": description,
         "data": {"values": list(data)},
-        "height": HEIGHT,
+        "height": height,
         "layer": list(layers),
     }
+
+
+def layer(
+    kind: str,
+    encoding: Spec,
+    *,
+    names: Sequence[str] = (),
+    zoom: Sequence[str] | None = None,
+    known: str = "",
+    data: Sequence[Record] | None = None,
+    **properties: Any,
+) -> Spec:
+    """Return marks of a kind, such as `line`, with further properties of the mark.
+
+    Of several `names` of series, the legend chooses which are shown; of these, only
+    marks whose field `known` has a value. Only one layer of a chart has `zoom`. It
+    makes the legend clickable, and lets the mouse zoom and pan along these axes.
+    Marks with their own `data` do not react to the legend.
+    """
+    made: Spec = {"mark": {"type": kind, **properties}, "encoding": encoding}
+    if data is not None:
+        return made | {"data": {"values": list(data)}}
+    several = len(set(names)) > 1
+    made["transform"] = [{"filter": {"param": "chosen"}}] if several else []
+    if known:
+        made["transform"].append({"filter": f"isValid(datum.{known})"})
+    params: list[Spec] = []
+    if several and zoom is not None:
+        select: Spec = {"type": "point", "fields": ["series"]}
+        params.append({"name": "chosen", "select": select, "bind": "legend"})
+    if zoom:
+        select = {"type": "interval", "zoom": ZOOM, "encodings": list(zoom)}
+        params.append({"name": "zoom", "select": select, "bind": "scales"})
+    return made | {"params": params}
+
+
+def reference(
+    corners: Sequence[Record],
+    where: Spec,
+    *,
+    name: str = "",
+    below: bool = False,
+    interpolate: str = "linear",
+) -> list[Spec]:
+    """Draw a dashed line through corners, with its name at its end. A line that ends at
+    the top has its name below, because there is no space above it.
+    """
+    shape: Spec = {"style": "ideal", "interpolate": interpolate, "clip": True}
+    layers = [layer("line", where, data=corners, **shape)]
+    if name:
+        end = [corner | {"series": name} for corner in corners[-1:]]
+        place: Spec = {"baseline": "top", "dy": 4} if below else {}
+        text = where | {"text": {"field": "series", "type": "nominal"}}
+        layers.append(layer("text", text, data=end, style="ideal-name", **place))
+    return layers
+
+
+def series_colour(names: Sequence[str], *, shown: Sequence[str] | None = None) -> Spec:
+    """Colour marks by the field `series`. A name keeps its colour even if the legend
+    shows only some names.
+    """
+    listed = list(dict.fromkeys(names if shown is None else shown))
+    longest = max(map(len, listed), default=1)
+    legend: Spec | None = {
+        "columns": max(1, LEGEND_LETTERS // (longest + SYMBOL_LETTERS))
+    }
+    # A single series needs no legend: the title or the axis names it.
+    if len(listed) < 2:
+        legend = None
+    elif shown is not None:
+        legend = {**(legend or {}), "values": listed}
+    return {
+        "field": "series",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": list(dict.fromkeys(names))},
+        "legend": legend,
+    }
+
+
+def tips(names: Mapping[str, str], numbers: Mapping[str, str]) -> list[Spec]:
+    """Return the fields of a tooltip with their titles. A name whose title is `title`
+    is shown above the rest.
+    """
+    told: list[Spec] = []
+    for field, title in names.items():
+        told.append({"field": field, "type": "nominal", "title": title})
+    for field, title in numbers.items():
+        number = {"type": "quantitative", "format": NUMBERS}
+        told.append({"field": field, "title": title, **number})
+    return told
+
+
+def short(value: float) -> float | None:
+    """Round a number to five digits, to keep pages small; None if it is not finite."""
+    if not isfinite(value):
+        return None
+    rounded = float(f"{value:.5g}")
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def ends_of(low: float, high: float, prefix: str = "") -> Record:
+    """Return the fields of an interval; none if it is unknown."""
+    if not (isfinite(low) and isfinite(high)):
+        return {}
+    return {f"{prefix}low": short(low), f"{prefix}high": short(high)}
 
 
 def spread(values: Sequence[float]) -> float:
     """Return the ratio of the largest to the smallest value, to choose a scale."""
     positive = [value for value in values if isfinite(value) and value > 0]
-    if not positive:
-        return 1.0
-    return max(positive) / min(positive)
+    return max(positive) / min(positive) if positive else 1.0

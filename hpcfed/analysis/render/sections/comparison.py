@@ -9,7 +9,7 @@ from hpcfed.analysis.comparison.points import Figure, PointPair
 from hpcfed.analysis.comparison.tables import shown_costs, tables
 from hpcfed.analysis.comparison.texts import changed, point_name, verdict, verdicts
 from hpcfed.analysis.labels import both_series
-from hpcfed.analysis.render.charts import Axis, Dot, Drawing, Line, dots, lines
+from hpcfed.analysis.render.charts import Axis, Drawing, Line, Mark, lines, rows
 from hpcfed.analysis.render.sections.accuracy import curve_of
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.options.metrics import HEADLINES, METRICS, label_of
@@ -82,14 +82,14 @@ def _dots(title: str, figures: Mapping[str, Figure], unit: str) -> Drawing:
     chosen = set(most_first[:MOST_DOTS])
     if len(chosen) < len(figures):
         title += f": the {len(chosen)} of {len(figures)} points that differ most"
-    rows = []
+    marks = []
     for name, figure in figures.items():
         if name in chosen:
             change = figure.change
-            ends = (change.centre, change.low, change.high)
-            rows.append(Dot(name, *ends, verdict(figure)))
+            ends = (change.low, change.high)
+            marks.append(Mark(name, change.centre, verdict(figure), *ends))
     neutral = next(iter(figures.values())).neutral
-    return dots(title, rows, Axis(unit), line=neutral, order=VERDICTS)
+    return rows(title, marks, Axis(unit), line=neutral, order=VERDICTS)
 
 
 def _distance(figure: Figure) -> float:
