@@ -12,7 +12,7 @@ from rich.console import Console
 
 from hpcfed import cli
 from hpcfed.analysis.collect import Found
-from hpcfed.analysis.comparison.points import PointPair
+from hpcfed.analysis.comparison.comparison import VIRTUAL, PointPair
 from hpcfed.analysis.curves import Climb, curve_over
 from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group, Process, groups
@@ -348,7 +348,7 @@ def test_pages_of_runs_without_have_nothing_of_it() -> None:
 def test_two_sides_are_compared_by_the_virtual_clock() -> None:
     (before,) = grouped(clocked(HOUR))
     (after,) = grouped(clocked(HOUR / 2))
-    figure = PointPair(before, after, before.key).virtual
+    figure = PointPair(before, after, before.key).ratio(VIRTUAL)
     assert figure is not None and figure.change.centre == pytest.approx(0.5)
     assert figure.told_apart, "the clock has no noise"
     (plain,) = grouped(four_rounds())

@@ -19,7 +19,6 @@ import hpcfed
 from hpcfed import cli
 from hpcfed.analysis.comparison import Comparison, compare, print_comparison
 from hpcfed.analysis.comparison.conditions import judge_all, read_conditions
-from hpcfed.analysis.comparison.difference import Measurement, divide, subtract
 from hpcfed.analysis.findings import Cell
 from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import label
@@ -29,6 +28,7 @@ from hpcfed.analysis.render.sections.comparison import comparison as section_of
 from hpcfed.analysis.render.sections.costs import phases as phases_of
 from hpcfed.analysis.render.show import show
 from hpcfed.analysis.run_findings.costs import of_phases
+from hpcfed.analysis.statistics import Measurements, divide, subtract
 from hpcfed.options import RunConfig
 from hpcfed.results.pace import MS_PER_ROUND, SECONDS_PER_ROUND
 from hpcfed.results.run import RunRecord
@@ -42,10 +42,10 @@ T_OF_TWO, T_OF_THREE = 12.7062, 4.30265
 BOTH = [Path("a"), Path("b")]
 
 
-def measurements(
-    *values: float, seeds: tuple[int, ...] = (0, 1, 2)
-) -> list[Measurement]:
-    return [Measurement((seed,), one) for seed, one in zip(seeds, values, strict=False)]
+def measurements(*values: float, seeds: tuple[int, ...] = (0, 1, 2)) -> Measurements:
+    """Return measurements by seed; equal seeds are repeats."""
+    keys = [((seed,), seeds[:number].count(seed)) for number, seed in enumerate(seeds)]
+    return dict(zip(keys, values, strict=False))
 
 
 def test_equal_seeds_are_compared_in_pairs_on_logarithms() -> None:

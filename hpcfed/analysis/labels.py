@@ -3,6 +3,7 @@
 They are only for display: nothing is looked up or grouped by a label.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,21 +57,23 @@ def option_text(name: str, value: Any) -> str:
     """Return `lr 0.1`, `supplement` or `no supplement`."""
     if value == "":
         return f"no {name}"
-    # Before numbers, because in Python a bool is an int.
     if isinstance(value, bool):
         return name if value else f"no {name}"
-    if isinstance(value, float):
-        return f"{name} {value:g}"
-    return f"{name} {plugins.label(str(value))}"
+    return f"{name} {value_text(value)}"
 
 
-def value_text(name: str, value: Any) -> str:
-    """Return an option's value without its name."""
-    if value == "":
+def value_text(value: Any) -> str:
+    """Return an option's value as people write it, without its name."""
+    if value is None or value == "":
         return "none"
+    # Before numbers, because in Python a bool is an int.
     if isinstance(value, bool):
         return "on" if value else "off"
-    return option_text(name, value).removeprefix(f"{name} ")
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return plugins.label(str(value))
 
 
 def ranks_label(key: Combination, ranks: int) -> str:

@@ -3,7 +3,7 @@ one run.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from math import exp, hypot, inf, isnan, log, nan, sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -20,6 +20,11 @@ its lower end.
 """
 MOST_POWER = 600.0
 """Largest exponent of e, so that such a number times seconds is still finite."""
+ONE_RUN = "one run each"
+"""The basis of a difference without an interval."""
+
+Measurements = Mapping[tuple[tuple[int, ...], int], float]
+"""A figure of several runs, by their seeds and by the number of the repeat."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,16 @@ class Estimate:
         repeats on a busy machine.
         """
         return self.bounded and (self.low <= 0 or self.high > MOST_SPREAD * self.low)
+
+    def exp(self) -> "Estimate":
+        """Return a ratio, from its logarithm."""
+        return Estimate(*map(bounded_exp, astuple(self)))
+
+    def log(self) -> "Estimate":
+        """Return a ratio on a logarithmic scale; without ends if one is not positive."""
+        if not self.bounded or self.low <= 0:
+            return Estimate(log(self.centre))
+        return Estimate(log(self.centre), log(self.low), log(self.high))
 
 
 def of_runs(values: Sequence[float]) -> Estimate:
@@ -132,9 +147,11 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
     )
 
 
-def difference(one: Mapping[Any, float], other: Mapping[Any, float]) -> Estimate:
+def difference(
+    one: Mapping[Any, float], other: Mapping[Any, float], *, paired: bool | None = None
+) -> Estimate:
     """Subtract the means of two sets of seeds: paired if both have the same seeds,
-    otherwise by Welch's t, which allows different variances.
+    unless told otherwise, else by Welch's t, which allows different variances.
 
     Equal seeds have equal data and cohorts, so their differences vary less than the
     values themselves.
@@ -142,11 +159,71 @@ def difference(one: Mapping[Any, float], other: Mapping[Any, float]) -> Estimate
     centre = fmean(one.values()) - fmean(other.values())
     if min(len(one), len(other)) < 2:
         return Estimate(centre)
-    if one.keys() == other.keys():
+    if one.keys() == other.keys() if paired is None else paired:
         half = _half_width([one[seed] - other[seed] for seed in one])
     else:
         half = _welch_half_width(list(one.values()), list(other.values()))
     return Estimate(centre, centre - half, centre + half)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How B differs from A: a difference, or a ratio."""
+
+    change: Estimate
+    basis: str
+    """What the interval is based on, in a few words."""
+    over_runs: bool = False
+    """Whether the interval covers the noise from run to run."""
+
+
+def subtract(before: Measurements, after: Measurements) -> Difference:
+    """Subtract the mean of A's measurements from that of B's."""
+    # Repeats of one seed cannot be paired in any meaningful order.
+    several = len({seeds for seeds, _ in before}) > 1
+    if several and before.keys() == after.keys():
+        change = difference(after, before, paired=True)
+        return Difference(change, f"{len(before)} pairs of runs", over_runs=True)
+    change = difference(after, before, paired=False)
+    if not change.bounded:
+        return Difference(change, ONE_RUN)
+    return Difference(change, f"{len(before)} and {len(after)} runs", over_runs=True)
+
+
+def divide(before: Measurements, after: Measurements) -> Difference:
+    """Divide B's geometric mean by A's: a difference of logarithms, because times and
+    sizes are skewed.
+    """
+    if min(*before.values(), *after.values()) > 0:
+        found = subtract(_logs(before), _logs(after))
+        return replace(found, change=found.change.exp())
+    # Zero has no logarithm: a method may send nothing.
+    bottom, top = fmean(before.values()), fmean(after.values())
+    if bottom:
+        return Difference(Estimate(top / bottom), ONE_RUN)
+    return Difference(Estimate(inf if top else 1.0), ONE_RUN)
+
+
+def _logs(measurements: Measurements) -> Measurements:
+    return {key: log(value) for key, value in measurements.items()}
+
+
+def mean_change(changes: Sequence[Estimate], *, over_runs: bool) -> Difference:
+    """Return the mean change of exactly these points.
+
+    If each point knows its own noise from run to run, distances to the ends add up as
+    squares. Otherwise the interval comes from the spread of the points.
+    """
+    number = len(changes)
+    centres = [change.centre for change in changes]
+    if over_runs and all(change.bounded for change in changes):
+        centre = fmean(centres)
+        down = hypot(*(change.centre - change.low for change in changes))
+        up = hypot(*(change.high - change.centre for change in changes))
+        whole = Estimate(centre, centre - down / number, centre + up / number)
+        return Difference(whole, f"runs of {number} points", over_runs=True)
+    spread = of_seeds(centres, least=-inf)
+    return Difference(spread, f"spread of {number} points", over_runs=True)
 
 
 def _welch_half_width(one: Sequence[float], other: Sequence[float]) -> float:

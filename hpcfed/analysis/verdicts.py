@@ -189,7 +189,7 @@ def _matters(every: Sequence[Group], options: Sequence[Swept]) -> list[str]:
 
 def _effect(effect: Effect, judged: Measure) -> str:
     name = effect.option.name
-    best, worst = value_text(name, effect.best), value_text(name, effect.worst)
+    best, worst = value_text(effect.best), value_text(effect.worst)
     gain = text(effect.change, judged.steps)
     pairs = count(effect.pairs, "pair")
     return (
@@ -213,7 +213,7 @@ def _opposite(one: Matters, judged: Measure) -> str:
     if one.score is None or not (helped and harmed):
         return ""
     name = one.option.name
-    best, worst = value_text(name, one.score.best), value_text(name, one.score.worst)
+    best, worst = value_text(one.score.best), value_text(one.score.worst)
     return (
         f"{name}: {best} instead of {worst} helps {' and '.join(helped)} and harms "
         f"{' and '.join(harmed)}."

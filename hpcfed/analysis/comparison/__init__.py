@@ -2,7 +2,7 @@
 
 from hpcfed.analysis.comparison.comparison import Comparison, compare
 from hpcfed.analysis.comparison.conditions import Decision, judge_all, read_conditions
-from hpcfed.analysis.comparison.tables import exported, print_comparison
+from hpcfed.analysis.comparison.shown import exported, print_comparison
 
 __all__ = [
     "Comparison",

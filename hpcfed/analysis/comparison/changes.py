@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcfed import plugins
 from hpcfed.analysis.choices import SIZES, defaults_of
 from hpcfed.analysis.groups import Group
+from hpcfed.analysis.labels import value_text
 from hpcfed.options import RunConfig, named
 from hpcfed.results.run import RunRecord
 
@@ -95,20 +95,6 @@ def _both_listed(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, s
 def _listed(values: Mapping[str, Any]) -> str:
     texts = [value_text(value) for value in values.values()]
     return ", ".join(texts) or ABSENT
-
-
-def value_text(value: Any) -> str:
-    """Return an option's value as people write it."""
-    if value is None or value == "":
-        return "none"
-    # Before numbers, because in Python a bool is an int.
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, list | dict):
-        return json.dumps(value)
-    return plugins.label(str(value))
 
 
 def _seeds(groups: Sequence[Group]) -> str:

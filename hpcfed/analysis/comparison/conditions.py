@@ -6,17 +6,22 @@ from enum import IntEnum
 from math import isfinite
 from pathlib import Path
 
-from hpcfed.analysis.comparison.comparison import Comparison
-from hpcfed.analysis.comparison.points import Figure
-from hpcfed.analysis.comparison.texts import NOISE, change_text
+from hpcfed.analysis.comparison.comparison import (
+    ENERGY,
+    MEMORY,
+    SECONDS,
+    SENT,
+    Comparison,
+    Figure,
+)
+from hpcfed.analysis.comparison.shown import NOISE, change_text
 from hpcfed.errors import UserError, count, unknown
-from hpcfed.results.pace import SECONDS_PER_ROUND
 
 IN_PER_CENT = {
-    "slower": SECONDS_PER_ROUND,
-    "more-memory": "peak memory of a rank",
-    "more-bytes": "sent per round, up and down",
-    "more-energy": "energy per round",
+    "slower": SECONDS.name,
+    "more-memory": MEMORY.name,
+    "more-bytes": SENT.name,
+    "more-energy": ENERGY.name,
 }
 """Conditions about ratios, with the figure that each checks."""
 LESS_ACCURATE = "less-accurate"

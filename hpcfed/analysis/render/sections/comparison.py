@@ -5,9 +5,15 @@ from dataclasses import replace
 from math import inf, log
 
 from hpcfed.analysis.comparison import Comparison
-from hpcfed.analysis.comparison.points import Figure, PointPair
-from hpcfed.analysis.comparison.tables import shown_costs, tables
-from hpcfed.analysis.comparison.texts import changed, point_name, verdict, verdicts
+from hpcfed.analysis.comparison.comparison import Figure, PointPair
+from hpcfed.analysis.comparison.shown import (
+    changed,
+    point_name,
+    shown_costs,
+    tables,
+    verdict,
+    verdicts,
+)
 from hpcfed.analysis.labels import both_series
 from hpcfed.analysis.render.charts import Axis, Drawing, Line, Mark, lines, rows
 from hpcfed.analysis.render.sections.accuracy import curve_of

@@ -71,9 +71,7 @@ def options(every: Sequence[Group], found: Sequence[Swept]) -> Section:
 
 
 def _row(one: Matters) -> Row:
-    values = ", ".join(
-        value_text(one.option.name, value) for value in one.option.values
-    )
+    values = ", ".join(value_text(value) for value in one.option.values)
     return [one.option.name, values, *_cells(one.score), *_cells(one.time)]
 
 
@@ -81,8 +79,7 @@ def _cells(effect: Effect | None) -> Row:
     if effect is None:
         return [DASH] * 4
     name = effect.option.name
-    best, worst = value_text(name, effect.best), value_text(name, effect.worst)
-    return [best, worst, PLAIN(effect.change), COUNT(effect.pairs)]
+    best, worst = value_text(effect.best), value_text(effect.worst)
 
 
 def _charts(
@@ -185,7 +182,7 @@ def _drawing(
         for name, members in series.items():
             for group, estimate in zip(members, estimates[name], strict=True):
                 if group.options[option.name] == value:
-                    row = value_text(option.name, value)
+                    row = value_text(value)
                     ends = (estimate.low, estimate.high)
                     marks.append(Mark(row, estimate.centre, name, *ends))
     yield rows(title, marks, y)
