@@ -29,9 +29,8 @@ from hpcfed.analysis.verdicts import verdicts
 from hpcfed.options import facts_of, named
 from hpcfed.options.compression import CompressionOptions
 from hpcfed.results.run import RunRecord
-from hpcfed.results.study import StudyRecord, TrialRecord
+from hpcfed.results.study import Outcome, StudyRecord, TrialRecord
 from hpcfed.results.summary import run_summary
-from hpcfed.results.trials import Outcome
 from hpcfed.words import flops_text, time_text
 from tests.points import process_of, run_of
 from tests.test_watch import begun, take_down

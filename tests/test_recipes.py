@@ -23,8 +23,7 @@ from hpcfed.analysis.render.console import Output
 from hpcfed.analysis.study_points import show_study, study_points, summary
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
-from hpcfed.results.study import StudyRecord, TrialRecord
-from hpcfed.results.trials import Outcome
+from hpcfed.results.study import Outcome, StudyRecord, TrialRecord
 from hpcfed.studies.plan import points, read_study
 from tests.runs import flags, mistake, started
 

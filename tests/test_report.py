@@ -41,8 +41,8 @@ from hpcfed.errors import remark, say
 from hpcfed.results.series import ROUND_SERIES, RoundSeries, agreed
 from hpcfed.results.server import LatentMap
 from hpcfed.results.stored import read_run
-from hpcfed.results.trials import Outcome, write_outcome
-from hpcfed.studies.gather import gather
+from hpcfed.results.study import Outcome, write_outcome
+from hpcfed.studies.execute import gather
 from hpcfed.studies.plan import points, read_study, trials
 from tests.page import parsed
 from tests.runs import mistake

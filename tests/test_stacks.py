@@ -24,8 +24,7 @@ from hpcfed.methods import fedavg
 from hpcfed.results.claim import claimed, hold, is_held
 from hpcfed.results.folder import STUDY_CLAIM, check_export
 from hpcfed.results.stored import read_run
-from hpcfed.results.study import read_gathered
-from hpcfed.results.trials import read_outcome
+from hpcfed.results.study import read_gathered, read_outcome
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.timer import Timer
 from hpcfed.studies import attempt, execute

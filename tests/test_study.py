@@ -24,14 +24,19 @@ from hpcfed.errors import UserError
 from hpcfed.options import check, check_unchanged
 from hpcfed.plan.work import run_work
 from hpcfed.results.claim import claimed
-from hpcfed.results.study import copy_run, read_gathered
-from hpcfed.results.trials import Outcome, read_outcome, write_outcome
+from hpcfed.results.study import (
+    Outcome,
+    copy_run,
+    read_gathered,
+    read_outcome,
+    write_outcome,
+)
 from hpcfed.runtime import launcher
 from hpcfed.runtime.launcher import Launch
 from hpcfed.studies import attempt, execute
 from hpcfed.studies.attempt import finished
 from hpcfed.studies.dry_run import speed
-from hpcfed.studies.gather import gather
+from hpcfed.studies.execute import gather
 from hpcfed.studies.plan import (
     Point,
     Study,

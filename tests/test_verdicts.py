@@ -12,7 +12,6 @@ import pytest
 
 from hpcfed.analysis.collect import Found
 from hpcfed.analysis.contests import contests, frontiers
-from hpcfed.analysis.effects import effects, score_effect, time_effect
 from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import times_text
 from hpcfed.analysis.noise import noisy
@@ -25,10 +24,13 @@ from hpcfed.analysis.scaling import growths, limits
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.swept import (
     Swept,
+    effects,
     families,
     held,
     reference,
+    score_effect,
     swept,
+    time_effect,
 )
 from hpcfed.analysis.verdicts import verdicts
 from hpcfed.results.run import LearningRecord

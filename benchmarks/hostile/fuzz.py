@@ -58,8 +58,8 @@ clients = [3, 4]
 def make_originals(folder: Path) -> None:
     """Make one file of each kind, by real runs in this process."""
     from hpcfed import cli
-    from hpcfed.results.trials import Outcome, write_outcome
-    from hpcfed.studies.gather import gather
+    from hpcfed.results.study import Outcome, write_outcome
+    from hpcfed.studies.execute import gather
     from hpcfed.studies.plan import points, read_study, trials
 
     out = sys.stdout

@@ -20,7 +20,6 @@ from hpcfed.analysis.contests import (
     races,
 )
 from hpcfed.analysis.costmodel import fit_groups
-from hpcfed.analysis.effects import Effect, Matters, effects
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import (
     MOST_SENTENCES,
@@ -40,7 +39,15 @@ from hpcfed.analysis.speed_verdicts import (
     weak_answers,
 )
 from hpcfed.analysis.statistics import Estimate
-from hpcfed.analysis.swept import Swept, choice_text, point_text, swept
+from hpcfed.analysis.swept import (
+    Effect,
+    Matters,
+    Swept,
+    choice_text,
+    effects,
+    point_text,
+    swept,
+)
 from hpcfed.errors import count
 from hpcfed.words import MIB, number, time_text
 

@@ -1,6 +1,5 @@
 """A study started from a program or a notebook."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -14,19 +13,9 @@ from hpcfed.api.opened import Run, path_of, table
 from hpcfed.errors import UserError
 from hpcfed.options.metrics import global_name
 from hpcfed.results.folder import records
-from hpcfed.results.trials import read_outcome
-from hpcfed.runtime.launcher import launched
-from hpcfed.runtime.launcher import launcher as launched_by
-from hpcfed.studies.plan import (
-    StudyOrder,
-    Trial,
-    choose,
-    find_study,
-    points,
-    read_study,
-    study_of,
-)
-from hpcfed.studies.start import run_study
+from hpcfed.results.study import read_outcome
+from hpcfed.studies.plan import Trial
+from hpcfed.studies.start import order_of, run_study
 
 
 @dataclass(frozen=True)
@@ -84,26 +73,24 @@ def study(
     stack: int,
 ) -> Sweep:
     """Run the unfinished trials, and gather all into study.h5."""
-    if not launched().alone:
-        raise UserError(
-            "hpcfed.study starts mpirun or srun itself; call it without them"
-        )
+    asked: Path | Mapping[str, Any]
     if isinstance(study, Mapping):
         if out is None:
             raise UserError("a study from a dict needs a folder, as in out='runs/mine'")
         _check_plain(study)
-        path = Path("study")
-        asked, text = study_of(study, path), json.dumps(study, indent=1)
+        asked = study
     else:
-        path = find_study(path_of(study, "hpcfed.study"))
-        asked, text = read_study(path), path.read_text()
-    folder = Path("runs") / path.stem if out is None else path_of(out, "out")
-    every = points(asked, path)
-    chosen = choose(every, only=only, numbers=None)
-    start = launched_by(launcher)
-    order = StudyOrder(asked, path, text, every, chosen, folder, start, most=stack)
+        asked = path_of(study, "hpcfed.study")
+    order = order_of(
+        asked,
+        out=None if out is None else path_of(out, "out"),
+        only=only,
+        numbers=None,
+        starter=launcher,
+        most=stack,
+    )
     run_study(order)
-    return Sweep(folder, tuple(order.trials))
+    return Sweep(order.out, tuple(order.trials))
 
 
 def _check_plain(value: Any) -> None:

@@ -26,7 +26,7 @@ from hpcfed.results.folder import (
 from hpcfed.results.publish import check_target
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
-from hpcfed.results.trials import Outcome, write_outcome, writing
+from hpcfed.results.study import Outcome, write_outcome, writing
 from hpcfed.runtime.launcher import environment_of
 from hpcfed.runtime.signals import STOPPED
 from hpcfed.studies.plan import Trial

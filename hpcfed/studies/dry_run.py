@@ -17,7 +17,7 @@ from hpcfed.errors import count, printable
 from hpcfed.experiment.serving import choose_server
 from hpcfed.plan.assumptions import UNMEASURED
 from hpcfed.plan.work import RunWork, run_work
-from hpcfed.results.trials import read_outcome
+from hpcfed.results.study import read_outcome
 from hpcfed.studies import execute
 from hpcfed.studies.execute import Finished
 from hpcfed.studies.plan import Point, StudyOrder

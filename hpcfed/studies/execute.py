@@ -1,5 +1,5 @@
-"""Runs a study's trials one after the other, or in stacks, here or inside a Slurm
-job.
+"""Runs a study's trials one after the other, or in stacks, here or inside a Slurm job,
+and gathers them into `study.h5`.
 """
 
 import shlex
@@ -17,11 +17,16 @@ from hpcfed.results.claim import is_held
 from hpcfed.results.folder import STACKS, STUDY, runs
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import changed_files, is_complete
-from hpcfed.results.trials import Outcome, read_outcome, write_outcome
+from hpcfed.results.study import (
+    Outcome,
+    TrialSource,
+    read_outcome,
+    write_outcome,
+    write_study,
+)
 from hpcfed.runtime.launcher import Start
 from hpcfed.studies.attempt import attempt, attempt_stack, finished
-from hpcfed.studies.gather import Gathering
-from hpcfed.studies.plan import StudyOrder, Trial
+from hpcfed.studies.plan import Study, StudyOrder, Trial
 from hpcfed.studies.stacks import (
     Stack,
     describe,
@@ -37,6 +42,10 @@ Finished = dict[Path, list[RunRecord]]
 """The runs of finished trials, one for each seed, by the trial's folder."""
 WAIT = 0.5
 """Seconds between two checks of a run that we wait for."""
+PAUSE = 20
+"""The minimum pause before the next gathering, as a multiple of the last one's
+duration: at most 5 % of the time.
+"""
 
 
 def command(trial: Trial, start: Start) -> list[str]:
@@ -136,10 +145,36 @@ def run_trials(order: StudyOrder) -> int:
     # half-way.
     done = check_finished(order.trials)
     settle(order.every_trial, order.start)
-    gathering = Gathering(order.out / STUDY, order.study, order.text, order.every_trial)
-    failed = run_left(order, done=done, after=gathering.after_trial)
-    gathering.gather()  # what the last pause has skipped
+    next_time = 0.0
+
+    def gather_unless_recent() -> None:
+        nonlocal next_time
+        begin = time.monotonic()
+        if begin >= next_time:
+            gather_all(order)
+            now = time.monotonic()
+            next_time = now + PAUSE * (now - begin)
+
+    failed = run_left(order, done=done, after=gather_unless_recent)
+    gather_all(order)  # what the last pause has skipped
     return failed
+
+
+def gather_all(order: StudyOrder) -> None:
+    """Combine what every trial of a study has left, in the study's file."""
+    gather(order.out / STUDY, order.study, order.text, order.every_trial)
+
+
+def gather(path: Path, study: Study, text: str, every: Sequence[Trial]) -> None:
+    """Combine the runs of all trials, and how each trial went, in one file. `text` is
+    the study's own file.
+    """
+    sources = []
+    for trial in every:
+        options = {**trial.point.given, "ranks": trial.point.ranks}
+        outcome = read_outcome(trial.outcome)
+        sources.append(TrialSource(str(trial), trial.folder, outcome, options))
+    write_study(path, title=study.title, warmup=study.warmup, text=text, trials=sources)
 
 
 def run_left(

@@ -19,7 +19,7 @@ from hpcfed.results import checkpoints
 from hpcfed.results.publish import publish
 from hpcfed.results.safe import check_file
 from hpcfed.results.stored import changed_files, read_run
-from hpcfed.results.trials import writing
+from hpcfed.results.study import writing
 from hpcfed.studies.plan import Trial
 
 UNFINISHED = ("stopped", "interrupted", "running")

@@ -2,24 +2,41 @@
 or gather what has run.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from hpcfed.errors import UserError, count, say
+from hpcfed import shipped
+from hpcfed.errors import UserError, count, printable, say
 from hpcfed.results.claim import claimed
 from hpcfed.results.folder import POINTS, STUDY, STUDY_CLAIM
 from hpcfed.results.publish import check_target
-from hpcfed.results.trials import read_outcome, write_listing
+from hpcfed.results.study import read_outcome, write_listing
 from hpcfed.runtime.launcher import launched, launcher
 from hpcfed.studies import execute
-from hpcfed.studies.gather import gather
-from hpcfed.studies.plan import StudyOrder, choose, find_study, points, read_study
-from hpcfed.studies.submit import submit
+from hpcfed.studies.plan import (
+    Point,
+    StudyOrder,
+    choose,
+    find_study,
+    points,
+    read_study,
+    study_of,
+)
+
+SCRIPT = "slurm/study.sbatch"
+"""The script of an array's jobs; it comes with hpcfed."""
 
 
 def order_of(
-    study: Path,
+    study: Path | Mapping[str, Any],
     *,
     out: Path | None,
     only: str,
@@ -27,18 +44,24 @@ def order_of(
     starter: str,
     most: int,
 ) -> StudyOrder:
-    """Read a study file, check all of it, and choose points."""
+    """Read a study file, or a program's equivalent of its tables; check all of it, and
+    choose points.
+    """
     if not launched().alone:
         raise UserError(
             "hpcfed study starts mpirun or srun itself; start it without them"
         )
-    path = find_study(study)
-    asked = read_study(path)
+    if isinstance(study, Mapping):
+        path, text = Path("study"), json.dumps(study, indent=1)
+        asked = study_of(study, path)
+    else:
+        path = find_study(study)
+        asked, text = read_study(path), path.read_text()
     every = points(asked, path)
     return StudyOrder(
         study=asked,
         path=path,
-        text=path.read_text(),
+        text=text,
         every=every,
         chosen=choose(every, only=only, numbers=numbers),
         out=out or Path("runs") / path.stem,
@@ -79,7 +102,7 @@ def gather_study(order: StudyOrder) -> int:
     """
     _make(order.out)
     execute.settle(order.every_trial, order.start)
-    gather(order.out / STUDY, order.study, order.text, order.every_trial)
+    execute.gather_all(order)
     incomplete = 0
     for trial in order.trials:
         incomplete += read_outcome(trial.outcome).status != "complete"
@@ -88,13 +111,70 @@ def gather_study(order: StudyOrder) -> int:
 
 
 def submit_study(order: StudyOrder, extra: Sequence[str], *, dry_run: bool) -> None:
-    """Submit the chosen points to Slurm; `extra` are arguments for sbatch."""
+    """Submit the chosen points to Slurm: an array for each number of ranks, since all
+    jobs of an array are alike, and a last job that gathers. `extra` are arguments for
+    sbatch.
+    """
     if not dry_run:
         _make(order.out)
         _write_listing(order)
     # The jobs may start in another folder, so paths are absolute.
-    file, out = order.path.resolve(), order.out.resolve()
-    submit(file, out, order.chosen, extra, dry_run=dry_run)
+    out = order.out.resolve()
+    file = str(order.path.resolve())
+    script = [str(shipped.top() / SCRIPT), file, "--out", str(out)]
+    jobs = []
+    by_size = sorted(order.chosen, key=_processes)
+    for processes, members in groupby(by_size, key=_processes):
+        numbers = ",".join(str(point.number) for point in members)
+        words = [
+            f"--ntasks={processes}",
+            f"--array={numbers}",
+            f"--output={out}/slurm-%A-%a.log",
+            *extra,
+        ]
+        job = _sbatch([*words, *script], dry_run=dry_run)
+        if job is not None:
+            jobs.append(job)
+    # `afterany`: finished runs are gathered even if some jobs have failed.
+    arrays = ":".join(jobs) or "ARRAYS"
+    last = [
+        f"--dependency=afterany:{arrays}",
+        "--ntasks=1",
+        f"--output={out}/slurm-%j.log",
+        *extra,
+    ]
+    _sbatch([*last, *script], dry_run=dry_run)
+
+
+def _processes(point: Point) -> int:
+    return point.processes
+
+
+def _sbatch(words: Sequence[str], *, dry_run: bool) -> str | None:
+    """Print and run sbatch; return the job's number, or None if it is only printed."""
+    line = ["sbatch", "--parsable", *words]
+    print(printable(shlex.join(line)), flush=True)
+    if dry_run:
+        return None
+    # The script runs this Python, whatever the jobs' path contains.
+    environment = os.environ | {"PYTHON": sys.executable}
+    try:
+        answer = subprocess.run(
+            line,
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+    except OSError as error:
+        raise UserError(
+            f"cannot start sbatch: {error.strerror}; "
+            "--submit is for machines with Slurm"
+        ) from None
+    if answer.returncode:
+        said = answer.stderr.strip().splitlines()
+        raise UserError(f"sbatch refused: {said[-1] if said else 'no reason'}")
+    # `--parsable` prints `number` or `number;cluster`.
+    return answer.stdout.strip().partition(";")[0]
 
 
 def _write_listing(order: StudyOrder) -> None:

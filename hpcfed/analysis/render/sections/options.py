@@ -5,7 +5,6 @@ from itertools import islice
 
 from hpcfed import plugins
 from hpcfed.analysis.choices import SIZES
-from hpcfed.analysis.effects import Effect, Matters, effects
 from hpcfed.analysis.findings import COUNT, PLAIN, Row, Table
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import label, option_text, value_text
@@ -18,7 +17,7 @@ from hpcfed.analysis.render.sections.section import (
     estimates_line,
 )
 from hpcfed.analysis.statistics import Estimate
-from hpcfed.analysis.swept import Held, Swept, families, held
+from hpcfed.analysis.swept import Effect, Held, Matters, Swept, effects, families, held
 from hpcfed.results.pace import MS_PER_ROUND
 from hpcfed.words import DASH
 
@@ -78,8 +77,8 @@ def _row(one: Matters) -> Row:
 def _cells(effect: Effect | None) -> Row:
     if effect is None:
         return [DASH] * 4
-    name = effect.option.name
     best, worst = value_text(effect.best), value_text(effect.worst)
+    return [best, worst, PLAIN(effect.change), COUNT(effect.pairs)]
 
 
 def _charts(

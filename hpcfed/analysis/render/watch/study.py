@@ -18,7 +18,7 @@ from hpcfed.analysis.render.watch.looking import Looker, RunView, holds_any_run
 from hpcfed.errors import UserError, printable
 from hpcfed.options.metrics import text_of
 from hpcfed.results.folder import PLAN, POINTS, STUDY
-from hpcfed.results.trials import Outcome, read_listing, read_outcome
+from hpcfed.results.study import Outcome, read_listing, read_outcome
 from hpcfed.words import duration, short_seconds
 
 STATUSES = ("complete", "running", "waiting", "failed")
