@@ -9,9 +9,8 @@ import pytest
 from hpcfed import cli
 from hpcfed.data.partition import class_counts
 from hpcfed.errors import UserError
-from hpcfed.results.details import read_details
 from hpcfed.results.server import MOST_MAPPED
-from hpcfed.results.stored import read_run
+from hpcfed.results.stored import read_details, read_run
 from hpcfed.server.report import mapped_uploads, principal_map
 
 

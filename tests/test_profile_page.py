@@ -12,9 +12,9 @@ from hpcfed.analysis.render.run_page import run_content
 from hpcfed.analysis.render.run_page.profile import MOST_OPERATORS, operators, profile
 from hpcfed.errors import UserError
 from hpcfed.profile.timeline import MOMENTS, PROFILER, Span, Timeline, lanes
-from hpcfed.results.details import RunDetails
 from hpcfed.results.folder import PROFILE
 from hpcfed.results.profiles import Lane, read_profile
+from hpcfed.results.stored import RunDetails
 from tests.points import run_of
 
 

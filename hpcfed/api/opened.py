@@ -18,13 +18,12 @@ from hpcfed.analysis.run_findings.headline import status as status_line
 from hpcfed.analysis.run_findings.headline import title
 from hpcfed.errors import UserError
 from hpcfed.options.metrics import text_of
-from hpcfed.results.details import read_clock
-from hpcfed.results.folder import MODEL, RECORD, records, runs
+from hpcfed.results.folder import MODEL, records, runs
 from hpcfed.results.run import RunRecord
-from hpcfed.results.safe import readable, reading
+from hpcfed.results.safe import readable
 from hpcfed.results.sandbox import try_out
 from hpcfed.results.snapshots import Parameters, read_parameters
-from hpcfed.results.stored import read_run
+from hpcfed.results.stored import read_clock, read_run, read_test_samples
 from hpcfed.results.summary import run_summary
 from hpcfed.runtime.timer import PHASES
 
@@ -248,19 +247,12 @@ def _clients(record: RunRecord) -> Columns:
         columns[name] = values[evaluated].ravel()
     train = record.train_samples.astype(np.int64)
     columns["train_samples"] = np.tile(train[ids], times)
-    columns["test_samples"] = np.tile(_test_samples(record)[ids], times)
+    columns["test_samples"] = np.tile(read_test_samples(record)[ids], times)
     return columns
 
 
 def _clock(record: RunRecord) -> Columns:
     return read_clock(record.folder, record.rounds_done)
-
-
-def _test_samples(record: RunRecord) -> np.ndarray:
-    path = record.folder / RECORD
-    with readable(path, "a run"), reading(path) as file:
-        samples = file.numbers("clients/test_samples", (len(record.train_samples),))
-    return samples.astype(np.int64)
 
 
 def _timing(record: RunRecord) -> Columns:

@@ -16,7 +16,6 @@ from math import isfinite
 from pathlib import Path
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
@@ -31,9 +30,9 @@ from hpcfed.experiment.trackers import (
 )
 from hpcfed.options import RunConfig
 from hpcfed.results.folder import TRACKED
+from hpcfed.results.json_values import read_json
 from hpcfed.results.publish import replace_quickly
 from hpcfed.results.results import ResultsWriter
-from hpcfed.results.safe import check_file
 from hpcfed.runtime.signals import Stop
 
 SHARE = 0.005
@@ -136,10 +135,11 @@ class Tracking:
 def _read_marks(path: Path) -> dict[str, TrackerMark]:
     """Read how far trackers have got; empty if no tracker has written anything."""
     try:
-        check_file(path, MOST_BYTES)
-        found = json.loads(path.read_text())
-        return TypeAdapter(dict[str, TrackerMark]).validate_python(found)
-    except (OSError, ValueError, RecursionError):
+        marks: dict[str, TrackerMark] = read_json(
+            path, dict[str, TrackerMark], MOST_BYTES
+        )
+        return marks
+    except (OSError, ValueError):
         return {}
 
 

@@ -1,22 +1,39 @@
 """Reading JSON from untrusted files, and figures as JSON values."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
+
+from hpcfed.results.safe import check_file
 
 MOST_DEPTH = 32
 """Deepest nesting of JSON to read."""
 
 
+def read_json(path: Path, kind: Any, most: int) -> Any:
+    """Read a JSON file of at most `most` bytes as this type; raise an OSError or a
+    ValueError for anything else.
+    """
+    check_file(path, most)
+    return TypeAdapter(kind).validate_python(_loaded(path.read_text()))
+
+
 def parsed(text: str) -> dict[str, Any]:
     """Parse a JSON object; raise a ValueError for anything else."""
+    found = _loaded(text)
+    if not isinstance(found, dict):
+        raise ValueError("its JSON is not an object")
+    return found
+
+
+def _loaded(text: str) -> Any:
     try:
         found = json.loads(text)
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError("its JSON is not an object")
     _check_depth(found)
     # Encoding rejects lone surrogates, which cannot be printed.
     json.dumps(found, ensure_ascii=False).encode()
@@ -47,18 +64,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, np.ndarray):
-        return numbers(value)
+        return [_number(item) for item in value]
     # JSON does not know numpy's number types.
     if isinstance(value, np.generic):
         value = value.item()
-    return number(value) if isinstance(value, float) else value
+    return _number(value) if isinstance(value, float) else value
 
 
-def number(value: float) -> float | None:
-    """Return a number, or null if JSON cannot represent it."""
+def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
-
-
-def numbers(values: np.ndarray) -> list[float | None]:
-    """Return each number, or null if JSON cannot represent it."""
-    return [number(value) for value in values]

@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field
 
 from hpcfed.errors import UserError
 from hpcfed.results.folder import PROFILE
-from hpcfed.results.json_values import parsed
-from hpcfed.results.safe import check_file
+from hpcfed.results.json_values import read_json
 
 MOST_BYTES = 2**26
 """Largest profile to read: a day of a hundred ranks is some megabytes."""
@@ -110,8 +109,8 @@ def read_profile(folder: Path) -> Profile | None:
     if not path.exists():
         return None
     try:
-        check_file(path, MOST_BYTES)
-        return Profile.model_validate(parsed(path.read_text()))
+        found: Profile = read_json(path, Profile, MOST_BYTES)
+        return found
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: not a profile of a run: {reason}") from None

@@ -1,35 +1,24 @@
-"""Reading a run back from run.h5. Every number is checked, since the file may be
-untrusted.
+"""Reading a run back from the content of run.h5. Every number and option is checked,
+since the file may be untrusted.
 """
 
-import socket
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
-from hpcfed.errors import UserError
+from hpcfed.options import RunConfig, named
+from hpcfed.options.facts import with_old_meaning
 from hpcfed.options.metrics import METRICS, USUAL
-from hpcfed.results.claim import is_abandoned
-from hpcfed.results.folder import (
-    RECORD,
-    STUDY,
-    check_one_kind,
-    failures,
-    folders_with_runs,
-)
 from hpcfed.results.format import CLASS_SERIES, EVALUATED, NEW_ROUNDS, SCHEMA
 from hpcfed.results.json_values import parsed
 from hpcfed.results.run import LearningRecord, NewRounds, RunRecord
-from hpcfed.results.safe import Reader, readable, reading
+from hpcfed.results.safe import MOST, Reader
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES, series_of
 from hpcfed.runtime.timer import PHASES
-
-CheckConfig = Callable[[dict[str, Any]], dict[str, Any]]
-"""Checks the options of a stored config and returns it, or raises a ValueError."""
 
 FACTS: dict[str, type] = {
     "method": str,
@@ -45,78 +34,14 @@ FACTS: dict[str, type] = {
     "stacked_seeds": int,
 }
 """Attributes that readers of a run rely on."""
-MOST = 1e30
-"""Upper limit for any number of seconds, bytes or clients."""
 LEAST_SECONDS = 1e-9
 """Lower limit for the seconds of a round."""
-MOST_NAMED = 8
-"""Most runs that a message names."""
-MOST_LINE = 10_000
-"""Longest error message to read, in characters."""
 
 
-def read_run(folder: Path, check_config: CheckConfig) -> RunRecord:
-    """Read `folder/run.h5`; anything that is not a run's folder is a one-line error."""
-    path = folder / RECORD
-    if not folder.exists():
-        raise UserError(f"no such folder: {folder}")
-    if not path.is_file():
-        if (folder / STUDY).is_file():
-            raise UserError(
-                f"{folder} holds a study; look at all of its runs: "
-                f"hpcfed report {folder}"
-            )
-        below = folders_with_runs(folder)
-        if below:
-            names = ", ".join(path.name for path in below[:MOST_NAMED])
-            more = ", …" if len(below) > MOST_NAMED else ""
-            raise UserError(
-                f"{folder} holds runs in folders of their own ({names}{more}); name one, as in "
-                f"{below[0]}, or look at all of them: hpcfed report {folder}"
-            )
-        raise UserError(f"{folder} holds no run (there is no {RECORD} in it)")
-    check_one_kind(folder)
-    with readable(path, "a run"), reading(path) as file:
-        record = record_of(folder, file, check_config)
-        # A complete run has not failed, whatever other files are there.
-        if record.status == "complete":
-            return record
-        error = _first_failure(folder)
-        if error is not None:
-            return replace(record, status="failed", error=error)
-        if record.status == "running" and _was_killed(record):
-            return replace(record, status="interrupted")
-        return record
-
-
-def _was_killed(record: RunRecord) -> bool:
-    """Tell whether a run that recorded no end is dead; False if only another machine
-    could tell.
-    """
-    hosts = {rank.get("host") for rank in record.environment.get("ranks", [])}
-    return hosts == {socket.gethostname()} and is_abandoned(record.folder)
-
-
-def _first_failure(folder: Path) -> str | None:
-    """Return the error of the first rank to fail; others may have failed only as a
-    consequence.
-    """
-    found = failures(folder)
-    if not found:
-        return None
-
-    def age(path: Path) -> tuple[int, str]:
-        return path.stat().st_mtime_ns, path.name
-
-    first = min(found, key=age)
-    with open(first, errors="replace") as file:
-        return file.readline(MOST_LINE).rstrip("\n")
-
-
-def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecord:
+def record_of(folder: Path, file: Reader) -> RunRecord:
     """Read a run from its file, or from a copy of that content inside another file."""
     facts = _facts(file)
-    config = check_config(parsed(file.text("config")))
+    config = check_options(parsed(file.text("config")))
     environment = parsed(file.text("environment"))
     _check_environment(environment)
     # A dataset has room for all rounds; unfinished ones hold nothing yet.
@@ -136,13 +61,13 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
     if ((known < 0) | (known != np.floor(known))).any():
         raise ValueError("rounds with numbers of clients that cannot be")
     # Every client has its number of samples from the start.
-    train_samples = _between(file, "clients/train_samples", (clients,))
+    train_samples = file.between("clients/train_samples", (clients,))
     if np.isnan(train_samples).any():
         raise ValueError("clients/train_samples holds numbers that cannot be")
-    memory = _between(file, "timing/peak_memory", shape, done)
+    memory = file.between("timing/peak_memory", shape, done)
     evaluated = _evaluated(file, clients)
     of_clients = (rounds, len(evaluated))
-    accuracy = _between(file, "clients/accuracy", of_clients, done, high=1)
+    accuracy = file.between("clients/accuracy", of_clients, done, high=1)
     newcomers = ("newcomers/start", "newcomers/accuracy")
     return RunRecord(
         folder=folder,
@@ -152,8 +77,8 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
         config=config,
         environment=environment,
         rounds=series,
-        phases=_between(file, "timing/phases", (*shape, len(PHASES)), done),
-        wall=_between(file, "timing/wall", shape, done),
+        phases=file.between("timing/phases", (*shape, len(PHASES)), done),
+        wall=file.between("timing/wall", shape, done),
         # It never decreases, but is NaN in rounds before a resume.
         peak_memory=np.fmax.reduce(memory, axis=0, initial=0),
         client_accuracy=accuracy,
@@ -209,6 +134,32 @@ def _facts(file: Reader) -> dict[str, Any]:
     return facts
 
 
+def check_options(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored config after checking its general options like those of a command
+    line; a method's own options stay unchecked.
+    """
+    stored = with_old_meaning(stored)
+    fields = RunConfig.model_fields
+    # An older record lacks newer options, and null means an option was not given.
+    known = {}
+    for name, value in stored.items():
+        if name in fields and value is not None:
+            known[name] = value
+    try:
+        checked = RunConfig.model_validate(known)
+    except ValidationError as failure:
+        error = failure.errors()[0]
+        raise ValueError(f"its option {error['loc'][0]}: {error['msg']}") from None
+    # But no run has ever stored null for an option that has a default.
+    for name, field in fields.items():
+        if name in stored and stored[name] is None and field.default is not None:
+            raise ValueError(f"its option {name} is null")
+    for name in named(in_every_record=True):
+        if name not in known:
+            raise ValueError(f"its config has no {name}")
+    return stored | checked.model_dump(mode="json", include=set(known))
+
+
 def _check_environment(environment: dict[str, Any]) -> None:
     """Check that the parts which a page uses have the form that a run writes."""
     fits = True
@@ -236,7 +187,7 @@ def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
     high = 1.0 if series.unit == "fraction" else MOST
     if name == "epsilon":
         high = inf  # a run without noise has spent this much
-    return _between(file, where, (rounds,), done, high=high)
+    return file.between(where, (rounds,), done, high=high)
 
 
 def _evaluated(file: Reader, clients: int) -> np.ndarray:
@@ -244,7 +195,7 @@ def _evaluated(file: Reader, clients: int) -> np.ndarray:
     where = f"clients/{EVALUATED}"
     if where not in file:
         return np.arange(clients)
-    ids = _between(file, where, (None,), high=clients - 1)
+    ids = file.between(where, (None,), high=clients - 1)
     # NaN fails this comparison, too.
     if not (np.diff(ids) > 0).all() or np.isnan(ids).any():
         raise ValueError(f"{where} holds numbers that cannot be")
@@ -261,7 +212,7 @@ def _client_metrics(
         if name == "accuracy" or where not in file:
             continue
         if metric.in_percent:
-            found[name] = _between(file, where, shape, done, high=1)
+            found[name] = file.between(where, shape, done, high=1)
         else:
             found[name] = file.numbers(where, shape, done).astype(np.float64)
     return found
@@ -272,28 +223,8 @@ def _class_accuracy(file: Reader, rounds: int, done: int) -> dict[str, np.ndarra
     for name in CLASS_SERIES:
         where = f"classes/{name}"
         if where in file:
-            found[name] = _between(file, where, (rounds, None), done, high=1)
+            found[name] = file.between(where, (rounds, None), done, high=1)
     return found
-
-
-def _between(
-    file: Reader,
-    name: str,
-    shape: tuple[int | None, ...],
-    first: int | None = None,
-    *,
-    high: float = MOST,
-) -> np.ndarray:
-    """Read numbers from 0 to `high`, or NaN, as 64-bit floats whatever the file's type.
-    `first` is the number of entries to read.
-    """
-    values = file.numbers(name, shape, first)
-    # `high` may overflow a file's short floats.
-    with np.errstate(over="ignore"):
-        wrong = (values < 0) | (values > high)
-    if wrong.any():
-        raise ValueError(f"{name} holds numbers that cannot be")
-    return values.astype(np.float64, copy=False)
 
 
 def _energy(file: Reader, name: str) -> float | None:
@@ -303,19 +234,19 @@ def _energy(file: Reader, name: str) -> float | None:
 def _newcomer_bytes(file: Reader) -> float:
     if "newcomers/bytes" not in file:
         return float("nan")
-    return float(_between(file, "newcomers/bytes", ()))
+    return float(file.between("newcomers/bytes", ()))
 
 
 def _new_rounds(file: Reader) -> NewRounds | None:
     if NEW_ROUNDS not in file:
         return None
-    accuracy = _between(file, f"{NEW_ROUNDS}/accuracy", (None, None), high=1)
+    accuracy = file.between(f"{NEW_ROUNDS}/accuracy", (None, None), high=1)
     trained = f"{NEW_ROUNDS}/trained_accuracy"
     return NewRounds(
         accuracy=accuracy,
-        trained_accuracy=_between(file, trained, accuracy.shape, high=1),
-        bytes_up=_between(file, f"{NEW_ROUNDS}/bytes_up", accuracy.shape[:1]),
-        bytes_down=_between(file, f"{NEW_ROUNDS}/bytes_down", accuracy.shape[:1]),
+        trained_accuracy=file.between(trained, accuracy.shape, high=1),
+        bytes_up=file.between(f"{NEW_ROUNDS}/bytes_up", accuracy.shape[:1]),
+        bytes_down=file.between(f"{NEW_ROUNDS}/bytes_down", accuracy.shape[:1]),
     )
 
 
@@ -323,7 +254,7 @@ def _relocations(file: Reader) -> tuple[int, ...]:
     """Return the rounds before which clients were relocated."""
     if "moves" not in file:
         return ()
-    rounds = _between(file, "moves/round", (None,))
+    rounds = file.between("moves/round", (None,))
     known = rounds[~np.isnan(rounds)]
     return tuple(known.astype(int).tolist())
 
@@ -339,7 +270,7 @@ def _named(
     """Read the entries of a dataset by name, except those that were never written."""
     if names not in file:
         return {}
-    entries = _between(file, values, shape, high=high)
+    entries = file.between(values, shape, high=high)
     # A stopped run may have evaluated none or only some of them.
     found = {}
     for name, entry in zip(file.texts(names), entries, strict=True):
@@ -355,15 +286,15 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
     group = file.within("server")
     phases, networks = group.texts("phase_names"), group.texts("network_names")
     # NaN marks trainings that have not happened yet.
-    rounds = _between(group, "round", (None,))
+    rounds = group.between("round", (None,))
     times = len(rounds)
     by_network = {}
     for name in ("samples_per_second", "flops", "utilisation", "parameters"):
-        by_network[name] = _between(group, name, (times, len(networks)))
-    rows = _between(group, "rows", (times,))
-    kept = _between(group, "kept", (times,), high=1)
-    seconds = _between(group, "seconds", (times, len(phases)))
-    memory = _between(group, "peak_memory", (times, None))
+        by_network[name] = group.between(name, (times, len(networks)))
+    rows = group.between("rows", (times,))
+    kept = group.between("kept", (times,), high=1)
+    seconds = group.between("seconds", (times, len(phases)))
+    memory = group.between("peak_memory", (times, None))
     if not memory.shape[1]:
         raise ValueError("server/peak_memory is of no rank")
     for time in np.flatnonzero(~np.isnan(rounds)):

@@ -35,6 +35,8 @@ MOST_ENTRIES = 100_000
 MOST_OBJECTS = 500_000
 MOST_DEPTH = 12
 MOST_FACTS = 1000
+MOST = 1e30
+"""Upper limit for any number of seconds, bytes or clients."""
 
 
 class Reader:
@@ -110,6 +112,25 @@ class Reader:
         values: np.ndarray = np.asarray(read)
         # The file may come from a machine with the other byte order.
         return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+    def between(
+        self,
+        name: str,
+        shape: tuple[int | None, ...],
+        first: int | None = None,
+        *,
+        high: float = MOST,
+    ) -> np.ndarray:
+        """Read numbers from 0 to `high`, or NaN, as 64-bit floats whatever the file's
+        type.
+        """
+        values = self.numbers(name, shape, first)
+        # `high` may overflow a file's short floats.
+        with np.errstate(over="ignore"):
+            wrong = (values < 0) | (values > high)
+        if wrong.any():
+            raise ValueError(f"{name} holds numbers that cannot be")
+        return values.astype(np.float64, copy=False)
 
     def text(self, name: str) -> str:
         """Read a single text."""

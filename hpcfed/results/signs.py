@@ -6,17 +6,13 @@ crash does not matter. Readers treat them as untrusted files.
 """
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import TypeAdapter
-
-from hpcfed.results.json_values import parsed, plain
+from hpcfed.results.json_values import plain, read_json
 from hpcfed.results.publish import replace_quickly
-from hpcfed.results.safe import check_file
 
 EVERY = 2.0
 """Seconds between two signs of life."""
@@ -70,8 +66,7 @@ def remove_sign(path: Path) -> None:
 def read_sign(path: Path, kind: type[Sign]) -> Sign | None:
     """Read a sign; None if it does not exist or is something else."""
     try:
-        check_file(path, MOST_BYTES)
-        told: Mapping[str, Any] = parsed(path.read_text())
-        return TypeAdapter(kind).validate_python(told)
+        found: Sign = read_json(path, kind, MOST_BYTES)
+        return found
     except (OSError, ValueError):
         return None

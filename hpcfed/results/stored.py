@@ -1,23 +1,40 @@
-"""Runs on disk, read back with their options checked.
-
-`results/` reads files and knows no options; this module combines both.
-"""
+"""Runs on disk, read back from their folders."""
 
 import hashlib
+import socket
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
+import numpy as np
 
 from hpcfed import plugins
 from hpcfed.errors import UserError
-from hpcfed.options import RunConfig, Settings, check, named
-from hpcfed.options.facts import with_old_meaning
-from hpcfed.results import reading
-from hpcfed.results.folder import check_out, runs
+from hpcfed.options import Settings, check
+from hpcfed.results.claim import is_abandoned
+from hpcfed.results.folder import (
+    RECORD,
+    STUDY,
+    check_one_kind,
+    check_out,
+    failures,
+    folders_with_runs,
+    runs,
+)
+from hpcfed.results.format import CLOCK_COLUMNS
+from hpcfed.results.reading import record_of
 from hpcfed.results.run import RunRecord
-from hpcfed.results.safe import Reader
+from hpcfed.results.safe import Reader, readable, reading
+from hpcfed.results.server import LatentMap
 from hpcfed.runtime.launcher import Launch
+
+MOST_NAMED = 8
+"""Most runs that a message names."""
+MOST_LINE = 10_000
+"""Longest error message to read, in characters."""
+MOST_SAMPLES = 2**53
+"""The most samples of a client and a class: above this a float cannot hold every whole
+number.
+"""
 
 
 def check_start(settings: Settings, launch: Launch) -> None:
@@ -32,13 +49,61 @@ def check_start(settings: Settings, launch: Launch) -> None:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the run in a folder; anything else is a one-line error."""
-    return reading.read_run(folder, check_options)
+    """Read `folder/run.h5`; anything that is not a run's folder is a one-line error."""
+    path = folder / RECORD
+    if not folder.exists():
+        raise UserError(f"no such folder: {folder}")
+    if not path.is_file():
+        if (folder / STUDY).is_file():
+            raise UserError(
+                f"{folder} holds a study; look at all of its runs: "
+                f"hpcfed report {folder}"
+            )
+        below = folders_with_runs(folder)
+        if below:
+            names = ", ".join(path.name for path in below[:MOST_NAMED])
+            more = ", …" if len(below) > MOST_NAMED else ""
+            raise UserError(
+                f"{folder} holds runs in folders of their own ({names}{more}); name one, as in "
+                f"{below[0]}, or look at all of them: hpcfed report {folder}"
+            )
+        raise UserError(f"{folder} holds no run (there is no {RECORD} in it)")
+    check_one_kind(folder)
+    with readable(path, "a run"), reading(path) as file:
+        record = record_of(folder, file)
+        # A complete run has not failed, whatever other files are there.
+        if record.status == "complete":
+            return record
+        error = _first_failure(folder)
+        if error is not None:
+            return replace(record, status="failed", error=error)
+        if record.status == "running" and _was_killed(record):
+            return replace(record, status="interrupted")
+        return record
 
 
-def record_of(folder: Path, file: Reader) -> RunRecord:
-    """Read a run from its file, or from a copy of its content inside another file."""
-    return reading.record_of(folder, file, check_options)
+def _was_killed(record: RunRecord) -> bool:
+    """Tell whether a run that recorded no end is dead; False if only another machine
+    could tell.
+    """
+    hosts = {rank.get("host") for rank in record.environment.get("ranks", [])}
+    return hosts == {socket.gethostname()} and is_abandoned(record.folder)
+
+
+def _first_failure(folder: Path) -> str | None:
+    """Return the error of the first rank to fail; others may have failed only as a
+    consequence.
+    """
+    found = failures(folder)
+    if not found:
+        return None
+
+    def age(path: Path) -> tuple[int, str]:
+        return path.stat().st_mtime_ns, path.name
+
+    first = min(found, key=age)
+    with open(first, errors="replace") as file:
+        return file.readline(MOST_LINE).rstrip("\n")
 
 
 def read_seeds(folder: Path) -> list[RunRecord]:
@@ -86,27 +151,97 @@ def changed_files(record: RunRecord) -> list[str]:
     return changed
 
 
-def check_options(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored config after checking its general options like those of a command
-    line; a method's own options stay unchecked.
+# Data in a run's file beyond its record, read only if it is shown.
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    """Details of a run. A part that the file does not have is empty or None."""
+
+    class_counts: np.ndarray
+    """Training samples: [client, class]."""
+    losses: dict[str, np.ndarray]
+    """The loss of each step of the server's networks: [training, step]."""
+    latents: LatentMap | None
+    """The map of the last training of the server's model."""
+
+    @classmethod
+    def nothing(cls) -> "RunDetails":
+        """Return empty details, for a run without any."""
+        return cls(np.empty((0, 0)), {}, None)
+
+
+def read_details(folder: Path) -> RunDetails:
+    """Read the details of a run whose record was readable; raise a UserError if they
+    are not.
     """
-    stored = with_old_meaning(stored)
-    fields = RunConfig.model_fields
-    # An older record lacks newer options, and null means an option was not given.
-    known = {}
-    for name, value in stored.items():
-        if name in fields and value is not None:
-            known[name] = value
-    try:
-        checked = RunConfig.model_validate(known)
-    except ValidationError as failure:
-        error = failure.errors()[0]
-        raise ValueError(f"its option {error['loc'][0]}: {error['msg']}") from None
-    # But no run has ever stored null for an option that has a default.
-    for name, field in fields.items():
-        if name in stored and stored[name] is None and field.default is not None:
-            raise ValueError(f"its option {name} is null")
-    for name in named(in_every_record=True):
-        if name not in known:
-            raise ValueError(f"its config has no {name}")
-    return stored | checked.model_dump(mode="json", include=set(known))
+    path = folder / RECORD
+    with readable(path, "a run"), reading(path) as file:
+        return RunDetails(_class_counts(file), _losses(file), _latents(file))
+
+
+def _class_counts(file: Reader) -> np.ndarray:
+    if "clients/classes" not in file:
+        return np.empty((0, 0))
+    clients = file.shape("clients/train_samples")
+    counts = file.between("clients/classes", (*clients, None), high=MOST_SAMPLES)
+    if np.isnan(counts).any():
+        raise ValueError("clients/classes holds numbers that cannot be")
+    return counts
+
+
+def _losses(file: Reader) -> dict[str, np.ndarray]:
+    """Read the losses of all trainings so far."""
+    if "server" not in file:
+        return {}
+    group = file.within("server")
+    came = np.isfinite(group.numbers("round", (None,)).astype(np.float64))
+    losses = {}
+    for network in group.texts("network_names"):
+        name = f"{network}_loss"
+        if name in group:
+            of_all = group.numbers(name, (len(came), None))
+            losses[network] = of_all[came].astype(np.float64)
+    return losses
+
+
+def _latents(file: Reader) -> LatentMap | None:
+    if "server/latents" not in file:
+        return None
+    places = file.numbers("server/latents", (None, 2)).astype(np.float64)
+    clients = file.numbers("server/latent_clients", (len(places),)).astype(np.float64)
+    shares = file.numbers("server/latent_shares", (2,)).astype(np.float64)
+    # Unused places are NaN; a damaged file may hold anything.
+    known = np.isfinite(places).all(1) & (clients >= 0) & (clients <= MOST_SAMPLES)
+    if not known.any() or not ((shares >= 0) & (shares <= 1 + 1e-6)).all():
+        return None
+    return LatentMap(clients[known].astype(np.int64), places[known], shares)
+
+
+def read_clock(folder: Path, rounds: int) -> dict[str, np.ndarray]:
+    """Read the clock table of a run's first rounds, one row per member: the round,
+    counted from 1, and the table's columns. Runs without a clock have no rows.
+    """
+    path = folder / RECORD
+    with readable(path, "a run"), reading(path) as file:
+        if not all(f"clock/{name}" in file for name in CLOCK_COLUMNS):
+            return {name: np.empty(0) for name in ("round", *CLOCK_COLUMNS)}
+        shape = file.shape("clock/client")
+        columns = {}
+        for name in CLOCK_COLUMNS:
+            columns[name] = file.between(f"clock/{name}", shape, rounds)
+        # A round with fewer members than the largest ends with NaN.
+        round, member = np.nonzero(~np.isnan(columns["client"]))
+        found = {"round": round + 1}
+        for name, values in columns.items():
+            found[name] = values[round, member]
+        found["client"] = found["client"].astype(np.int64)
+        return found
+
+
+def read_test_samples(record: RunRecord) -> np.ndarray:
+    """Read the number of test samples of every client."""
+    path = record.folder / RECORD
+    with readable(path, "a run"), reading(path) as file:
+        samples = file.numbers("clients/test_samples", (len(record.train_samples),))
+    return samples.astype(np.int64)

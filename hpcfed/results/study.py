@@ -22,11 +22,11 @@ from pydantic import TypeAdapter
 
 from hpcfed.errors import UserError, one_line, printable
 from hpcfed.results.folder import PLAN, POINTS, records
-from hpcfed.results.json_values import parsed, plain
+from hpcfed.results.json_values import parsed, plain, read_json
 from hpcfed.results.publish import publish
+from hpcfed.results.reading import record_of
 from hpcfed.results.run import RunRecord
 from hpcfed.results.safe import Reader, check, check_file, readable, reading
-from hpcfed.results.stored import record_of
 
 FORMAT, SCHEMA = "hpcfed study", 1
 TABLE = ("name", "status", "error", "command", "options")
@@ -56,21 +56,17 @@ class Outcome:
         return self.error or f"{self.seconds:.1f} s"
 
 
-_OUTCOME = TypeAdapter(Outcome)
-
-
 def read_outcome(path: Path) -> Outcome:
     """Read how a trial went from its file."""
     try:
-        check_file(path, MOST_OUTCOME_BYTES)
-        told = json.loads(path.read_text())
+        told: dict[str, Any] = read_json(path, dict[str, Any], MOST_OUTCOME_BYTES)
         if told["seconds"] is None:  # JSON has no NaN
             told["seconds"] = nan
-        return _OUTCOME.validate_python(told)
+        return TypeAdapter(Outcome).validate_python(told)
     except FileNotFoundError:
         return Outcome("waiting")
     # Somebody has put another file there.
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, KeyError) as error:
         reason = f"{path.name} cannot be read: {one_line(error)}"
         return Outcome("failed", reason)
 
@@ -117,11 +113,9 @@ def read_listing(folder: Path) -> Listing:
     folder.
     """
     try:
-        check_file(folder / PLAN, MOST_LISTING_BYTES)
-        found = json.loads((folder / PLAN).read_text())
-        listing = TypeAdapter(Listing).validate_python(found)
+        listing: Listing = read_json(folder / PLAN, Listing, MOST_LISTING_BYTES)
     # An older study has no list, or somebody has put another file there.
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return Listing("", _begun(folder))
     safe = [name for name in listing.trials if fullmatch(_TRIAL, name)]
     return Listing(listing.title, safe)

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from hpcfed.errors import UserError, count
 from hpcfed.options import check_unchanged, named
 from hpcfed.results import checkpoints
+from hpcfed.results.json_values import read_json
 from hpcfed.results.publish import publish
-from hpcfed.results.safe import check_file
 from hpcfed.results.stored import changed_files, read_run
 from hpcfed.results.study import writing
 from hpcfed.studies.plan import Trial
@@ -171,10 +169,8 @@ def write_stack(path: Path, stack: Stack) -> None:
 def read_stack(path: Path) -> list[dict[str, Any]]:
     """Read the options of a stack's trials, still unchecked."""
     try:
-        check_file(path, MOST_BYTES)
-        found = json.loads(path.read_text())
-        every = TypeAdapter(list[dict[str, Any]]).validate_python(found)
-    except (OSError, ValueError, RecursionError):
+        every: list[dict[str, Any]] = read_json(path, list[dict[str, Any]], MOST_BYTES)
+    except (OSError, ValueError):
         raise UserError(f"{path} holds no options of a stack's runs") from None
     if not every:
         raise UserError(f"{path} holds no run")

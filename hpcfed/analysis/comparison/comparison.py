@@ -279,7 +279,7 @@ def _evaluated(run: RunRecord, names: Sequence[str]) -> set[int]:
 
 def _judged(group: Group, series: str, scale: float, after: int | None) -> Measurements:
     """Return each seed's value after a round, or its last one."""
-    found = {}
+    found: dict[tuple[tuple[int, ...], int], float] = {}
     for run in group.seeds:
         if after is None:
             value = run.last(series)

@@ -12,8 +12,8 @@ from hpcfed.analysis.run_findings import costs, learning
 from hpcfed.analysis.run_findings.costs import Times
 from hpcfed.analysis.run_findings.learning import Runs
 from hpcfed.errors import UserError
-from hpcfed.results.details import RunDetails, read_clock, read_details
 from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import RunDetails, read_clock, read_details
 
 Findings = Mapping[str, Sequence[Table]]
 """Tables by their section of the page, in its order."""

@@ -15,9 +15,9 @@ from hpcfed.analysis.render.charts import (
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.run_findings.learning import FEWEST, last_of_clients, worst_tenth
 from hpcfed.errors import count
-from hpcfed.results.details import RunDetails
 from hpcfed.results.run import RunRecord
 from hpcfed.results.server import LatentMap
+from hpcfed.results.stored import RunDetails
 
 NAME_SIZE = (0.05, 0.06)
 """Width and height of a client's number, as shares of a map."""

@@ -16,9 +16,9 @@ from hpcfed.analysis.render.charts import (
     timeline,
 )
 from hpcfed.analysis.render.sections.section import MOST_BARS, MOST_LINES, Section
-from hpcfed.results.details import RunDetails
 from hpcfed.results.pace import counted, per_round
 from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import RunDetails
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import MIB
 
