@@ -22,8 +22,8 @@ from hpcfed.options import RunConfig
 from hpcfed.options.aggregation import RULES, Rule
 from hpcfed.options.compression import COMPRESSORS, Compressing
 from hpcfed.options.declare import synonyms
-from hpcfed.options.facts import suggest_option
 from hpcfed.options.metrics import METRICS
+from hpcfed.options.runconfig import suggest_option
 from hpcfed.results.claim import claimed
 from tests.conftest import start
 from tests.runs import mistake

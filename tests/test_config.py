@@ -23,8 +23,8 @@ from hpcfed.options import (
     read_toml,
     resolve,
 )
-from hpcfed.options.facts import with_old_meaning
-from hpcfed.options.memory import synthetic_bytes
+from hpcfed.options.checks import synthetic_bytes
+from hpcfed.options.runconfig import with_old_meaning
 from hpcfed.runtime import machine
 from hpcfed.runtime.launcher import Launch
 

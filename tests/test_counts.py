@@ -25,7 +25,7 @@ from hpcfed.models.own import Sample as Shape
 from hpcfed.plan.ceilings import Ceilings
 from hpcfed.plan.work import local_work, run_work
 from hpcfed.profile.timeline import Timeline
-from hpcfed.profile.workloads import ProfiledRun, workloads
+from hpcfed.profile.verdict import ProfiledRun, workloads
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import machine

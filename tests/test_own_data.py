@@ -27,8 +27,8 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.data import deal, fingerprint, load_dataset
 from hpcfed.experiment.run import run
 from hpcfed.options import RunConfig, resolve
-from hpcfed.options.command_line import flags as study_flags
 from hpcfed.options.data import check_data
+from hpcfed.options.declare import flags as study_flags
 from hpcfed.options.method import Options
 from hpcfed.options.partition import check_partition
 from hpcfed.options.training import check_training

@@ -641,7 +641,7 @@ def test_clients_that_fit_on_many_ranks_alone_are_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # All samples are 64 · 232 images of 256 bytes: 3.6 MiB, and 0.5 on each of 8 ranks.
-    monkeypatch.setattr("hpcfed.options.memory.machine.usable", lambda: 2 * 2**20)
+    monkeypatch.setattr("hpcfed.options.checks.machine.usable", lambda: 2 * 2**20)
     assert "8" in planned([str(settings_file), "--ranks", "8"], capsys)["rounds"]
     with pytest.raises(SystemExit):
         planned([str(settings_file), "--ranks", "1"], capsys)

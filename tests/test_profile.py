@@ -17,11 +17,10 @@ import torch
 from hpcfed.analysis.render.console import Output
 from hpcfed.plan.ceilings import Ceilings
 from hpcfed.profile import watch as watching
-from hpcfed.profile.sessions import Event, covered, operators
-from hpcfed.profile.tables import print_verdicts, short_name
+from hpcfed.profile.profile_run import print_verdicts, short_name
 from hpcfed.profile.timeline import Timeline, trace
-from hpcfed.profile.verdict import Workload, advice, words
-from hpcfed.profile.workloads import busy
+from hpcfed.profile.verdict import Workload, advice, busy, words
+from hpcfed.profile.watch import Event, covered, operators
 from hpcfed.results.profiles import Session
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.timer import PHASES, Observer, observed_by, observer

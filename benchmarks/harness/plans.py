@@ -21,7 +21,7 @@ from benchmarks.arguments import add_device, parser_of
 from hpcfed import methods
 from hpcfed.clients.network import client_layout, client_network
 from hpcfed.options import Settings, resolve
-from hpcfed.options.command_line import flags
+from hpcfed.options.declare import flags
 from hpcfed.plan.calibrate import calibrate, measure_rounds, start
 from hpcfed.plan.constants import Calibration
 from hpcfed.plan.fits import ASSUMED, Range, measured_link

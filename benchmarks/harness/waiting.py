@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks import launching
 from benchmarks.arguments import parser_of
-from hpcfed.options.command_line import flags
+from hpcfed.options.declare import flags
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.launcher import environment_of, launcher, mpirun_program

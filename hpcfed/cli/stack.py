@@ -15,7 +15,7 @@ def command(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise UserError("hpcfed stack takes one file; hpcfed study --stack writes it")
     # Late: every command imports this module, and few read HDF5.
-    from hpcfed.options.command_line import flags
+    from hpcfed.options.declare import flags
     from hpcfed.studies.stacks import read_stack
 
     points = []

@@ -8,7 +8,7 @@ from re import fullmatch
 from hpcfed.cli.parser import CommandParser
 from hpcfed.errors import UserError, remark
 from hpcfed.options import check_text
-from hpcfed.options.seeds import MOST_SEEDS
+from hpcfed.options.run import MOST_SEEDS
 
 SUMMARY = "a sweep over any options, here or on Slurm"
 USUAL = 32

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hpcfed.federation.log import RoundInFlight, RoundLog
 from hpcfed.kernels import distances
-from hpcfed.options.weights import Weighing
+from hpcfed.options.privacy import Weighing
 from hpcfed.runtime.device import on_device
 
 

@@ -7,7 +7,7 @@ from hpcfed.federation.channel.clock import VirtualClock
 from hpcfed.federation.cohort import Cohort, client_weights, shares
 from hpcfed.federation.log import OnTrained, RoundInFlight, RoundLog
 from hpcfed.options import RunConfig
-from hpcfed.options.weights import Weighing
+from hpcfed.options.privacy import Weighing
 from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.timer import Timer

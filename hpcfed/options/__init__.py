@@ -2,8 +2,8 @@
 
 Each group of options has a file with the options, their checks, and what turns them on.
 `declare` says how an option is written, `runconfig` joins the groups, `method` holds
-the options that a method adds, `resolution` turns what a user wrote into `Settings`,
-and `checks` refuses what cannot work.
+the options that a method adds, `settings` turns what a user wrote into `Settings`, and
+`checks` refuses what cannot work.
 
 Nothing here imports torch: a command line is checked, and its mistakes are reported,
 before anything heavy starts.
@@ -22,18 +22,22 @@ from hpcfed.options.declare import (
     is_option,
     option,
 )
-from hpcfed.options.facts import ask_methods, facts, known, named, suggest_option
-from hpcfed.options.method import Options
+from hpcfed.options.method import LocalWork, Options, Training
 from hpcfed.options.newcomers import NEWCOMERS
-from hpcfed.options.privacy import check_privacy
-from hpcfed.options.promises import Promises
-from hpcfed.options.resolution import check_text, resolve
+from hpcfed.options.privacy import check_privacy, weighs_by
 from hpcfed.options.run import SAMPLED
-from hpcfed.options.runconfig import GROUPS, RunConfig
-from hpcfed.options.settings import Settings, check_unchanged
+from hpcfed.options.runconfig import (
+    GROUPS,
+    RunConfig,
+    ask_methods,
+    facts,
+    known,
+    named,
+    suggest_option,
+)
+from hpcfed.options.settings import Settings, check_text, check_unchanged, resolve
 from hpcfed.options.tomlfile import by_option, load_toml, read_toml
-from hpcfed.options.weights import weighs_by
-from hpcfed.options.work import LocalWork, Training
+from hpcfed.options.traits import Promises
 
 __all__ = [
     "AS_GIVEN",

@@ -4,9 +4,8 @@ from typing import ClassVar, Literal
 
 from hpcfed.errors import UserError, count
 from hpcfed.options.declare import Need, option
-from hpcfed.options.promises import promises_of
 from hpcfed.options.run import RunOptions
-from hpcfed.options.traits import MethodTraits
+from hpcfed.options.traits import MethodTraits, promises_of
 
 Rule = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "sign-majority"]
 # Robust rules see the uploads of all ranks; the mean needs one all-reduce.

@@ -1,7 +1,5 @@
 """Describe in words what happens to an upload between client and aggregated row."""
 
-from collections.abc import Callable, Iterable, Iterator
-
 from hpcfed.errors import count
 from hpcfed.options.compression import WITH_FEEDBACK, packing
 from hpcfed.options.runconfig import RunConfig
@@ -34,17 +32,25 @@ def channel_parts(config: RunConfig, method: MethodTraits | None = None) -> list
     if method is not None and not method.uploads:
         return []
     asynchronous = method is not None and method.asynchronous
-    parts: dict[str, Callable[[RunConfig], Iterable[str]]] = {
-        "attack": _attack,
-        "clip": _clip,
-        "local noise": _local_noise,
-        "compress": _compress,
-        "clip again": _clip_again,
-        "arrive": _trickle_in if asynchronous else _arrive,
-        "aggregate": _by_staleness if asynchronous else _aggregate,
-        "central noise": _central_noise,
-    }
-    return [said for part in CHANNEL for said in parts[part](config)]
+    said = {"aggregate": f"aggregate: {config.aggregation}"}
+    if config.attack != "none":
+        attackers = count(config.num_attackers, "attacker")
+        said["attack"] = f"attack: {config.attack} by {attackers}"
+    if config.privacy != "none":
+        said["clip"] = f"clip: {_clipping(config)}"
+        if not config.clips_alone:
+            said[f"{config.privacy} noise"] = f"noise: {_noise(config)}"
+    if config.compress != "none":
+        said["compress"] = f"compress: {_packed(config)}"
+        if config.privacy == "central":
+            said["clip again"] = "clip again: what is unpacked"
+    if config.devices != "none":
+        said["arrive"] = f"arrive: {_arrival(config)}"
+    if asynchronous:
+        lost = f", {config.dropout_rate:.0%} lost" if config.dropout_rate else ""
+        said["arrive"] = f"arrive: each at its own pace{lost}"
+        said["aggregate"] = "aggregate: by staleness"
+    return [said[part] for part in CHANNEL if part in said]
 
 
 def channel_line(config: RunConfig, method: MethodTraits | None = None) -> str:
@@ -52,24 +58,7 @@ def channel_line(config: RunConfig, method: MethodTraits | None = None) -> str:
     return " → ".join(channel_parts(config, method))
 
 
-def _attack(config: RunConfig) -> Iterator[str]:
-    if config.attack != "none":
-        attackers = count(config.num_attackers, "attacker")
-        yield f"attack: {config.attack} by {attackers}"
-
-
-def _compress(config: RunConfig) -> Iterator[str]:
-    if config.compress != "none":
-        kept = config.feedback and config.compress in WITH_FEEDBACK
-        aside = ", error feedback" if kept else ""
-        if config.ef21:
-            aside = ", EF21"
-        yield f"compress: {packing(config.compress, config)}{aside}"
-
-
-def _clip(config: RunConfig) -> Iterator[str]:
-    if config.privacy == "none":
-        return
+def _clipping(config: RunConfig) -> str:
     to = f"norm {config.clip_norm:g}"
     if config.clip_quantile is not None:
         to = (
@@ -77,36 +66,25 @@ def _clip(config: RunConfig) -> Iterator[str]:
         )
     if config.clip_per == "layer":
         to += ", an equal share for every layer"
-    yield f"clip: {to}"
+    return to
 
 
-def _clip_again(config: RunConfig) -> Iterator[str]:
-    if config.privacy == "central" and config.compress != "none":
-        yield "clip again: what is unpacked"
-
-
-def _local_noise(config: RunConfig) -> Iterator[str]:
-    if config.privacy == "local":
-        yield from _noise(config, "by each client")
-
-
-def _central_noise(config: RunConfig) -> Iterator[str]:
-    if config.privacy == "central":
-        yield from _noise(config, "on the mean")
-
-
-def _noise(config: RunConfig, where: str) -> Iterator[str]:
-    if config.clips_alone:
-        return
-    size = f"z = {config.noise_multiplier}"
+def _noise(config: RunConfig) -> str:
+    where = "on the mean" if config.privacy == "central" else "by each client"
     if config.target_epsilon is not None:
-        size = f"for ε = {config.target_epsilon:g}"
-    yield f"noise: {where}, {size}"
+        return f"{where}, for ε = {config.target_epsilon:g}"
+    return f"{where}, z = {config.noise_multiplier}"
 
 
-def _arrive(config: RunConfig) -> Iterator[str]:
-    if config.devices == "none":
-        return
+def _packed(config: RunConfig) -> str:
+    kept = config.feedback and config.compress in WITH_FEEDBACK
+    aside = ", error feedback" if kept else ""
+    if config.ef21:
+        aside = ", EF21"
+    return f"{packing(config.compress, config)}{aside}"
+
+
+def _arrival(config: RunConfig) -> str:
     losses = []
     if config.deadline is not None:
         cut = ", as far as they come" if config.partial else ""
@@ -116,17 +94,4 @@ def _arrive(config: RunConfig) -> Iterator[str]:
         losses.append(f"the first {config.cohort_size} of {invited}")
     if config.dropout_rate:
         losses.append(f"{config.dropout_rate:.0%} lost")
-    yield "arrive: " + (", ".join(losses) or "all are waited for")
-
-
-def _trickle_in(config: RunConfig) -> Iterator[str]:
-    lost = f", {config.dropout_rate:.0%} lost" if config.dropout_rate else ""
-    yield f"arrive: each at its own pace{lost}"
-
-
-def _by_staleness(config: RunConfig) -> Iterator[str]:
-    yield "aggregate: by staleness"
-
-
-def _aggregate(config: RunConfig) -> Iterator[str]:
-    yield f"aggregate: {config.aggregation}"
+    return ", ".join(losses) or "all are waited for"

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from hpcfed.data import DatasetInfo, Reading, TextPlan, files
 from hpcfed.data.brought import is_brought, is_file_name
 from hpcfed.options.declare import Need, OptionGroup, option
-from hpcfed.options.seeds import Seed
+from hpcfed.options.run import Seed
 from hpcfed.options.tomlfile import Table
 
 # Five digits a side keep the number of pixels within 64 bits.

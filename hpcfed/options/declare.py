@@ -2,10 +2,11 @@
 about it that other code asks for.
 
 Nothing else in the package keeps a list of options. To learn which options define the
-problem, or may be given with --resume, ask `named` in `facts.py`.
+problem, or may be given with --resume, ask `named` in `runconfig.py`.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from inspect import get_annotations
 from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
@@ -264,3 +265,27 @@ class OptionGroup(BaseModel):
         return {
             name: field for name, field in cls.model_fields.items() if name in names
         }
+
+
+def flag_text(value: Any) -> str:
+    """Return a value as it is typed after its flag."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return str(value)
+
+
+def flags(given: Mapping[str, Any]) -> list[str]:
+    """Return options as words of a command line."""
+    words = []
+    for name, value in given.items():
+        option = name.replace("_", "-")
+        text = flag_text(value)
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif text.startswith("-"):  # argparse would take it for an option
+            words.append(f"--{option}={text}")
+        else:
+            words += [f"--{option}", text]
+    return words

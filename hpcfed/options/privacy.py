@@ -10,8 +10,7 @@ from hpcfed.options.declare import LEFT_OUT, Choice, Need, flag_of, option
 from hpcfed.options.devices import DeviceOptions
 from hpcfed.options.malicious import ATTACKS, MaliciousOptions
 from hpcfed.options.newcomers import NewcomerOptions
-from hpcfed.options.promises import promises_of
-from hpcfed.options.traits import MethodTraits
+from hpcfed.options.traits import MethodTraits, promises_of
 
 _PRIVATE = Need("--privacy central", lambda run: run.privacy != "none")
 _CENTRAL = Need("--privacy central", lambda run: run.privacy == "central")
@@ -311,4 +310,31 @@ def _check_central(config: PrivacyOptions) -> None:
         raise UserError(
             f"rounds of {cohort:,} clients cannot be sampled from "
             f"{flag_of(name)} {population}; raise it, or lower --noise-cohort"
+        )
+
+
+Weighing = Literal["samples", "uniform"]
+
+
+def weighs_by(config: PrivacyOptions, method: MethodTraits) -> Weighing:
+    """Return how this run weights clients: as the user asks, or as the method does."""
+    # The number of samples is private, too.
+    if config.privacy != "none":
+        return "uniform"
+    return method.weighs if config.weights == "method" else config.weights
+
+
+def check_weights(config: PrivacyOptions, method: MethodTraits) -> None:
+    """Refuse --weights if clients upload nothing, or if sizes must stay private."""
+    if config.weights == "method":
+        return
+    if not method.uploads:
+        raise UserError(
+            f"--weights {config.weights}: clients of method {config.method} send nothing "
+            "that could be weighed"
+        )
+    if config.weights == "samples" and config.privacy != "none":
+        raise UserError(
+            f"--weights samples with --privacy {config.privacy}: how many samples a "
+            "client has would be known; private clients weigh alike"
         )

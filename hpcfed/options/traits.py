@@ -1,6 +1,7 @@
 """What the checks of a run need to know about its method."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from hpcfed.options.declare import OptionGroup, facts_of
@@ -53,3 +54,28 @@ class MethodTraits(OptionGroup):
         for own, field in type(self).model_fields.items():
             found |= dict.fromkeys(facts_of(field).replaces, own)
         return found
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What the round of a method promises; privacy and sign votes rely on it.
+
+    They are constants in the method's file. `hpcfed.methods` imports this package, so
+    it passes them in by `ask_methods`.
+    """
+
+    private_mean: bool = False
+    """The server sends one row to all clients, and learns nothing of their uploads but
+    one mean of rows. Then noise on the mean hides each upload.
+    """
+    votes: bool = False
+    """A majority of signs can replace that mean: all clients start from one row."""
+
+
+PromisesOf = Callable[[str], Promises]
+promising: list[PromisesOf] = []
+
+
+def promises_of(method: str) -> Promises:
+    """Return what the round of a method promises, by its name."""
+    return promising[0](method) if promising else Promises()

@@ -30,7 +30,7 @@ from hpcfed.options import (
     idle,
     resolve,
 )
-from hpcfed.options.command_line import flags
+from hpcfed.options.declare import flags
 from hpcfed.plan.ceilings import Ceilings
 from hpcfed.plan.constants import (
     Calibration,

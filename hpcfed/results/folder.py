@@ -14,7 +14,7 @@ from pathlib import Path
 from re import fullmatch
 
 from hpcfed.errors import UserError
-from hpcfed.options.seeds import seed_folder
+from hpcfed.options.run import seed_folder
 from hpcfed.results.publish import check_target
 
 # Other files import these names from here.

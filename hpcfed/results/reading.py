@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from hpcfed.options import RunConfig, named
-from hpcfed.options.facts import with_old_meaning
 from hpcfed.options.metrics import METRICS, USUAL
+from hpcfed.options.runconfig import with_old_meaning
 from hpcfed.results.format import CLASS_SERIES, EVALUATED, NEW_ROUNDS, SCHEMA
 from hpcfed.results.json_values import parsed
 from hpcfed.results.run import LearningRecord, NewRounds, RunRecord

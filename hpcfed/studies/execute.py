@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcfed.errors import UserError, count, say
 from hpcfed.options import check_unchanged
-from hpcfed.options.command_line import flags
+from hpcfed.options.declare import flags
 from hpcfed.results.claim import is_held
 from hpcfed.results.folder import STACKS, STUDY, runs
 from hpcfed.results.run import RunRecord

@@ -32,7 +32,7 @@ from hpcfed.options import (
     resolve,
     suggest_option,
 )
-from hpcfed.options.command_line import flag_text, flags
+from hpcfed.options.declare import flag_text, flags
 from hpcfed.results.folder import POINTS, seed_folder
 from hpcfed.runtime.launcher import Launch, Start
 
