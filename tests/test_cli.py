@@ -17,7 +17,7 @@ import torch
 
 from hpcfed import cli, methods
 from hpcfed.cli.commands import COMMANDS
-from hpcfed.cli.flags import all_method_fields
+from hpcfed.cli.settings import all_method_fields
 from hpcfed.options import RunConfig
 from hpcfed.options.aggregation import RULES, Rule
 from hpcfed.options.compression import COMPRESSORS, Compressing

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpcfed import cli, methods
-from hpcfed.cli.flags import run_parser
+from hpcfed.cli.settings import run_parser
 from hpcfed.errors import UserError, printable
 from hpcfed.experiment.serving import check_network, choose_server
 from hpcfed.options import (

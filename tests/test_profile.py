@@ -21,7 +21,7 @@ from hpcfed.profile.profile_run import print_verdicts, short_name
 from hpcfed.profile.timeline import Timeline, trace
 from hpcfed.profile.verdict import Workload, advice, busy, words
 from hpcfed.profile.watch import Event, covered, operators
-from hpcfed.results.profiles import Session
+from hpcfed.results.profiles import Ceiling, Profile, Session
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.timer import PHASES, Observer, observed_by, observer
 from tests.conftest import mpirun_path, start
@@ -354,8 +354,9 @@ def test_a_ceiling_is_the_best_of_its_trials_and_tells_how_they_vary() -> None:
 def test_ceilings_that_vary_are_warned_of(
     variation: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ceilings = {"float32": Ceilings(1e9, 1e12, variation)}
-    print_verdicts(Output(), "cpu", ceilings, [], cuda=False)
+    ceiling = Ceiling(bytes_per_second=1e9, flops=1e12, variation=variation)
+    profile = Profile(device="cpu", ceilings={"float32": ceiling}, parts=[], ranks=[])
+    print_verdicts(Output(), profile)
     said = capsys.readouterr().out
     assert f"vary by {variation:.1%}" in said
     assert ("The machine was not quiet" in said) == (variation > 0.1)

@@ -20,8 +20,7 @@ import pytest
 
 import hpcfed
 from hpcfed import cli, methods
-from hpcfed.cli.flags import all_method_fields, run_parser
-from hpcfed.cli.settings import parse_run
+from hpcfed.cli.settings import all_method_fields, parse_run, run_parser
 from hpcfed.options import check
 from hpcfed.options.metrics import METRICS
 from hpcfed.results.format import AT_THE_END

@@ -14,6 +14,35 @@ EXAMPLES = """\
   hpcfed attack idlg --methods fedavg,genefl --dataset cifar10 --data-root /data --steps 100
   hpcfed attack idlg --run runs/fedavg                        of a network that a run has trained"""
 
+FLAGS = """\
+--methods A,B
+  methods whose uploads are attacked (default: all, fedavg,fedavg-noise,parfed,fedlg,genefl)
+--images N
+  images to steal (default: 2)
+--run FOLDER
+  attack the network that this run has trained, on its data set: its global model, or a
+  client's row of its last snapshot
+--client N
+  with --run: the client whose row is attacked (default: the global model; where there is
+  none, the first client that took part)
+--model NAME
+  smooth (default): sigmoids, for which the attack works; or resnet18
+--steps N
+  outer steps of L-BFGS (default: 300)
+--noise X
+  variance of the noise of fedavg-noise (default: 0.001)
+--seed N
+  seed of the network, the images and the noise (default: 0)
+--dataset NAME
+  data set whose test images are stolen (default: digits)
+--data-root PATH
+  folder of the data sets (default: $HPCFED_DATA, else ./data)
+--device {auto,cpu,cuda}
+  auto: a GPU where there is one (default)
+--out PNG
+  write a figure: originals above, reconstructions below
+"""
+
 
 def command(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
@@ -40,70 +69,20 @@ def command(arguments: list[str]) -> None:
 def _parser() -> CommandParser:
     parser = CommandParser(
         "attack",
-        f"examples:\n{EXAMPLES}",
+        EXAMPLES,
         description="Shows what a malicious server can steal: images that iDLG "
         "reconstructs from what each method uploads.",
     )
+    parser.add_argument("name", metavar="idlg", help="the attack")
     # These are not options of a run; only --dataset and --data-root mean the same.
-    add = parser.add_argument
-
-    def number(flag: str, default: float, meaning: str) -> None:
-        kind = type(default)
-        metavar, told = "N" if kind is int else "X", f"{meaning} (default: {default})"
-        add(flag, type=kind, default=default, metavar=metavar, help=told)
-
-    add("name", metavar="idlg", help="the attack")
-    add(
-        "--methods",
-        default="fedavg,fedavg-noise,parfed,fedlg,genefl",
-        metavar="A,B",
-        help="methods whose uploads are attacked (default: all, %(default)s)",
-    )
-    number("--images", 2, "images to steal")
-    add(
-        "--run",
-        type=Path,
-        metavar="FOLDER",
-        help="attack the network that this run has trained, on its data set: its global "
-        "model, or a client's row of its last snapshot",
-    )
-    add(
-        "--client",
-        type=int,
-        metavar="N",
-        help="with --run: the client whose row is attacked (default: the global model; "
-        "where there is none, the first client that took part)",
-    )
-    add(
-        "--model",
-        metavar="NAME",
-        help="smooth (default): sigmoids, for which the attack works; or resnet18",
-    )
-    number("--steps", 300, "outer steps of L-BFGS")
-    number("--noise", 0.001, "variance of the noise of fedavg-noise")
-    number("--seed", 0, "seed of the network, the images and the noise")
-    add(
-        "--dataset",
-        metavar="NAME",
-        help="data set whose test images are stolen (default: digits)",
-    )
-    add(
-        "--data-root",
-        type=Path,
-        metavar="PATH",
-        help="folder of the data sets (default: $HPCFED_DATA, else ./data)",
-    )
-    add(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        default="auto",
-        help="auto: a GPU where there is one (default)",
-    )
-    add(
-        "--out",
-        type=Path,
-        metavar="PNG",
-        help="write a figure: originals above, reconstructions below",
+    parser.add_flags(FLAGS, FOLDER=Path, PNG=Path)
+    parser.set_defaults(
+        methods="fedavg,fedavg-noise,parfed,fedlg,genefl",
+        images=2,
+        steps=300,
+        noise=0.001,
+        seed=0,
+        device="auto",
     )
     return parser
 

@@ -21,7 +21,7 @@ EXAMPLES = """\
 def command(arguments: list[str]) -> None:
     parser = CommandParser(
         "list",
-        f"examples:\n{EXAMPLES}",
+        EXAMPLES,
         description="Lists methods, data sets, models, partitions, metrics, attacks, "
         "rules of aggregation, compressors and ready studies.",
     )

@@ -23,7 +23,6 @@ from hpcfed.cli import (
     report,
     run,
     show,
-    stack,
     study,
     watch,
 )
@@ -46,8 +45,8 @@ COMMANDS: dict[str, ModuleType] = {
     "examples": examples,
 }
 """A command's module has SUMMARY, EXAMPLES and a function `command(arguments)`."""
-UNLISTED: dict[str, ModuleType] = {"stack": stack}
-"""Commands that hpcfed starts itself."""
+UNLISTED = {"stack": study.run_stack}
+"""Commands that hpcfed starts itself; the help does not list them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -104,15 +103,15 @@ def _dispatch(arguments: list[str]) -> None:
         parser.print_help()
         return
     name, *rest = arguments
-    found = COMMANDS.get(name) or UNLISTED.get(name)
-    if found is None:
+    if name not in COMMANDS and name not in UNLISTED:
         raise unknown("command", name, COMMANDS)
-    found.command(rest)
+    command = UNLISTED.get(name) or COMMANDS[name].command
+    command(rest)
 
 
 def _parser() -> CommandParser:
     """Return the parser of `hpcfed` without a command, whose help shows them all."""
-    summaries, examples = ["commands:"], ["examples:"]
+    summaries, examples = ["commands:"], []
     for name, module in COMMANDS.items():
         summaries.append(f"  {name:8} {module.SUMMARY}")
         lines = module.EXAMPLES.splitlines()
@@ -120,7 +119,8 @@ def _parser() -> CommandParser:
         examples += lines if name == "run" else lines[:1]
     parser = CommandParser(
         "",
-        "\n".join([*summaries, "", *examples]),
+        "\n".join(examples),
+        notes="\n".join(summaries),
         description="Benchmarks of federated learning on clusters. Hundreds of clients "
         "are the rows of one matrix.",
     )

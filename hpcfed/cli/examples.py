@@ -16,7 +16,7 @@ EXAMPLES = """\
 def command(arguments: list[str]) -> None:
     parser = CommandParser(
         "examples",
-        f"examples:\n{EXAMPLES}",
+        EXAMPLES,
         description="Lists examples, ready studies and Slurm scripts, or copies them. "
         "A file that is there already is never overwritten.",
     )

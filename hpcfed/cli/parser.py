@@ -1,9 +1,21 @@
 """The parser of one command: its help, its examples, and its error messages."""
 
 import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcfed.errors import UserError, did_you_mean
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "N": int,
+    "X": float,
+    "DIR": Path,
+    "FILE": Path,
+    "PATH": Path,
+}
+"""What a value is, by the word that stands for it in the help; any other is text."""
 
 
 class _Help(argparse.HelpFormatter):
@@ -18,16 +30,40 @@ class _Help(argparse.HelpFormatter):
 class CommandParser(argparse.ArgumentParser):
     """A parser that ends its help with examples and reports a mistake in one line."""
 
-    def __init__(self, command: str, epilog: str, **options: Any) -> None:
+    def __init__(
+        self, command: str, examples: str, *, notes: str = "", **options: Any
+    ) -> None:
+        """Make the parser of a command; the help ends with `notes` and `examples`."""
         self._command = command
+        notes = f"{notes}\n\n" if notes else ""
         super().__init__(
             f"hpcfed {command}".strip(),
-            epilog=epilog,
+            epilog=f"{notes}examples:\n{examples}",
             formatter_class=_Help,
             # An abbreviation that is unique today may be ambiguous with a new option.
             allow_abbrev=False,
             **options,
         )
+
+    def add_flags(self, text: str, **kinds: Callable[[str], Any]) -> None:
+        """Add flags written as their help shows them: a line `--flag VALUE`, then what it
+        means. A flag without a value is a switch.
+
+        `kinds` says how to read values that are not among `KINDS`, by their word.
+        """
+        for block in re.split(r"\n(?=--)", text.strip()):
+            head, *lines = block.splitlines()
+            flag, _, value = head.partition(" ")
+            # argparse would take a single per cent sign for a format.
+            meaning = " ".join(map(str.strip, lines)).replace("%", "%%")
+            if not value:
+                self.add_argument(flag, action="store_true", help=meaning)
+                continue
+            choices = value[1:-1].split(",") if value.startswith("{") else None
+            kind = kinds.get(value) or KINDS.get(value.partition(".")[0], str)
+            self.add_argument(
+                flag, metavar=value, choices=choices, type=kind, help=meaning
+            )
 
     def error(self, message: str) -> NoReturn:
         # argparse would print the usage, which has more than a hundred flags, and exit.

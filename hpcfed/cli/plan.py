@@ -15,6 +15,25 @@ EXAMPLES = """\
   hpcfed plan my.toml --calibrate                             measure this machine first
   hpcfed plan my.toml --ranks 64 --json                       the same for programs"""
 
+FLAGS = """\
+--ranks N
+  ranks of the run, those of the server included (default: 1)
+--per-node N
+  ranks that share a machine's memory (default: its cores; 1 where ranks have a GPU
+  each)
+--link SPEED
+  what joins two ranks, as in 50GB/s or 400Gb/s (default: as measured)
+--latency TIME
+  what an empty message takes, as in 5us (default: as measured)
+--calibrate
+  first measure short runs of these options here: few clients, one rank and a few, the
+  server's model in two sizes; takes a minute or two
+--constants FILE
+  where the calibration is written and read (default: hpcfed-plan.json)
+--json
+  everything as JSON, for programs
+"""
+
 
 def command(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
@@ -46,53 +65,19 @@ def command(arguments: list[str]) -> None:
 def _parser() -> CommandParser:
     parser = CommandParser(
         "plan",
-        f"examples:\n{EXAMPLES}",
+        EXAMPLES,
         description="Predicts a run's seconds per round and memory per rank, the "
         "server's time by ranks and ZeRO stage, and how many ranks to give to the "
         "server. Every figure has an interval. It rests on what --calibrate has "
         "measured here, and says so where nothing was.",
     )
-    add = parser.add_argument
-    add("config", type=Path, metavar="CONFIG.toml", help="the options of the run")
-    add(
-        "--ranks",
-        type=int,
-        default=1,
-        metavar="N",
-        help="ranks of the run, those of the server included (default: 1)",
+    parser.add_argument(
+        "config", type=Path, metavar="CONFIG.toml", help="the options of the run"
     )
-    add(
-        "--per-node",
-        type=int,
-        metavar="N",
-        help="ranks that share a machine's memory (default: its cores; 1 where ranks "
-        "have a GPU each)",
+    parser.add_flags(
+        FLAGS, SPEED=_quantity(parse_bytes_per_second), TIME=_quantity(parse_seconds)
     )
-    add(
-        "--link",
-        type=_quantity(parse_bytes_per_second),
-        metavar="SPEED",
-        help="what joins two ranks, as in 50GB/s or 400Gb/s (default: as measured)",
-    )
-    add(
-        "--latency",
-        type=_quantity(parse_seconds),
-        metavar="TIME",
-        help="what an empty message takes, as in 5us (default: as measured)",
-    )
-    add(
-        "--calibrate",
-        action="store_true",
-        help="first measure short runs of these options here: few clients, one rank and "
-        "a few, the server's model in two sizes; takes a minute or two",
-    )
-    add(
-        "--constants",
-        type=Path,
-        metavar="FILE",
-        help="where the calibration is written and read (default: hpcfed-plan.json)",
-    )
-    add("--json", action="store_true", help="everything as JSON, for programs")
+    parser.set_defaults(ranks=1)
     return parser
 
 

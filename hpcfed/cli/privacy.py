@@ -15,7 +15,7 @@ EXAMPLES = """\
 def command(arguments: list[str]) -> None:
     parser = CommandParser(
         "privacy",
-        f"examples:\n{EXAMPLES}",
+        EXAMPLES,
         usage="hpcfed privacy [CONFIG.toml] [options]",
         description="Prints ε for a given noise, or the noise for a given ε, and what ε "
         "is for. Takes the options of hpcfed run, and runs nothing. Privacy is central "

@@ -16,6 +16,15 @@ EXAMPLES = """\
   hpcfed profile --method pfedgpa --server small --bank-rounds 5 --denoiser-samples 2000
   mpirun -n 3 python -m hpcfed profile my.toml --server-ranks 1 --profile-rounds 5"""
 
+FLAGS = """\
+--profile-rounds N
+  rounds, and steps of the server's networks, that are profiled by kernel (default: 3)
+--profile-warmup N
+  rounds and steps before them (default: 2)
+--nvtx
+  mark phases as ranges for Nsight, without torch's profiler
+"""
+
 
 def command(arguments: list[str]) -> None:
     # All words that this parser does not know are options of the run.
@@ -38,33 +47,15 @@ def command(arguments: list[str]) -> None:
 def _parser() -> CommandParser:
     parser = CommandParser(
         "profile",
-        f"examples:\n{EXAMPLES}",
+        EXAMPLES,
         usage="hpcfed profile [--profile-rounds N] [--profile-warmup N] [--nvtx] "
         "[CONFIG.toml] [options of hpcfed run]",
         description="A run, and where its time goes: the phases of all ranks as a "
         "timeline, kernels, memory, and how close the device comes to its limits. All "
         "other options are those of hpcfed run.",
     )
-    parser.add_argument(
-        "--profile-rounds",
-        type=_positive,
-        default=3,
-        metavar="N",
-        help="rounds, and steps of the server's networks, that are profiled by kernel "
-        "(default: 3)",
-    )
-    parser.add_argument(
-        "--profile-warmup",
-        type=_positive,
-        default=2,
-        metavar="N",
-        help="rounds and steps before them (default: 2)",
-    )
-    parser.add_argument(
-        "--nvtx",
-        action="store_true",
-        help="mark phases as ranges for Nsight, without torch's profiler",
-    )
+    parser.add_flags(FLAGS, N=_positive)
+    parser.set_defaults(profile_rounds=3, profile_warmup=2)
     return parser
 
 

@@ -31,12 +31,38 @@ exit codes:
      terminal says which
   2  a mistake in the command, or nothing to report
   3  a condition of --fail-if is undecided, and none holds"""
+PAGE = """\
+--out FILE.html
+  the page (default: report.html)
+--unfinished
+  include runs that are running, stopped or failed, with the rounds they have; not those
+  of a study
+"""
+FILES = """\
+--one-run-decides
+  let a condition of --fail-if hold where a side has one run alone
+--figures DIR
+  also write every chart of the page to a file of its own, for a paper
+--format pdf|svg|png
+  what --figures writes (default: pdf); several as pdf,png
+--width INCHES
+  how wide the figures are (default: 3.4, a column of most papers)
+--csv FILE.csv
+  also write a line for every round of every run, with a column for each option that
+  differs, the times of every rank to FILE-ranks.csv, and a line for every point (means
+  and intervals) to FILE-points.csv
+--json FILE
+  also write all figures of the page as JSON
+--extrap FILE
+  also write the times for Extra-P (JSON Lines)
+"""
 
 
 def command(arguments: list[str]) -> None:
     parser = CommandParser(
         "report",
-        f"{NOTES}\n\nexamples:\n{EXAMPLES}",
+        EXAMPLES,
+        notes=NOTES,
         description="Makes one page of runs and studies; two paths, A and B, are also "
         "compared: options, code, speed and accuracy.",
     )
@@ -47,19 +73,7 @@ def command(arguments: list[str]) -> None:
         metavar="PATH",
         help="folders of runs or studies, or folders of such folders",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("report.html"),
-        metavar="FILE.html",
-        help="the page (default: report.html)",
-    )
-    parser.add_argument(
-        "--unfinished",
-        action="store_true",
-        help="include runs that are running, stopped or failed, with the rounds they "
-        "have; not those of a study",
-    )
+    parser.add_flags(PAGE)
     parser.add_argument(
         "--fail-if",
         action="append",
@@ -68,48 +82,8 @@ def command(arguments: list[str]) -> None:
         help="end with exit code 1 where B is worse than A, as in slower=5%%; see "
         "below; may be given several times",
     )
-    parser.add_argument(
-        "--one-run-decides",
-        action="store_true",
-        help="let a condition of --fail-if hold where a side has one run alone",
-    )
-    parser.add_argument(
-        "--figures",
-        type=Path,
-        metavar="DIR",
-        help="also write every chart of the page to a file of its own, for a paper",
-    )
-    parser.add_argument(
-        "--format",
-        metavar="pdf|svg|png",
-        help="what --figures writes (default: pdf); several as pdf,png",
-    )
-    parser.add_argument(
-        "--width",
-        type=float,
-        metavar="INCHES",
-        help="how wide the figures are (default: 3.4, a column of most papers)",
-    )
-    parser.add_argument(
-        "--csv",
-        type=Path,
-        metavar="FILE.csv",
-        help="also write a line for every round of every run, with a column for each "
-        "option that differs, the times of every rank to FILE-ranks.csv, and a line "
-        "for every point (means and intervals) to FILE-points.csv",
-    )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write all figures of the page as JSON",
-    )
-    parser.add_argument(
-        "--extrap",
-        type=Path,
-        metavar="FILE",
-        help="also write the times for Extra-P (JSON Lines)",
-    )
+    parser.add_flags(FILES, INCHES=float)
+    parser.set_defaults(out=Path("report.html"))
     options = parser.parse_args(arguments)
     # Late: charts and HDF5 take a second to load.
     from hpcfed.analysis.command import ReportRequest, report

@@ -1,8 +1,7 @@
 """`hpcfed run`: one run, or several seeds of it."""
 
-from hpcfed.cli import flags
 from hpcfed.cli.resume import can_be_longer, complete, requeued
-from hpcfed.cli.settings import parse_run
+from hpcfed.cli.settings import RUN_EXAMPLES, parse_run
 from hpcfed.cli.show import print_run
 from hpcfed.errors import remark, unless_full
 from hpcfed.results.stored import check_start
@@ -10,7 +9,7 @@ from hpcfed.runtime.imports import without_collecting
 from hpcfed.runtime.launcher import launched
 
 SUMMARY = "one run, or several seeds of it"
-EXAMPLES = flags.EXAMPLES
+EXAMPLES = RUN_EXAMPLES
 
 
 def command(arguments: list[str]) -> None:

@@ -15,7 +15,7 @@ EXAMPLES = """\
 def command(arguments: list[str]) -> None:
     parser = CommandParser(
         "show",
-        f"examples:\n{EXAMPLES}",
+        EXAMPLES,
         description="Shows what is in a run, in the seeds of one, or in a study.",
     )
     parser.add_argument(
@@ -24,9 +24,7 @@ def command(arguments: list[str]) -> None:
         metavar="DIR",
         help="the folder of a run, of its seeds, or of a study, as given by --out",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="everything as JSON, for programs"
-    )
+    parser.add_flags("--json\n  everything as JSON, for programs")
     options = parser.parse_args(arguments)
     from hpcfed.results.folder import STUDY, records
     from hpcfed.results.sandbox import try_out

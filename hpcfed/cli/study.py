@@ -2,13 +2,18 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from re import fullmatch
 
 from hpcfed.cli.parser import CommandParser
+from hpcfed.cli.settings import keyword_settings
 from hpcfed.errors import UserError, remark
 from hpcfed.options import check_text
+from hpcfed.options.declare import flags
 from hpcfed.options.run import MOST_SEEDS
+from hpcfed.results.stored import check_start
+from hpcfed.runtime.launcher import launched
 
 SUMMARY = "a sweep over any options, here or on Slurm"
 USUAL = 32
@@ -19,6 +24,25 @@ EXAMPLES = """\
   hpcfed study strong --only 'ranks=2*'
   hpcfed study my.toml --stack                                learning rates, seeds … in one process
   hpcfed study strong --submit -- --partition=gpu --time=2:00:00"""
+
+BEFORE = """\
+--out DIR
+  folder of the study (default: runs/NAME of the file)
+--dry-run
+  print every point, its command and its estimated cost; run nothing
+--only PATTERN
+  only points whose names match, as in 'ranks=4*'
+--points LIST
+  only points with these numbers, as in 0,3; gathers nothing
+"""
+AFTER = """\
+--submit
+  submit the points to Slurm as arrays
+--gather
+  collect finished runs into study.h5; run nothing
+--launcher {auto,mpirun,srun}
+  what starts ranks; auto: srun in a Slurm job, else mpirun (default)
+"""
 
 
 def command(arguments: list[str]) -> None:
@@ -76,7 +100,7 @@ def _act(options: argparse.Namespace, for_sbatch: list[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser(
         "study",
-        f"examples:\n{EXAMPLES}",
+        EXAMPLES,
         usage="hpcfed study STUDY [options] [-- words for sbatch]",
         description="Runs every point of a sweep and skips those that are finished. "
         "Exit code 1: some points have failed.",
@@ -87,29 +111,7 @@ def _parser() -> CommandParser:
         metavar="STUDY",
         help="what is swept: a file, or the name of a ready study such as quick",
     )
-    parser.add_argument(
-        "--out",
-        type=_folder,
-        metavar="DIR",
-        help="folder of the study (default: runs/NAME of the file)",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print every point, its command and its estimated cost; run nothing",
-    )
-    parser.add_argument(
-        "--only",
-        default="*",
-        metavar="PATTERN",
-        help="only points whose names match, as in 'ranks=4*'",
-    )
-    parser.add_argument(
-        "--points",
-        type=_numbers,
-        metavar="LIST",
-        help="only points with these numbers, as in 0,3; gathers nothing",
-    )
+    parser.add_flags(BEFORE, DIR=_folder, LIST=_numbers)
     parser.add_argument(
         "--stack",
         type=_stack,
@@ -122,20 +124,8 @@ def _parser() -> CommandParser:
         "rounding (some 1e-7 in fp32), which also depends on the group: a study that "
         "goes on may group them otherwise",
     )
-    parser.add_argument(
-        "--submit", action="store_true", help="submit the points to Slurm as arrays"
-    )
-    parser.add_argument(
-        "--gather",
-        action="store_true",
-        help="collect finished runs into study.h5; run nothing",
-    )
-    parser.add_argument(
-        "--launcher",
-        choices=("auto", "mpirun", "srun"),
-        default="auto",
-        help="what starts ranks; auto: srun in a Slurm job, else mpirun (default)",
-    )
+    parser.add_flags(AFTER)
+    parser.set_defaults(only="*", launcher="auto")
     return parser
 
 
@@ -165,3 +155,25 @@ def _numbers(text: str) -> list[int]:
             f"must be numbers of points, as in 0,3, got '{text}'"
         )
     return [int(word) for word in text.split(",")]
+
+
+def run_stack(arguments: list[str]) -> None:
+    """Run the trials of a stack as one process: `hpcfed stack FILE`, which `--stack`
+    starts. Users do not need it.
+    """
+    if len(arguments) != 1:
+        raise UserError("hpcfed stack takes one file; hpcfed study --stack writes it")
+    # Late: every command imports this module, and few read HDF5.
+    from hpcfed.studies.stacks import read_stack
+
+    points = []
+    for options in read_stack(Path(arguments[0])):
+        # The record holds the command that repeats this trial alone.
+        words = ("hpcfed", "run", *flags(options))
+        settings = replace(keyword_settings(options), command=words)
+        check_start(settings, launched())
+        points.append(settings)
+    # Late: this loads torch, and MPI starts.
+    from hpcfed.experiment.run import run_stacked
+
+    run_stacked(points)

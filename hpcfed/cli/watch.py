@@ -12,11 +12,20 @@ EXAMPLES = """\
   hpcfed watch                                                the newest run under runs/
   hpcfed watch runs/strong --once                             how far a study is"""
 
+FLAGS = """\
+--once
+  show how far it is, and leave
+--wait
+  wait for a run also in a folder that holds something else
+--every SECONDS
+  time between two lines if the output is not a terminal (default: 10)
+"""
+
 
 def command(arguments: list[str]) -> None:
     parser = CommandParser(
         "watch",
-        f"examples:\n{EXAMPLES}",
+        EXAMPLES,
         description="Shows how far a run, its seeds or a study is: curves, where the "
         "time goes, what is left. It reads files alone, so it works on any machine that "
         "sees the folder, and Ctrl-C leaves the run alone. Exit code 0: it is complete, "
@@ -30,21 +39,8 @@ def command(arguments: list[str]) -> None:
         help="the folder of a run, of its seeds, or of a study; if it does "
         "not exist yet, wait for it (default: the newest under runs/)",
     )
-    parser.add_argument(
-        "--once", action="store_true", help="show how far it is, and leave"
-    )
-    parser.add_argument(
-        "--wait",
-        action="store_true",
-        help="wait for a run also in a folder that holds something else",
-    )
-    parser.add_argument(
-        "--every",
-        type=_seconds,
-        default=10.0,
-        metavar="SECONDS",
-        help="time between two lines if the output is not a terminal (default: 10)",
-    )
+    parser.add_flags(FLAGS, SECONDS=_seconds)
+    parser.set_defaults(every=10.0)
     options = parser.parse_args(arguments)
     # Late: most command lines read no HDF5.
     from rich.console import Console

@@ -2,29 +2,12 @@
 
 from collections.abc import Sequence
 from math import nan
-from typing import Protocol
 
 from hpcfed.analysis.findings import SECONDS, SHARE, Row, Table
+from hpcfed.results.profiles import Part
 
 
-class ProfiledPart(Protocol):
-    """The clients' training, or one of the server's networks; None means unknown."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def warm(self) -> float | None: ...
-    @property
-    def busy(self) -> float | None: ...
-    @property
-    def compute(self) -> float | None: ...
-    @property
-    def bandwidth(self) -> float | None: ...
-
-
-def of_parts(parts: Sequence[ProfiledPart]) -> Table:
+def of_parts(parts: Sequence[Part]) -> Table:
     """Return the time of each part, and its share of the measured ceilings."""
     rows: list[Row] = []
     for part in parts:
