@@ -22,7 +22,7 @@ from hpcfed.clients.schedule import Length, num_samples
 from hpcfed.experiment.run import run
 from hpcfed.models.cost import cost
 from hpcfed.models.own import Sample as Shape
-from hpcfed.plan.ceilings import Ceilings
+from hpcfed.plan.speeds import Ceilings
 from hpcfed.plan.work import local_work, run_work
 from hpcfed.profile.timeline import Timeline
 from hpcfed.profile.verdict import ProfiledRun, workloads

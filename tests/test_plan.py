@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hpcfed
+from hpcfed.analysis.costmodel import Range
 from hpcfed.cli import keyword_settings, main
 from hpcfed.clients.engine import SHIFT
 from hpcfed.clients.network import client_layout
@@ -35,7 +36,6 @@ from hpcfed.plan.constants import (
     read_constants,
     write_constants,
 )
-from hpcfed.plan.fits import LinkSpeed, Range, exactly, measured_link, ring_allreduce
 from hpcfed.plan.make import room_of_rank
 from hpcfed.plan.planner import Split, best_split, candidates
 from hpcfed.plan.rounds import (
@@ -58,6 +58,7 @@ from hpcfed.plan.server import (
     zero_overhead,
     zero_preparation,
 )
+from hpcfed.plan.speeds import LinkSpeed, measured_link, ring_allreduce
 from hpcfed.plan.work import NetworkSize
 from hpcfed.runtime.launcher import Launch
 
@@ -77,10 +78,6 @@ TRUE = Rates(
 )
 
 
-def spread(seconds: float) -> Spread:
-    return Spread(low=seconds, middle=seconds, high=seconds)
-
-
 def round_point(clients: int, ranks: int = 1) -> RoundPoint:
     """Return what TRUE would make of clients with two steps each, rows of 0 bytes."""
     load = Load(clients=clients, hosted=clients, longest=2, steps=2 * clients)
@@ -90,9 +87,9 @@ def round_point(clients: int, ranks: int = 1) -> RoundPoint:
         hosted=clients,
         longest=2,
         steps=2 * clients,
-        train=spread(TRUE.train(load, ranks)),
+        train=Spread.exactly(TRUE.train(load, ranks)),
         # Empty messages take 0.1 s in each of 2 (n − 1) turns.
-        rest=spread(TRUE.rest(load, ranks) + 0.2 * (ranks - 1)),
+        rest=Spread.exactly(TRUE.rest(load, ranks) + 0.2 * (ranks - 1)),
         evaluate=1 + 0.5 * clients,
         memory=1000 + 100 * clients,
     )
@@ -512,7 +509,8 @@ def test_the_split_that_ends_first_fits_into_memory() -> None:
     held = {0: 1.0, 1: 2.0, 2: 9.0, 4: 3.0}
 
     def split(number: int) -> Split:
-        return Split(number, 8 - number, exactly(seconds[number]), held[number])
+        time = Range(seconds[number], seconds[number], seconds[number])
+        return Split(number, 8 - number, time, held[number])
 
     best, every = best_split(list(seconds), split, memory=0)
     assert best.server_ranks == 2 and len(every) == 4
@@ -523,7 +521,7 @@ def test_the_split_that_ends_first_fits_into_memory() -> None:
 
 
 def test_ranges_add_up() -> None:
-    assert Range(2, 1, 4) * 3 + exactly(1) == Range(7, 4, 13)
+    assert Range(2, 1, 4) * 3 + Range(1, 1, 1) == Range(7, 4, 13)
 
 
 def test_a_calibration_is_read_as_written(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hpcfed.analysis.render.console import Output
-from hpcfed.plan.ceilings import Ceilings
+from hpcfed.plan.speeds import Ceilings
 from hpcfed.profile import watch as watching
 from hpcfed.profile.profile_run import print_verdicts, short_name
 from hpcfed.profile.timeline import Timeline, trace

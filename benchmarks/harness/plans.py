@@ -19,12 +19,12 @@ import torch
 
 from benchmarks.arguments import add_device, parser_of
 from hpcfed import methods
+from hpcfed.analysis.costmodel import Range
 from hpcfed.clients.network import client_layout, client_network
 from hpcfed.options import Settings, resolve
 from hpcfed.options.declare import flags
 from hpcfed.plan.calibrate import calibrate, measure_rounds, start
 from hpcfed.plan.constants import Calibration
-from hpcfed.plan.fits import ASSUMED, Range, measured_link
 from hpcfed.plan.rounds import (
     Load,
     Target,
@@ -35,6 +35,7 @@ from hpcfed.plan.rounds import (
 )
 from hpcfed.plan.server import plan_learning
 from hpcfed.plan.server_calibration import measure_server
+from hpcfed.plan.speeds import ASSUMED, measured_link
 from hpcfed.results.stored import read_run
 from hpcfed.server.options import server_options
 

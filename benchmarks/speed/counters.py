@@ -33,7 +33,7 @@ from benchmarks.launching import environment
 from benchmarks.measuring import setup_of
 from benchmarks.speed.round import WORKS
 from hpcfed.kernels.cuda import Kernel
-from hpcfed.plan.ceilings import Ceilings
+from hpcfed.plan.speeds import Ceilings
 from hpcfed.runtime import world as worlds
 
 TIME = "gpu__time_duration.sum"

@@ -41,7 +41,7 @@ from hpcfed.models.cost import cost
 from hpcfed.models.networks import build
 from hpcfed.models.own import Sample
 from hpcfed.options import resolve
-from hpcfed.plan.ceilings import Ceilings
+from hpcfed.plan.speeds import Ceilings
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.timer import PHASES, Timer
 

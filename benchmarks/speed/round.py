@@ -37,7 +37,7 @@ from benchmarks.arguments import add_device, parser_of
 from benchmarks.measuring import setup_of, synchronize
 from hpcfed.clients.engine import Engine
 from hpcfed.experiment.assemble import Setup
-from hpcfed.plan.ceilings import Ceilings
+from hpcfed.plan.speeds import Ceilings
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.world import World
 

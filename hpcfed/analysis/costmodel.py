@@ -1,20 +1,100 @@
-"""A cost model: seconds per round as a sum of few terms, fitted to measurements, to
-predict the gain from more ranks.
+"""The one cost model: seconds, or bytes, as a sum of counted work times coefficients.
 
-Coefficients are not negative, because each term is a cost. Errors are relative to the
-time, so that short rounds matter as much as long ones.
+Coefficients are not negative, because each term is a cost. They are fitted to measured
+points by least squares of relative errors, so that short rounds matter as much as long
+ones. How good a fit is, is checked by predicting each point from the others.
+
+Plans use the model with the work that they count. Reports fit a few fixed terms to the
+rounds of a study, to predict the gain from more ranks.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan, log2, nan
 from statistics import fmean
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.groups import Group
+
+T = TypeVar("T")
+Work = Callable[[T], Sequence[float]]
+"""Counts the work of a point, term by term."""
+LEAST_WIDTH = 0.05
+"""Half the minimum width of an interval: two calls on one machine differ by as much."""
+
+
+@dataclass(frozen=True)
+class FittedCost(Generic[T]):
+    """Predicts the cost of a point from its work."""
+
+    work: Work[T]
+    coefficients: list[float]
+    """The cost of a unit of each term."""
+
+    def __call__(self, point: T) -> float:
+        return float(np.dot(self.work(point), self.coefficients))
+
+
+def fit_cost(
+    points: Sequence[T], work: Work[T], cost: Callable[[T], float]
+) -> FittedCost[T]:
+    """Find coefficients ≥ 0 that minimise the squared relative errors."""
+    # Late, for the reason given in statistics.py.
+    from scipy.optimize import nnls
+
+    measured = np.array([cost(point) for point in points])
+    # Divided by what was measured, so a perfect prediction of each point is 1.
+    shares = np.array([work(point) for point in points]) / measured[:, None]
+    # Scaled, so that the solver's tolerance means the same for every term.
+    largest = np.abs(shares).max(0)
+    size = np.maximum(largest, 1e-300)  # a term may be 0 at all points
+    coefficients, _ = nnls(shares / size, np.ones(len(shares)))
+    return FittedCost(work, (coefficients / size).tolist())
+
+
+def leaving_out(points: Sequence[T]) -> Iterator[tuple[T, list[T]]]:
+    """Yield each point with all the others."""
+    for number, point in enumerate(points):
+        yield point, [*points[:number], *points[number + 1 :]]
+
+
+@dataclass(frozen=True)
+class Range:
+    """A prediction and the interval around it."""
+
+    middle: float
+    low: float
+    high: float
+
+    def __add__(self, other: "Range") -> "Range":
+        return Range(
+            self.middle + other.middle, self.low + other.low, self.high + other.high
+        )
+
+    def __mul__(self, factor: float) -> "Range":
+        return Range(self.middle * factor, self.low * factor, self.high * factor)
+
+
+def ranged(
+    points: Sequence[T],
+    predict: Callable[[Sequence[T]], float],
+    *others: Callable[[], float],
+    keep: Callable[[Sequence[T]], bool],
+    width: float = LEAST_WIDTH,
+) -> Range:
+    """Predict from all points. The interval covers the predictions without any one of
+    them, if `keep` accepts the rest, the predictions of `others`, and the share `width`
+    either way.
+    """
+    middle = predict(points)
+    found = [middle * (1 - width), middle * (1 + width)]
+    found += [other() for other in others]
+    found += [predict(rest) for _, rest in leaving_out(points) if keep(rest)]
+    return Range(middle, min(found), max(found))
 
 
 @dataclass(frozen=True)
@@ -31,24 +111,21 @@ class Measured:
     """Local steps of the client with the most steps in a round; others end earlier."""
 
 
-Terms = dict[str, tuple[str, Callable[[Measured], float]]]
 # The order matters: if points cannot separate two terms, the first is taken.
-TERMS: Terms = {
-    "every round": ("s", lambda m: 1.0),
-    "per local step": ("s", lambda m: m.steps),
-    "per step of a client of a rank": ("s", lambda m: m.steps * m.clients / m.ranks),
-    "per step of a client of a rank, and million columns": (
-        "s",
-        lambda m: m.steps * m.clients / m.ranks * m.columns / 1e6,
+TERMS: dict[str, Callable[[Measured], float]] = {
+    "every round": lambda m: 1.0,
+    "per local step": lambda m: m.steps,
+    "per step of a client of a rank": lambda m: m.steps * m.clients / m.ranks,
+    "per step of a client of a rank, and million columns": lambda m: (
+        m.steps * m.clients / m.ranks * m.columns / 1e6
     ),
-    "per doubling of the ranks": ("s", lambda m: log2(m.ranks)),
+    "per doubling of the ranks": lambda m: log2(m.ranks),
     # A ring all-reduce sends 2 (n − 1) / n of a row from every rank.
-    "per million columns that ranks exchange": (
-        "s",
-        lambda m: m.columns / 1e6 * 2 * (m.ranks - 1) / m.ranks,
+    "per million columns that ranks exchange": lambda m: (
+        m.columns / 1e6 * 2 * (m.ranks - 1) / m.ranks
     ),
 }
-"""By name: the coefficient's unit, and its factor."""
+"""Counts the work of each term by its name; a coefficient is in seconds."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +141,8 @@ class CostModel:
 
     def __call__(self, point: Measured) -> float:
         """Predict the seconds of a round."""
-        costs = []
-        for name, coefficient in self.coefficients.items():
-            _, cost = TERMS[name]
-            costs.append(coefficient * cost(point))
-        return sum(costs)
+        work = _work(list(self.coefficients))
+        return FittedCost(work, list(self.coefficients.values()))(point)
 
 
 @dataclass(frozen=True)
@@ -128,22 +202,27 @@ def fit(points: Sequence[Measured]) -> CostModel | None:
     terms = _terms(points)
     if len(terms) < 2:
         return None
-    costs = _relative_costs(points, terms)
-    coefficients = nonnegative(costs)
-    # Costs are divided by the measured seconds, so a perfect prediction is 1.
-    errors = np.abs(costs @ coefficients - 1)
+    cost = _fit_terms(points, terms)
     left_out = []
     # With one point less, there must still be as many points as terms.
     if len(points) > len(terms):
-        for number, cost in enumerate(costs):
-            others = np.delete(costs, number, axis=0)
-            predicted = float(cost @ nonnegative(others))
-            left_out.append(abs(predicted - 1))
+        for point, others in leaving_out(points):
+            left_out.append(_error(_fit_terms(others, terms), point))
     return CostModel(
-        coefficients=dict(zip(terms, coefficients.tolist(), strict=True)),
-        error=float(errors.mean()),
+        coefficients=dict(zip(terms, cost.coefficients, strict=True)),
+        error=fmean(_error(cost, point) for point in points),
         left_out_error=fmean(left_out) if left_out else nan,
     )
+
+
+def _fit_terms(
+    points: Sequence[Measured], names: Sequence[str]
+) -> FittedCost[Measured]:
+    return fit_cost(points, _work(names), lambda point: point.seconds)
+
+
+def _error(cost: FittedCost[Measured], point: Measured) -> float:
+    return abs(cost(point) / point.seconds - 1)
 
 
 def hold_out(points: Sequence[Measured]) -> HeldOut | None:
@@ -164,36 +243,13 @@ def _terms(points: Sequence[Measured]) -> list[str]:
     for name in TERMS:
         if len(chosen) + 1 >= len(points):
             break
-        matrix = _matrix(points, [*chosen, name])
-        rank = np.linalg.matrix_rank(matrix)
+        work = _work([*chosen, name])
+        rank = np.linalg.matrix_rank([work(point) for point in points])
         if rank > len(chosen):  # else it depends linearly on the terms before it
             chosen.append(name)
     return chosen
 
 
-def _matrix(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
-    """Return the factors of all coefficients: [points, terms]."""
-    columns = []
-    for name in names:
-        _, cost = TERMS[name]
-        columns.append([cost(point) for point in points])
-    return np.column_stack(columns)
-
-
-def _relative_costs(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
-    """Divide each point's costs by its seconds: a model that fits gives 1."""
-    # Without this, only the longest rounds would determine the fit.
-    seconds = np.array([point.seconds for point in points])
-    return _matrix(points, names) / seconds[:, None]
-
-
-def nonnegative(costs: np.ndarray) -> np.ndarray:
-    """Find coefficients ≥ 0 that minimise the squared relative errors."""
-    from scipy.optimize import nnls  # late, for the reason given in statistics.py
-
-    # Scaled, so that the solver's tolerance means the same for every term.
-    largest = np.abs(costs).max(0)
-    size = np.maximum(largest, 1e-300)  # a term may be 0 at all points
-    ones = np.ones(len(costs))
-    coefficients, _ = nnls(costs / size, ones)
-    return np.asarray(coefficients / size)
+def _work(names: Sequence[str]) -> Work[Measured]:
+    """Return what counts the work of these terms."""
+    return lambda point: [TERMS[name](point) for name in names]

@@ -77,8 +77,8 @@ def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
                 hosted=hosted,
                 longest=1.0,
                 steps=clients,
-                train=_exactly(train),
-                rest=_exactly(ROUND),
+                train=Spread.exactly(train),
+                rest=Spread.exactly(ROUND),
                 evaluate=evaluate,
                 memory=base + each * clients + work.client_bytes * hosted,
             )
@@ -121,21 +121,13 @@ def scaled(constants: Calibration, work: MeasuredWork) -> Calibration:
     for point, held in zip(constants.rounds, besides, strict=True):
         in_training = (held - least) * rows
         change = {
-            "train": _times(point.train, of_step),
+            "train": Spread(
+                low=point.train.low * of_step,
+                middle=point.train.middle * of_step,
+                high=point.train.high * of_step,
+            ),
             "evaluate": point.evaluate * of_sample * samples,
             "memory": least + in_training + samples_and_rows(work, point),
         }
         points.append(point.model_copy(update=change))
     return constants.model_copy(update={"rounds": tuple(points), "work": work})
-
-
-def _exactly(seconds: float) -> Spread:
-    return Spread(low=seconds, middle=seconds, high=seconds)
-
-
-def _times(spread: Spread, factor: float) -> Spread:
-    return Spread(
-        low=spread.low * factor,
-        middle=spread.middle * factor,
-        high=spread.high * factor,
-    )

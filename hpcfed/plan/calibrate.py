@@ -5,14 +5,12 @@ settings with few clients, on one rank and on a few, and steps of the server's m
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -31,7 +29,6 @@ from hpcfed.options import (
     resolve,
 )
 from hpcfed.options.declare import flags
-from hpcfed.plan.ceilings import Ceilings
 from hpcfed.plan.constants import (
     Calibration,
     LinkPoint,
@@ -42,6 +39,7 @@ from hpcfed.plan.constants import (
 )
 from hpcfed.plan.rounds import mean_load, rank_loads
 from hpcfed.plan.server_calibration import measure_server
+from hpcfed.plan.speeds import Ceilings
 from hpcfed.plan.work import client_bytes, has_own_data
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
@@ -203,8 +201,10 @@ def measure_rounds(
         clients = min(clients, hosted)
     small, given = small_run(settings, values, clients=clients, hosted=hosted)
     remark(f"calibrating: {count(clients, 'client')} on {count(ranks, 'rank')}")
-    with _scratch() as folder:
-        out = folder / "run"
+    with TemporaryDirectory(
+        prefix="hpcfed-plan-", ignore_cleanup_errors=True
+    ) as folder:
+        out = Path(folder) / "run"
         words = [*flags(given), "--out", str(out)]
         start(ranks, ["hpcfed", "run", *words])
         return _point(small, read_run(out), ranks)
@@ -319,7 +319,7 @@ def _spread(seconds: np.ndarray) -> Spread:
 
 def _measure_link(ranks: int, device: str) -> list[LinkPoint]:
     """Time all-reduces between ranks of this machine."""
-    output = start(ranks, ["hpcfed.plan.probe", device])
+    output = start(ranks, ["hpcfed.plan.speeds", device])
     found = json.loads(output.strip().splitlines()[-1])
     return [LinkPoint(ranks=ranks, **point) for point in found]
 
@@ -362,16 +362,6 @@ def failure_line(stderr: str, code: int) -> str:
     ]
     own = [line.removeprefix(OWN) for line in telling if line.startswith(OWN)]
     return (own or telling or [f"exit code {code}"])[-1]
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """Make a temporary folder for a run."""
-    folder = Path(tempfile.mkdtemp(prefix="hpcfed-plan-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def machine_of(device: torch.device, units: int, dtype: torch.dtype) -> MeasuredMachine:

@@ -34,6 +34,11 @@ class Spread(_Part):
     high: float = Field(ge=0)
     """10 % of the rounds took more."""
 
+    @classmethod
+    def exactly(cls, seconds: float) -> "Spread":
+        """Return the spread of rounds that all took the same time."""
+        return cls(low=seconds, middle=seconds, high=seconds)
+
 
 class RoundPoint(_Part):
     """Rounds with a given number of clients on a given number of ranks."""

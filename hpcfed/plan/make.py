@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from math import isclose, isinf
 from pathlib import Path
 from typing import Any
 
+from hpcfed.analysis.costmodel import Range
+from hpcfed.analysis.render.console import Output, bare_table, say
 from hpcfed.errors import UserError, count, remark
 from hpcfed.options import Settings
 from hpcfed.plan.assumptions import GUESSED, OTHER_WORK, assumed, scaled
@@ -20,14 +22,83 @@ from hpcfed.plan.constants import (
     read_constants,
     write_constants,
 )
-from hpcfed.plan.fits import ASSUMED, LinkSpeed, Range, measured_link
 from hpcfed.plan.planner import Plan, Planner, best_split, candidates
-from hpcfed.plan.tables import print_plan
+from hpcfed.plan.speeds import ASSUMED, LinkSpeed, measured_link
 from hpcfed.results.json_values import plain
 from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.server.options import NETWORKS, ServerOptions, server_options
-from hpcfed.words import bytes_text
+from hpcfed.words import bytes_text, seconds_text
+
+# A plan as tables on the terminal.
+
+
+def print_plan(plan: Plan, settings: Settings) -> None:
+    """Print what the plan is based on, and its tables; intervals are in brackets."""
+    console = Output()
+    config = settings.config
+    say(
+        console,
+        f"{config.method} on {config.dataset}: {count(config.clients, 'client')}, "
+        f"{config.cohort_size} in a round, {count(config.rounds, 'round')}",
+    )
+    say(console, *plan.notes, "")
+    table = bare_table("ranks", "a round", "", "efficiency", "evaluation", "memory", "")
+    first = plan.rounds[1].seconds.middle
+    for ranks, found in plan.rounds.items():
+        efficiency = first / ranks / found.seconds.middle
+        table.add_row(
+            str(ranks),
+            seconds_text(found.seconds.middle),
+            _interval(found.seconds),
+            f"{efficiency:.0%}",
+            seconds_text(found.evaluation.middle),
+            bytes_text(found.memory.middle),
+            f"\\[{bytes_text(found.memory.low)} – {bytes_text(found.memory.high)}]",
+        )
+    console.print(table)
+    if plan.learnings:
+        _print_learnings(plan, console)
+    say(console, "")
+    if plan.best is not None:
+        best = plan.best
+        whose = "all ranks do both"
+        if best.server_ranks:
+            whose = f"{best.workers} workers and --server-ranks {best.server_ranks}"
+        say(console, f"ends first: {whose}")
+    whole = plan.whole
+    low, high = seconds_text(whole.low), seconds_text(whole.high)
+    say(console, f"the whole run: {seconds_text(whole.middle)} [{low} – {high}]")
+
+
+def _print_learnings(plan: Plan, console: Output) -> None:
+    """Print one row for every number of server ranks."""
+    say(console, "")
+    stages = sorted({found.zero_stage for found in plan.learnings})
+    table = bare_table(
+        "server ranks", *(f"ZeRO {stage}" for stage in stages), "memory, ZeRO 0 – 3"
+    )
+    for ranks in sorted({found.ranks for found in plan.learnings}):
+        row = [found for found in plan.learnings if found.ranks == ranks]
+        times = []
+        for found in row:
+            times.append(
+                f"{seconds_text(found.seconds.middle)} {_interval(found.seconds)}"
+            )
+        first, last = row[0].memory.middle, row[-1].memory.middle
+        table.add_row(str(ranks), *times, f"{bytes_text(first)} – {bytes_text(last)}")
+    console.print(table)
+    say(console, "", "server ranks   whole run")
+    for split in plan.splits:
+        low, high = seconds_text(split.seconds.low), seconds_text(split.seconds.high)
+        name = str(split.server_ranks or "0 (both)")
+        say(console, f"{name:14} {seconds_text(split.seconds.middle)} [{low} – {high}]")
+
+
+def _interval(found: Range) -> str:
+    # Escaped, because rich reads a bracket as the beginning of a style.
+    return f"\\[{seconds_text(found.low)} – {seconds_text(found.high)}]"
+
 
 STAGES = (0, 1, 2, 3)
 MOST_RANKS = 100_000
@@ -135,7 +206,8 @@ def make_plan(request: PlanRequest, settings: Settings) -> Plan:
             f"does not fit: a rank takes {bytes_text(fullest)} and has "
             f"{bytes_text(room)}; give more --ranks, or fewer --per-node"
         )
-    return _doubted(made, doubt)
+    widened: Plan = _widened(made, doubt)
+    return widened
 
 
 def _with_server(
@@ -260,26 +332,17 @@ def _doublings(ranks: int) -> list[int]:
     return [*found, ranks]
 
 
-def _doubted(made: Plan, factor: float) -> Plan:
-    """Widen each interval by a factor, either way."""
-    if factor == 1:
-        return made
-
-    def wide(found: Range) -> Range:
+def _widened(found: Any, factor: float) -> Any:
+    """Widen each interval of a plan by a factor, either way."""
+    if isinstance(found, Range):
         return Range(found.middle, found.low / factor, found.high * factor)
-
-    rounds = {}
-    for ranks, found in made.rounds.items():
-        rounds[ranks] = replace(
-            found,
-            seconds=wide(found.seconds),
-            evaluation=wide(found.evaluation),
-            memory=wide(found.memory),
-        )
-    learnings = [
-        replace(found, seconds=wide(found.seconds), memory=wide(found.memory))
-        for found in made.learnings
-    ]
-    splits = [replace(found, seconds=wide(found.seconds)) for found in made.splits]
-    best = made.best and replace(made.best, seconds=wide(made.best.seconds))
-    return Plan(made.notes, rounds, learnings, splits, best, wide(made.whole))
+    if isinstance(found, list):
+        return [_widened(one, factor) for one in found]
+    if isinstance(found, dict):
+        return {key: _widened(one, factor) for key, one in found.items()}
+    if not is_dataclass(found):
+        return found
+    changes = {
+        one.name: _widened(getattr(found, one.name), factor) for one in fields(found)
+    }
+    return replace(found, **changes)

@@ -7,14 +7,15 @@ from math import gcd
 import numpy as np
 
 from hpcfed import methods
+from hpcfed.analysis.costmodel import Range
 from hpcfed.clients.engine import LOOP_ABOVE_COLUMNS
 from hpcfed.clients.network import client_layout, client_network
 from hpcfed.models.layout import Layout
 from hpcfed.options import Settings
 from hpcfed.plan.constants import Calibration
-from hpcfed.plan.fits import LinkSpeed, Range
 from hpcfed.plan.rounds import RoundPlan, Target, plan_round, rank_loads, train_sizes
 from hpcfed.plan.server import LearningPlan, plan_learning
+from hpcfed.plan.speeds import LinkSpeed
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.schedule import num_learnings
 

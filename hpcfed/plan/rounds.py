@@ -7,20 +7,14 @@ from statistics import fmean
 
 import numpy as np
 
+from hpcfed.analysis.costmodel import Range, fit_cost, ranged
 from hpcfed.clients.placement import LONGEST, client_loads, place
 from hpcfed.clients.schedule import num_steps
 from hpcfed.clients.stacks import CPU_ACTIVATIONS, MEMORY_SHARE, floats_of_client
 from hpcfed.experiment.data import deal, load_alone
 from hpcfed.options import LocalWork, RunConfig, Settings
 from hpcfed.plan.constants import Calibration, MeasuredWork, RoundPoint, Spread
-from hpcfed.plan.fits import (
-    LinkSpeed,
-    Range,
-    least_squares,
-    measured_link,
-    ranged,
-    ring_allreduce,
-)
+from hpcfed.plan.speeds import LinkSpeed, measured_link, ring_allreduce
 from hpcfed.plan.work import FLOAT, length_of, num_trained
 from hpcfed.runtime import randomness
 
@@ -153,15 +147,17 @@ class Target:
 def fit_rates(points: Sequence[RoundPoint], row_bytes: float, link: LinkSpeed) -> Rates:
     """Fit a round's costs to measured rounds; `link` is that of the measured ranks."""
     alone = [point for point in points if point.ranks == 1]
-    by_steps = np.array([[point.longest, point.steps] for point in alone])
-    train = np.array([point.train.middle for point in alone])
-    step, client_step = least_squares(by_steps, train)
-    by_client = np.array([[1.0, point.clients] for point in alone])
-    rest = np.array([point.rest.middle for point in alone])
-    fixed, per_client = least_squares(by_client, rest)
-    found = Rates(
-        float(step), float(client_step), 0.0, float(fixed), float(per_client), 0
+    train = fit_cost(
+        alone,
+        lambda point: (point.longest, point.steps),
+        lambda point: point.train.middle,
     )
+    rest = fit_cost(
+        alone, lambda point: (1.0, point.clients), lambda point: point.rest.middle
+    )
+    step, client_step = train.coefficients
+    fixed, per_client = rest.coefficients
+    found = Rates(step, client_step, 0.0, fixed, per_client, 0.0)
     slower, added = [], []
     for point in points:
         if point.ranks > 1:
@@ -249,14 +245,13 @@ def evaluation(points: Sequence[RoundPoint], load: Load) -> float:
     """Return the seconds of an evaluation: it judges the row of every client that has
     trained, and then all clients of a rank.
     """
-    seconds = np.array([max(point.evaluate, 1e-9) for point in points])
-    fixed, per_row, per_client = least_squares(_judged(points), seconds)
-    return float(fixed + per_row * load.clients + per_client * load.hosted)
+    cost = fit_cost(points, _judged, lambda point: max(point.evaluate, 1e-9))
+    return cost(load)
 
 
-def _judged(points: Sequence[RoundPoint]) -> np.ndarray:
-    """Return the factors of an evaluation's costs: [points, 3]."""
-    return np.array([[1.0, point.clients, point.hosted] for point in points])
+def _judged(load: Load | RoundPoint) -> tuple[float, int, int]:
+    """Return the work of an evaluation: once, by row that has trained, by client."""
+    return 1.0, load.clients, load.hosted
 
 
 def _tells_apart(
@@ -268,7 +263,8 @@ def _tells_apart(
     # The rank of the matrix is the number of costs that the points can separate.
     ranks = []
     for kept in (some, points):
-        ranks.append(np.linalg.matrix_rank(_judged(_telling(kept, load))))
+        work = [_judged(point) for point in _telling(kept, load)]
+        ranks.append(np.linalg.matrix_rank(work))
     return _enough(some) and ranks[0] == ranks[1]
 
 
@@ -294,14 +290,14 @@ def memory(points: Sequence[RoundPoint], load: Load, constants: Calibration) -> 
     # The start has its own peak, which hides the memory of few clients.
     least = min(point.memory for point in alone)
     above = [point for point in alone if point.memory > TRACE * least]
-    costs, held = [], []
-    for point in above if _enough(above) else alone:
-        known = samples_and_rows(work, point)
-        costs.append([1.0, stacked(constants, point.clients)])
-        held.append(max(point.memory - known, 0.01 * point.memory))
-    fixed, each = least_squares(np.array(costs), np.array(held))
-    stack = stacked(constants, load.clients)
-    return max(least, float(samples_and_rows(work, load) + fixed + each * stack))
+    training = fit_cost(
+        above if _enough(above) else alone,
+        lambda point: (1.0, stacked(constants, point.clients)),
+        lambda point: max(
+            point.memory - samples_and_rows(work, point), 0.01 * point.memory
+        ),
+    )
+    return max(least, samples_and_rows(work, load) + training(load))
 
 
 def samples_and_rows(work: MeasuredWork, load: Load | RoundPoint) -> float:
@@ -337,12 +333,7 @@ def _at(points: Sequence[RoundPoint], which: str) -> list[RoundPoint]:
     """Return the points with the fast or slow rounds in place of the median."""
     found = []
     for point in points:
-        train: float = getattr(point.train, which)
-        rest: float = getattr(point.rest, which)
-        change = {"train": _only(train), "rest": _only(rest)}
-        found.append(point.model_copy(update=change))
+        train = Spread.exactly(getattr(point.train, which))
+        rest = Spread.exactly(getattr(point.rest, which))
+        found.append(point.model_copy(update={"train": train, "rest": rest}))
     return found
-
-
-def _only(seconds: float) -> Spread:
-    return Spread(low=seconds, middle=seconds, high=seconds)

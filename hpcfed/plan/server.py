@@ -14,23 +14,15 @@ from math import log
 
 import numpy as np
 
+from hpcfed.analysis.costmodel import LEAST_WIDTH, Range, fit_cost, ranged
 from hpcfed.models.layout import Layout
 from hpcfed.plan.constants import (
     Calibration,
     MeasuredMachine,
-    Preparation,
     ServerPoint,
     ZeroPreparation,
 )
-from hpcfed.plan.fits import (
-    LEAST_WIDTH,
-    LinkSpeed,
-    Range,
-    least_squares,
-    ranged,
-    ring_allreduce,
-    ring_pass,
-)
+from hpcfed.plan.speeds import LinkSpeed, ring_allreduce, ring_pass
 from hpcfed.plan.work import FLOAT, FORWARD_AND_BACKWARD, NetworkSize, network_sizes
 from hpcfed.server.options import NETWORKS, ServerOptions
 from hpcfed.server.schedule import num_steps
@@ -73,16 +65,17 @@ class StepRates:
 
 def fit_steps(points: Sequence[ServerPoint], machine: MeasuredMachine) -> StepRates:
     """Fit the part of the measured steps that the machine's ceilings do not explain."""
-    plain = [point for point in points if not point.zero_stage]
-    costs, seconds = [], []
-    for point in plain:
+
+    def rest(point: ServerPoint) -> float:
         known = point.flops / machine.flops
         known += OPTIMISER_BYTES * point.parameters / machine.bytes_per_second
-        costs.append([point.stages, point.activations])
         # A network cannot be faster than its ceilings, but a measurement may say so.
-        seconds.append(max(point.seconds - known, 0.05 * point.seconds))
-    stage, activation = least_squares(np.array(costs), np.array(seconds))
-    return StepRates(float(stage), float(activation), machine)
+        return max(point.seconds - known, 0.05 * point.seconds)
+
+    plain = [point for point in points if not point.zero_stage]
+    cost = fit_cost(plain, lambda point: (point.stages, point.activations), rest)
+    stage, activation = cost.coefficients
+    return StepRates(stage, activation, machine)
 
 
 def unexplained(
@@ -269,10 +262,10 @@ def _line(points: Sequence[tuple[float, float]], at: float) -> float:
     """Fit a fixed cost and a cost per unit to points; return the value at a place."""
     if len({place for place, _ in points}) < 2:
         return max((value for _, value in points), default=0.0)
-    costs = np.array([[1.0, place] for place, _ in points])
-    values = np.array([max(value, 1e-6) for _, value in points])
-    fixed, each = least_squares(costs, values)
-    return float(fixed + each * at)
+    cost = fit_cost(
+        points, lambda point: (1.0, point[0]), lambda point: max(point[1], 1e-6)
+    )
+    return cost((at, 0.0))
 
 
 def _memory(
@@ -315,17 +308,19 @@ def fit_memory(points: Sequence[ServerPoint]) -> tuple[float, float]:
     for point in sorted(points, key=lambda point: point.activations):
         if not point.zero_stage:
             largest[point.memory] = point
-    costs, held = [], []
-    for point in largest.values():
+
+    def held(point: ServerPoint) -> float:
         left = point.memory - state_bytes(point.parameters, 1, 0)
-        costs.append([1.0, point.activations])
-        held.append(max(left, 0.01 * point.memory, 1.0))
-    if len(held) == 1:
+        return max(left, 0.01 * point.memory, 1.0)
+
+    peaks = list(largest.values())
+    if len(peaks) == 1:
         # The points cannot separate the two costs, so assume that all memory scales
         # with samples.
-        return 0.0, held[0] / costs[0][1]
-    fixed, each = least_squares(np.array(costs), np.array(held))
-    return float(fixed), float(each)
+        return 0.0, held(peaks[0]) / peaks[0].activations
+    cost = fit_cost(peaks, lambda point: (1.0, point.activations), held)
+    fixed, each = cost.coefficients
+    return fixed, each
 
 
 def _enough(points: Sequence[ServerPoint]) -> bool:
@@ -339,24 +334,3 @@ def _enough(points: Sequence[ServerPoint]) -> bool:
         if len(sizes) < 2:
             return False
     return True
-
-
-def preparation(
-    sizes: dict[str, NetworkSize],
-    options: ServerOptions,
-    *,
-    rows: int,
-    seconds: float,
-    invert: float,
-    first: float,
-) -> Preparation:
-    """Record what was measured besides steps."""
-    launches, flops = inversion_work(sizes["denoiser"], options, rows)
-    return Preparation(
-        parameters=sum(size.parameters for size in sizes.values()),
-        seconds=max(0.0, seconds),
-        invert=invert,
-        first=first,
-        launches=max(1, launches),
-        flops=max(1.0, flops),
-    )

@@ -11,7 +11,7 @@ from hpcfed.clients.network import client_layout, client_network
 from hpcfed.errors import remark
 from hpcfed.options import Settings
 from hpcfed.plan.constants import Preparation, ServerPoint, ZeroPreparation
-from hpcfed.plan.server import NetworkSize, network_sizes, preparation
+from hpcfed.plan.server import NetworkSize, inversion_work, network_sizes
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.device import set_arithmetic
 from hpcfed.server.engines import import_engine
@@ -55,14 +55,15 @@ def measure_server(
             start = max(0.0, first.besides - clock.besides)
         points += clock.points(sizes)
         cold, warm = clock.invert(), clock.invert()
+        launches, flops = inversion_work(sizes["denoiser"], plain, INVERTED)
         prepared.append(
-            preparation(
-                sizes,
-                plain,
-                rows=INVERTED,
-                seconds=clock.besides,
+            Preparation(
+                parameters=sum(size.parameters for size in sizes.values()),
+                seconds=max(0.0, clock.besides),
                 invert=warm,
                 first=max(0.0, cold - warm),
+                launches=max(1, launches),
+                flops=max(1.0, flops),
             )
         )
     # ZeRO adds hooks and launches, so measuring one size is enough.

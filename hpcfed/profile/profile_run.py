@@ -15,7 +15,7 @@ from hpcfed.analysis.run_findings.profile import of_parts
 from hpcfed.errors import unless_full
 from hpcfed.experiment.run import run
 from hpcfed.options import Settings
-from hpcfed.plan.ceilings import TRIALS, Ceilings
+from hpcfed.plan.speeds import TRIALS, Ceilings
 from hpcfed.profile.timeline import ROUNDS, Timeline, lanes, trace
 from hpcfed.profile.verdict import ProfiledRun, advice, words, workloads
 from hpcfed.profile.watch import ProfileWatch

@@ -9,7 +9,7 @@ import numpy as np
 from hpcfed.analysis.noise import MOST_VARIATION
 from hpcfed.clients.network import client_layout
 from hpcfed.options import Settings
-from hpcfed.plan.ceilings import Ceilings
+from hpcfed.plan.speeds import Ceilings
 from hpcfed.plan.work import memory_traffic, network_sizes
 from hpcfed.profile.timeline import PROFILER, ROUNDS, Timeline
 from hpcfed.results.run import RunRecord
