@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan, log2, nan
 from statistics import fmean
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,27 +21,25 @@ from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.groups import Group
 
 T = TypeVar("T")
-Work = Callable[[T], Sequence[float]]
-"""Counts the work of a point, term by term."""
+Work = Callable[[Any], Sequence[float]]
+"""Counts the work of a measured or predicted point, term by term."""
 LEAST_WIDTH = 0.05
 """Half the minimum width of an interval: two calls on one machine differ by as much."""
 
 
 @dataclass(frozen=True)
-class FittedCost(Generic[T]):
+class FittedCost:
     """Predicts the cost of a point from its work."""
 
-    work: Work[T]
+    work: Work
     coefficients: list[float]
     """The cost of a unit of each term."""
 
-    def __call__(self, point: T) -> float:
+    def __call__(self, point: Any) -> float:
         return float(np.dot(self.work(point), self.coefficients))
 
 
-def fit_cost(
-    points: Sequence[T], work: Work[T], cost: Callable[[T], float]
-) -> FittedCost[T]:
+def fit_cost(points: Sequence[T], work: Work, cost: Callable[[T], float]) -> FittedCost:
     """Find coefficients ≥ 0 that minimise the squared relative errors."""
     # Late, for the reason given in statistics.py.
     from scipy.optimize import nnls
@@ -215,13 +213,11 @@ def fit(points: Sequence[Measured]) -> CostModel | None:
     )
 
 
-def _fit_terms(
-    points: Sequence[Measured], names: Sequence[str]
-) -> FittedCost[Measured]:
+def _fit_terms(points: Sequence[Measured], names: Sequence[str]) -> FittedCost:
     return fit_cost(points, _work(names), lambda point: point.seconds)
 
 
-def _error(cost: FittedCost[Measured], point: Measured) -> float:
+def _error(cost: FittedCost, point: Measured) -> float:
     return abs(cost(point) / point.seconds - 1)
 
 
@@ -250,6 +246,6 @@ def _terms(points: Sequence[Measured]) -> list[str]:
     return chosen
 
 
-def _work(names: Sequence[str]) -> Work[Measured]:
+def _work(names: Sequence[str]) -> Work:
     """Return what counts the work of these terms."""
     return lambda point: [TERMS[name](point) for name in names]

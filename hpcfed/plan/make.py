@@ -340,7 +340,7 @@ def _widened(found: Any, factor: float) -> Any:
         return [_widened(one, factor) for one in found]
     if isinstance(found, dict):
         return {key: _widened(one, factor) for key, one in found.items()}
-    if not is_dataclass(found):
+    if not is_dataclass(found) or isinstance(found, type):
         return found
     changes = {
         one.name: _widened(getattr(found, one.name), factor) for one in fields(found)
