@@ -13,23 +13,31 @@ attacks "the same network" as it trains.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hpcfed.clients.initial import Tensors, start_from
+from hpcfed.clients.initial import Tensors, read_weights, start_from
+from hpcfed.data import DATASETS
 from hpcfed.data.datasets import Dataset
+from hpcfed.errors import UserError
 from hpcfed.methods import fedlg, genefl, parfed
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.options import Options, RunConfig
+from hpcfed.results.folder import MODEL, RECORD, records, seed_folders, snapshots
+from hpcfed.results.run import RunRecord
+from hpcfed.results.sandbox import try_out
+from hpcfed.results.snapshots import read_parameters
+from hpcfed.results.stored import read_run
 from hpcfed.runtime import randomness
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
@@ -37,8 +45,7 @@ Named = dict[str, Tensor]
 """Tensors by the names of their parameters."""
 METHODS = ("fedavg", "fedavg-noise", "parfed", "fedlg", "genefl")
 STEP = 0.01
-"""Learning rate of the client's step, from which FedLG and GENE-FL choose their layers.
-"""
+"""Learning rate of the client's step, by which FedLG and GENE-FL choose layers."""
 SMOOTH_LAYERS = {"parfed": "conv1,conv3", "fedlg": "conv1,conv2,conv3"}
 """Layers of the smooth network that replace those of ResNet-18."""
 
@@ -88,16 +95,14 @@ class ImageThief:
         images: int,
         device: torch.device,
     ) -> Iterator[Theft]:
-        """Try to steal some images of the test set, which the seed selects, from every
-        method.
-        """
+        """Try to steal some test images, which the seed selects, from every method."""
         # In float64 the search gets near a loss of 1e-20, where it ends. ResNet-18
         # would take too long in float64.
         dtype = torch.float32 if self.model == "resnet18" else torch.float64
-        all_labels = dataset.labels("test")
-        total = len(all_labels)
+        labels = dataset.labels("test")
         generator = randomness.generator(self.seed, "victims")
-        index = generator.choice(total, min(images, total), replace=False)
+        count = min(images, len(labels))
+        index = generator.choice(len(labels), count, replace=False)
         originals = dataset.inputs("test", index, device=device, dtype=dtype)
         # Data sets are standardised; scale them to [0, 1], where PSNR is defined.
         least, most = originals.min(), originals.max()
@@ -106,17 +111,18 @@ class ImageThief:
         servers = self._network(dataset, 1).to(device, dtype)
         if self.trained is not None:
             start_from(clients, self.trained.weights, self.trained.folder)
+            low, high = float(least), float(most)
             # It was trained on standardised images, so its input is scaled back.
-            _rescale_input(clients, float(least), float(most))
+            clients.register_forward_pre_hook(
+                lambda _, inputs: low + (high - low) * inputs[0]
+            )
         for method in methods:
-            for original, label in zip(originals, all_labels[index], strict=True):
+            for original, label in zip(originals, labels[index], strict=True):
                 victim = original.unsqueeze(0)
                 yield self._stolen(method, clients, servers, victim, int(label))
 
     def _network(self, dataset: Dataset, number: int) -> nn.Module:
-        """Build network 0, the client's, or 1, which the server uses where nothing is
-        uploaded.
-        """
+        """Build network 0, the client's, or 1, the server's where nothing is sent."""
         generator = randomness.generator(self.seed, "networks", number)
         seed = int(generator.integers(2**62))
         if self.model == "smooth":
@@ -142,7 +148,11 @@ class ImageThief:
         names = self._uploaded(method, layout, weights, gradient)
         target = {name: gradient[name].detach() for name in names}
         if method == "fedavg-noise":
-            self._add_noise(target)
+            # As a private client would; drawn on the host: the same on every device.
+            draw = torch.Generator().manual_seed(self.seed)
+            for name, tensor in target.items():
+                noise = torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype)
+                target[name] = tensor + math.sqrt(self.noise) * noise.to(tensor.device)
         # iDLG: only the right class's row of the last layer has a negative gradient.
         head = f"{layout.head}.weight"
         guess = int(target[head].sum(1).argmin()) if head in names else label
@@ -164,24 +174,16 @@ class ImageThief:
             psnr=psnr(stolen, original),
         )
 
-    def _add_noise(self, target: Named) -> None:
-        """Add Gaussian noise to the gradient, as a private client would."""
-        draw = torch.Generator().manual_seed(self.seed)
-        for name, tensor in target.items():
-            # Drawn on the host: the same on every device.
-            noise = torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype)
-            target[name] = tensor + math.sqrt(self.noise) * noise.to(tensor.device)
-
     def _uploaded(
         self, method: str, layout: Layout, weights: Named, gradient: Named
     ) -> list[str]:
         """Return the parameters that a client of this method sends."""
         if method.startswith("fedavg"):
             return list(weights)
-        before, update = _row(weights, weights), _row(gradient, weights)
+        before = torch.cat([weights[name].flatten() for name in weights])[None]
+        update = torch.cat([gradient[name].flatten() for name in weights])[None]
         layers = self._layers_sent(method, layout, before, update)
-        sent = [e for e in layout.entries if e.trainable and e.layer in layers]
-        return [entry.name for entry in sent]
+        return [e.name for e in layout.entries if e.trainable and e.layer in layers]
 
     def _layers_sent(
         self, method: str, layout: Layout, before: Tensor, update: Tensor
@@ -297,19 +299,8 @@ def smooth(shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     return network
 
 
-def _rescale_input(network: nn.Module, low: float, high: float) -> None:
-    """Scale a network's input from [0, 1] to [low, high]."""
-
-    def rescaled(_: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        return low + (high - low) * inputs[0]
-
-    network.register_forward_pre_hook(rescaled)
-
-
 def psnr(image: Tensor, original: Tensor) -> float:
-    """Return the peak signal-to-noise ratio in dB, of values in [0, 1]; infinite for
-    equal images.
-    """
+    """Return the peak signal-to-noise ratio of values in [0, 1], in dB."""
     error = float((image - original).square().mean())
     return 10 * math.log10(1 / error) if error else math.inf
 
@@ -319,7 +310,66 @@ def _weights(network: nn.Module) -> Named:
     return {name: p.detach() for name, p in network.named_parameters()}
 
 
-def _row(values: Named, order: Iterable[str]) -> Tensor:
-    """Return the values as one row, [1, parameters], in this order of names."""
-    flat = [values[name].flatten() for name in order]
-    return torch.cat(flat)[None]
+def read_trained(
+    folder: Path, client: int | None, data_root: Path | None
+) -> TrainedNetwork:
+    """Read a run's global model, or a client's row from its last snapshot. Without
+    `client` and without a global model, take the first client that took part.
+    """
+    if not (folder / RECORD).exists() and (seeds := seed_folders(folder)):
+        raise UserError(f"--run {folder} has several seeds; name one, as in {seeds[0]}")
+    # A damaged file can crash HDF5: a child process opens it first.
+    try_out(records(folder))
+    record = read_run(folder)
+    config = _config(folder, record, data_root)
+    seed = int(record.facts["seed"])
+    if client is None and (folder / MODEL).is_file():
+        weights = read_weights(folder)
+        return TrainedNetwork(folder, config, seed, weights, "the global model")
+    if not snapshots(folder):
+        raise UserError(
+            f"--run {folder} has no {MODEL} and no snapshot. A run writes {MODEL} when "
+            "it completes, if its method has a global model; --snapshot-every 10 writes "
+            "rows of clients"
+        )
+    try_out(snapshots(folder))
+    weights, whose = _weights_of_client(folder, config, client)
+    return TrainedNetwork(folder, config, seed, weights, whose)
+
+
+def _config(folder: Path, record: RunRecord, data_root: Path | None) -> RunConfig:
+    """Return the run's options that define its network and data."""
+    fields = RunConfig.model_fields
+    given = {n: v for n, v in record.config.items() if n in fields and v is not None}
+    config = RunConfig.model_validate(given | {"data_root": data_root})
+    # The folder may be from someone else: never run code that its record names.
+    ours = config.dataset in DATASETS or config.dataset.startswith("file:")
+    if not ours or config.model_info() is None:
+        raise UserError(
+            f"--run {folder}: its data set ({config.dataset}) and its network "
+            f"({config.model}) must be of hpcfed's own, and without adapters"
+        )
+    return config
+
+
+def _weights_of_client(
+    folder: Path, config: RunConfig, client: int | None
+) -> tuple[Tensors, str]:
+    """Return a client's tensors from the last snapshot, and whose they are."""
+    snapshot = read_parameters(folder)
+    took_part = ~np.isnan(snapshot.rows).any(1)
+    there = snapshot.clients[took_part].tolist()
+    if client is None and there:
+        client = there[0]
+    if client not in there:
+        known = ", ".join(map(str, there)) or "no client"
+        raise UserError(
+            f"--client {client}: in round {snapshot.round}, the last with a snapshot, "
+            f"{known} took part"
+        )
+    row = snapshot.rows[snapshot.clients == client]
+    data = config.data()
+    network = build(config.network(), shape=data.shape, classes=data.classes, seed=0)
+    views = Layout.of(network).views(torch.from_numpy(row))
+    weights = {name: tensor[0] for name, tensor in views.items()}
+    return weights, f"client {client} in round {snapshot.round}"

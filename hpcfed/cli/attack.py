@@ -49,7 +49,7 @@ def command(arguments: list[str]) -> None:
     _check(options)
     trained = None
     if options.run is not None:
-        from hpcfed.attacks.trained import read_trained
+        from hpcfed.attacks.idlg import read_trained
 
         trained = read_trained(options.run, options.client, options.data_root)
         config = trained.config

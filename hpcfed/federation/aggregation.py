@@ -188,6 +188,7 @@ def cluster_means(
 
 def trimmed_mean(columns: Tensor, cut: int) -> Tensor:
     """Return every column's mean without its `cut` largest and smallest values."""
+    # NaN counts as the largest.
     ascending = columns.sort(0).values
     return ascending[cut : len(columns) - cut].mean(0)
 
