@@ -14,15 +14,14 @@ from hpcfed.kernels import (
     convolution,
     convolution_plan,
     cuda,
-    distances,
     dropout,
     linear,
-    mixing,
     norms,
     pull,
 )
 from hpcfed.kernels.convolution_layer import ConvolutionLayer
 from hpcfed.kernels.pull import CHUNK, Spans, Strengths, add_pull
+from hpcfed.kernels.rows import measures, mixed, row_distances
 from hpcfed.kernels.sgd import Rule, descend
 from hpcfed.models import MODELS
 from hpcfed.models.kernel_layout import KernelLayout
@@ -712,11 +711,11 @@ def test_distances_of_rows() -> None:
     for rows in (wide[:, 3:], wide[:, :5]):
         for start in (torch.randn_like(rows), torch.randn_like(rows[:1]).expand(4, -1)):
             expected = (rows.double() - start.double()).norm(dim=1)
-            assert distances.serves(rows, start)
-            found = distances.row_distances(rows, start)
+            assert measures(rows, start)
+            found = row_distances(rows, start)
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
     rows[1, 2] = torch.nan
-    assert distances.row_distances(rows, start).isnan().tolist() == [
+    assert row_distances(rows, start).isnan().tolist() == [
         False,
         True,
         False,
@@ -729,7 +728,7 @@ def test_random_numbers_are_those_of_a_cpu() -> None:
     """One kernel mixes what eleven of torch's do, bit for bit."""
     keys = randomness.client_keys(3, "test", 7, torch.arange(1000))
     on_gpu = randomness.client_keys(3, "test", 7, torch.arange(1000, device="cuda"))
-    assert mixing.mixed(on_gpu) is not None
+    assert mixed(on_gpu) is not None
     assert torch.equal(on_gpu.cpu(), keys)
     steps = torch.arange(5)[:, None]
     children = randomness.child_keys(on_gpu, steps.cuda())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.federation.log import RoundInFlight, RoundLog
-from hpcfed.kernels import distances
+from hpcfed.kernels.rows import measures, row_distances
 from hpcfed.options.privacy import Weighing
 from hpcfed.runtime.device import on_device
 
@@ -124,8 +124,8 @@ def update_norms(start: Tensor, rows: Tensor, sent: Sent | None) -> Tensor:
     """Return the norm of each member's update, its row minus what the server sent it.
     Columns that a member does not send are not part of the update.
     """
-    if sent is None and distances.serves(rows, start):
-        return distances.row_distances(rows, start)
+    if sent is None and measures(rows, start):
+        return row_distances(rows, start)
     norms = []
     # A few members at a time: all updates at once would be a second matrix of rows.
     size = max(1, UPDATE_NUMBERS // max(1, rows.shape[1]))

@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hpcfed.kernels import relayout
+from hpcfed.kernels import rows as row_kernels
 from hpcfed.models.layout import Entry, Layout, block_spans
 
 ALIGNMENT = 4
@@ -103,8 +103,8 @@ class KernelLayout:
         if self._serves(rows, kernel_rows):
             to_parameters, to_statistics, _, _ = self._places(rows.device)
             parameters, statistics = kernel_rows
-            relayout.fill(rows, parameters, to_parameters)
-            relayout.fill(rows, statistics, to_statistics)
+            row_kernels.fill(rows, parameters, to_parameters)
+            row_kernels.fill(rows, statistics, to_statistics)
             return
         self.clear_padding(kernel_rows[0])
         for plain, laid_out in self._pairs(rows, *kernel_rows):
@@ -115,9 +115,9 @@ class KernelLayout:
         if self._serves(rows, kernel_rows):
             _, _, from_parameters, from_statistics = self._places(rows.device)
             parameters, statistics = kernel_rows
-            relayout.set_columns(parameters, rows, from_parameters)
+            row_kernels.set_columns(parameters, rows, from_parameters)
             if statistics.shape[1]:
-                relayout.set_columns(statistics, rows, from_statistics)
+                row_kernels.set_columns(statistics, rows, from_statistics)
             return
         for plain, laid_out in self._pairs(rows, *kernel_rows):
             plain.copy_(laid_out)
@@ -128,7 +128,7 @@ class KernelLayout:
         A matrix without columns may have any strides.
         """
         matrices = [matrix for matrix in (rows, *kernel_rows) if matrix.shape[1]]
-        return self._channels_last and relayout.serves(*matrices)
+        return self._channels_last and row_kernels.serves(*matrices)
 
     def _places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return where both matrices' columns are in plain rows, and the inverse."""
