@@ -23,6 +23,7 @@ from hpcfed import __main__
 from hpcfed.clients.job import Losses, TrainingJob
 from hpcfed.clients.training import StackTraining
 from hpcfed.experiment import progress
+from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.training import LocalTraining
 from hpcfed.results import results
 
@@ -47,6 +48,8 @@ class Planted:
         self._slow = 0
         self.limit = 0
         """Larger stacks of clients find no memory; 0: all do."""
+        self.round: int | None = None
+        """The round that clients train in right now, in its first phase."""
 
     def due(self, kind: str, round: int) -> bool:
         """Return whether the ledger says that a fault belongs to this round."""
@@ -103,28 +106,35 @@ class Planted:
 
 def main() -> None:
     planted = Planted(Path(sys.argv[1]))
-    descend, run = LocalTraining._descend, StackTraining.run
+    train, descend, run = (
+        LocalTraining.train,
+        LocalTraining._descend,
+        StackTraining.run,
+    )
 
-    def training(
-        self: LocalTraining,
-        purpose: str,
-        rows: Tensor,
-        *words: Any,
-        round: int,
-        **how: Any,
-    ) -> Any:
+    def in_round(
+        self: LocalTraining, rows: Tensor, cohort: Cohort, *, phase: int = 0, **how: Any
+    ) -> Tensor:
+        planted.round = None if phase else cohort.round
+        try:
+            return train(self, rows, cohort, phase=phase, **how)
+        finally:
+            planted.round = None
+
+    def training(self: LocalTraining, job: TrainingJob) -> Any:
         def work() -> Any:
-            return descend(self, purpose, rows, *words, round=round, **how)
+            return descend(self, job)
 
-        return (
-            planted.train(self, rows, round, work) if purpose == "training" else work()
-        )
+        if planted.round is None:
+            return work()
+        return planted.train(self, job.rows, planted.round, work)
 
     def advancing(self: StackTraining, job: TrainingJob, trained: Tensor) -> Losses:
         if planted.limit and len(job.rows) > planted.limit:
             raise torch.OutOfMemoryError("planted")
         return run(self, job, trained)
 
+    LocalTraining.train = in_round  # type: ignore[method-assign]
     LocalTraining._descend = training  # type: ignore[method-assign]
     StackTraining.run = advancing  # type: ignore[method-assign]
     # As in a terminal, also where the campaign was started by nohup.

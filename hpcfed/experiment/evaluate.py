@@ -110,15 +110,9 @@ class AfterTraining:
         """Return the accuracy of every client of the federation; NaN for clients that
         did not take part or have no test data. All ranks call it together.
         """
-        # Every rank fills in its own clients and leaves the others' entries 0. The sums
-        # of 1 tell who took part: 0 / 0 is NaN for everyone else.
-        sums = self._accuracy.new_zeros(2, len(self._fed.sizes))
-        ids = on_device(self._ids, self._fed.device)
-        sums[0, ids] = self._accuracy
-        sums[1, ids] = 1
-        accuracy, took_part = self._setup.collectives.allreduce(sums).cpu()
-        found: np.ndarray = (accuracy / took_part).numpy()
-        return found
+        total = len(self._fed.sizes)
+        ones = torch.ones_like(self._accuracy)
+        return _by_client(self._setup, total, [(self._ids, self._accuracy, ones)])
 
 
 def is_due(round: int, config: RunConfig) -> bool:
@@ -283,24 +277,29 @@ def evaluate_finals(setup: Setup, state: Any, results: ResultsWriter | None) -> 
         if results is not None:
             results.write_final(name, accuracy)
     for name, values in setup.method.figures(fed, state, here):
-        everyones = _everyones(setup, fed, values, here, total)
+        ids, ones = fed.clients[here], torch.ones_like(values)
+        everyones = _by_client(setup, total, [(ids, values, ones)])
         if results is not None:
             results.write_figure(name, everyones)
 
 
-def _everyones(
-    setup: Setup, fed: Federation, values: Tensor, members: np.ndarray, total: int
+def _by_client(
+    setup: Setup, total: int, known: Iterable[tuple[np.ndarray, Tensor, Tensor]]
 ) -> np.ndarray:
-    """Return one number per client, for all `total` clients; `values` are those of this
-    rank's members. NaN for clients that are a member on no rank.
+    """Return a quotient for each of `total` clients, from what every rank knows: ids of
+    clients, dividends and divisors.
     """
-    sums = torch.zeros(2, total, dtype=torch.float64, device=fed.device)
-    ids = on_device(fed.clients[members], fed.device)
-    sums[0, ids] = values.to(sums)
-    sums[1, ids] = 1
-    value, count = setup.collectives.allreduce(sums).cpu()
-    numbers: np.ndarray = (value / count).numpy()
-    return numbers
+    # Every rank fills in its own clients and leaves the others' entries 0. 0 / 0 is NaN
+    # for clients that no rank knows.
+    device = setup.federation.device
+    sums = torch.zeros(2, total, dtype=torch.float64, device=device)
+    for ids, dividends, divisors in known:
+        at = on_device(ids, device)
+        sums[0, at] = dividends.double()
+        sums[1, at] = divisors.double()
+    dividend, divisor = setup.collectives.allreduce(sums).cpu()
+    quotient: np.ndarray = (dividend / divisor).numpy()
+    return quotient
 
 
 def client_accuracy(
@@ -336,16 +335,11 @@ def _accuracy_of(
     """Return the accuracy of all clients, from groups of this rank's rows."""
     if "accuracy" not in setup.metrics:
         return np.full(total, np.nan)
-    with setup.timer.phase("evaluate"):
-        # 0 / 0 gives NaN for clients that no rank fills in.
-        sums = torch.zeros(2, total, dtype=torch.float64, device=fed.device)
+
+    def scored() -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
         for members, rows in groups:
             score = fed.evaluate(rows, members)
-            # Every rank fills in its own clients; the others' entries stay 0.
-            ids = on_device(fed.clients[members], fed.device)
-            sums[0, ids] = score.correct.double()
-            sums[1, ids] = score.count.double()
-        summed = setup.collectives.allreduce(sums)
-    correct, count = summed.cpu()
-    accuracy: np.ndarray = (correct / count).numpy()
-    return accuracy
+            yield fed.clients[members], score.correct, score.count
+
+    with setup.timer.phase("evaluate"):
+        return _by_client(setup, total, scored())

@@ -82,8 +82,11 @@ class LocalTraining:
         """Return a key for each of the cohort's members on this rank, for the random
         numbers that it draws for itself.
         """
-        ids = on_device(self._members.clients[cohort.here], self.device)
-        return randomness.client_keys(self._config.seed, purpose, cohort.round, ids)
+        return self._keys(purpose, cohort.round, cohort.here)
+
+    def _keys(self, purpose: str, round: int, clients: np.ndarray) -> Tensor:
+        ids = on_device(self._members.clients[clients], self.device)
+        return randomness.client_keys(self._config.seed, purpose, round, ids)
 
     def reload(self, shards: Shards) -> None:
         """Load the data of this rank's clients again, after some have changed ranks."""
@@ -166,25 +169,24 @@ class LocalTraining:
         """
         if _all_frozen(columns):
             return rows
-        round = cohort.round
         with self._timer.phase("train"):
-            recipe = recipe or self.recipe(round, epochs)
-            purpose = _purpose("training", phase)
+            recipe = recipe or self.recipe(cohort.round, epochs)
             limits = None
             if cohort.in_flight.clock is not None:
                 limits = self._count_steps(cohort, recipe)
-            rows, losses = self._descend(
-                purpose,
+            job = TrainingJob(
                 rows,
+                self.train_data,
                 cohort.here,
                 recipe,
-                round=round,
+                self.keys(_purpose("training", phase), cohort),
                 columns=columns,
                 pull=pull,
                 correction=correction,
                 gates=gates,
                 limits=limits,
             )
+            rows, losses = self._descend(job)
             cohort.log.add_losses(losses)
         if final:
             self.finish(rows, cohort)
@@ -213,14 +215,9 @@ class LocalTraining:
         if cohort.in_flight.clock is not None:
             self._count_steps(cohort, recipe)
         with self._timer.phase("train"):
-            gradients, losses = self._descend(
-                _purpose("training", phase),
-                rows,
-                cohort.here,
-                recipe,
-                round=cohort.round,
-                columns=None,
-            )
+            keys = self.keys(_purpose("training", phase), cohort)
+            job = TrainingJob(rows, self.train_data, cohort.here, recipe, keys)
+            gradients, losses = self._descend(job)
             cohort.log.add_losses(losses)
         return gradients
 
@@ -242,16 +239,11 @@ class LocalTraining:
         if epochs == 0 or _all_frozen(columns):
             return rows
         with self._timer.phase("train"):
-            recipe = recipe or self.recipe(self._members.round, epochs)
-            rows, _ = self._descend(
-                _purpose("fine-tuning", phase),
-                rows,
-                clients,
-                recipe,
-                round=self._members.round,
-                columns=columns,
-                pull=pull,
-            )
+            round = self._members.round
+            recipe = recipe or self.recipe(round, epochs)
+            keys = self._keys(_purpose("fine-tuning", phase), round, clients)
+            job = TrainingJob(rows, self.train_data, clients, recipe, keys)
+            rows, _ = self._descend(replace(job, columns=columns, pull=pull))
             return rows
 
     def train_alone(
@@ -268,15 +260,10 @@ class LocalTraining:
         training of a round, with the random numbers that it draws in `train`. A naive
         loop over clients calls it, to be compared with a round.
         """
-        rows, _ = self._descend(
-            _purpose("training", phase),
-            row[None],
-            np.array([client]),
-            recipe or self.recipe(round),
-            round=round,
-            columns=None,
-            pull=pull,
-        )
+        one, recipe = np.array([client]), recipe or self.recipe(round)
+        keys = self._keys(_purpose("training", phase), round, one)
+        job = TrainingJob(row[None], self.train_data, one, recipe, keys, pull=pull)
+        rows, _ = self._descend(job)
         return rows[0]
 
     def fisher(self, rows: Tensor, cohort: Cohort) -> Tensor:
@@ -321,36 +308,10 @@ class LocalTraining:
         with self._timer.phase("upload"):
             return exclusion.revert_diverged(rows, before, ids, cohort, stop=stop)
 
-    def _descend(
-        self,
-        purpose: str,
-        rows: Tensor,
-        clients: np.ndarray,
-        recipe: Recipe,
-        *,
-        round: int,
-        columns: Tensor | None,
-        pull: Pull | None = None,
-        correction: Tensor | None = None,
-        gates: Tensor | None = None,
-        limits: np.ndarray | None = None,
-    ) -> tuple[Tensor, Losses]:
+    def _descend(self, job: TrainingJob) -> tuple[Tensor, Losses]:
         # A method's own recipe also augments images as the run wants.
-        recipe = replace(recipe, augment=self._config.augment == "crop-flip")
-        ids = on_device(self._members.clients[clients], self.device)
-        keys = randomness.client_keys(self._config.seed, purpose, round, ids)
-        job = TrainingJob(
-            rows,
-            self.train_data,
-            clients,
-            recipe,
-            keys=keys,
-            columns=columns,
-            pull=pull,
-            correction=correction,
-            gates=gates,
-            limits=limits,
-        )
+        recipe = replace(job.recipe, augment=self._config.augment == "crop-flip")
+        job = replace(job, recipe=recipe)
         self._count(job)
         return self.engine.train(job)
 
