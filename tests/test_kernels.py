@@ -350,7 +350,7 @@ def test_loss_and_its_gradient(device: str, dtype: torch.dtype) -> None:
 def test_images_of_a_step(device: str, shape: tuple[int, int, int]) -> None:
     images = torch.randn(20, *shape, device=device)
     samples = torch.randint(20, (3, 5, 6), device=device)
-    got = batch.gather_images(
+    got = batch.gather_inputs(
         images, samples, torch.tensor([2], device=device), clients=4, slots=3
     )
     assert torch.equal(got, images[samples[2, :4, :3].flatten()].permute(0, 3, 1, 2))
@@ -371,7 +371,7 @@ def test_shifted_images_of_a_step(device: str, shape: tuple[int, int, int]) -> N
         .view(3, 2, -1)
         .to(device)
     )
-    got = batch.gather_images(
+    got = batch.gather_inputs(
         images,
         samples,
         torch.tensor([1], device=device),

@@ -41,12 +41,7 @@ class Flipped(Dataset):
         return np.concatenate([labels, flipped(labels, self.classes)])
 
     def inputs(
-        self,
-        split: Split,
-        index: np.ndarray,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, split: Split, index: np.ndarray, device: torch.device, dtype: torch.dtype
     ) -> Tensor:
         # Both halves of the training set have the same images.
         if split == "train":

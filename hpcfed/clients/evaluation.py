@@ -14,12 +14,7 @@ from torch import Tensor
 from hpcfed.clients.capture import Replays
 from hpcfed.clients.job import RowEngine
 from hpcfed.clients.objective import CLASSES, OBJECTIVES, Sums, Wanted
-from hpcfed.clients.schedule import (
-    Length,
-    evaluation_samples,
-    rounded_up,
-    step_shapes,
-)
+from hpcfed.clients.schedule import Length, evaluation_samples, rounded_up, step_shapes
 from hpcfed.data.shards import Shard
 from hpcfed.kernels.batch import MOST_CLIENTS, gather_inputs, gatherable, of_step
 from hpcfed.models.forward import Forward

@@ -152,10 +152,7 @@ def model_of(path: Path) -> str | None:
 def read_weights(path: Path) -> Tensors:
     """Read named tensors from a file of any supported kind."""
     source = _source(path)
-    readers = {
-        ".npz": _read_npz,
-        ".safetensors": _read_safetensors,
-    }
+    readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
     if source.suffix in (".pt", ".pth", ".bin", ".ckpt"):
         raise UserError(
             f"--init {path}: such a file is a pickle, which may run anything and is never "

@@ -23,12 +23,7 @@ class StepTables:
     """Tables [steps, capacity, …] whose memory stays in place, for captured steps."""
 
     def __init__(
-        self,
-        shard: Shard,
-        recipe: Recipe,
-        random_layers: int,
-        *,
-        limited: bool = False,
+        self, shard: Shard, recipe: Recipe, random_layers: int, *, limited: bool = False
     ) -> None:
         """`limited`: clients may have to stop before the end of the recipe."""
         self._limited = limited

@@ -60,12 +60,7 @@ class Dataset:
         return None
 
     def inputs(
-        self,
-        split: Split,
-        index: np.ndarray,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, split: Split, index: np.ndarray, device: torch.device, dtype: torch.dtype
     ) -> Tensor:
         """Return the samples at `index` as [samples, *shape]: standardised numbers of
         this type, or tokens, which are int64.
@@ -73,12 +68,7 @@ class Dataset:
         raise NotImplementedError
 
     def targets(
-        self,
-        split: Split,
-        index: np.ndarray,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, split: Split, index: np.ndarray, device: torch.device, dtype: torch.dtype
     ) -> Tensor:
         """Return the targets of the samples at `index`, as in `Shard.targets`."""
         return torch.from_numpy(self.labels(split)[index]).to(device)
@@ -139,12 +129,7 @@ class ArrayDataset(Dataset):
         return self._owners[split]
 
     def inputs(
-        self,
-        split: Split,
-        index: np.ndarray,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, split: Split, index: np.ndarray, device: torch.device, dtype: torch.dtype
     ) -> Tensor:
         # Bytes are sent to the device, and widened there.
         chosen = self._inputs[split][index]
@@ -163,12 +148,7 @@ class ArrayDataset(Dataset):
         return centred.div_(per_channel(self._std)).to(dtype)
 
     def targets(
-        self,
-        split: Split,
-        index: np.ndarray,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, split: Split, index: np.ndarray, device: torch.device, dtype: torch.dtype
     ) -> Tensor:
         chosen = torch.from_numpy(self._targets[split][index]).to(device)
         return chosen.to(dtype) if self.task == "regression" else chosen
@@ -276,12 +256,7 @@ class SyntheticDataset(Dataset):
         return self._labels[split]
 
     def inputs(
-        self,
-        split: Split,
-        index: np.ndarray,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, split: Split, index: np.ndarray, device: torch.device, dtype: torch.dtype
     ) -> Tensor:
         shape = (len(index), *self.shape)
         images = torch.empty(shape, device=device, dtype=dtype)

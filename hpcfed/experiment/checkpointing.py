@@ -128,12 +128,7 @@ class Checkpointer:
         one stays, and the next is tried when it is due.
         """
         failure = save(
-            self._setup,
-            self._folder,
-            rounds,
-            state,
-            self._results,
-            required=required,
+            self._setup, self._folder, rounds, state, self._results, required=required
         )
         if failure is None:
             self._newest = rounds

@@ -200,11 +200,7 @@ def _new_rounds(
 
 
 def _finish(
-    setup: Setup,
-    folder: Path,
-    state: Any,
-    results: ResultsWriter | None,
-    used: Used,
+    setup: Setup, folder: Path, state: Any, results: ResultsWriter | None, used: Used
 ) -> None:
     """Do what follows the last round, and mark the run as complete."""
     evaluate_finals(setup, state, results)

@@ -12,11 +12,7 @@ from hpcfed import methods
 from hpcfed.errors import UserError
 from hpcfed.experiment import checkpointing
 from hpcfed.experiment.assemble import Newcomers, Setup
-from hpcfed.experiment.evaluate import (
-    AfterTraining,
-    client_accuracy,
-    standing_accuracy,
-)
+from hpcfed.experiment.evaluate import AfterTraining, client_accuracy, standing_accuracy
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.federation import Federation

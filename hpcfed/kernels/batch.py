@@ -48,32 +48,15 @@ def gather_inputs(
     shifts: Tensor | None = None,
     blank: Tensor | None = None,
 ) -> Tensor:
-    """Return the first clients' inputs, [clients · slots, …], of `gatherable` ones."""
-    table = samples, step, clients, slots
-    if not _are_images(inputs):
-        return gather_samples(inputs, *table)
-    return gather_images(inputs, *table, shifts=shifts, blank=blank)
+    """Return the first clients' inputs of this step, [clients · slots, …], taken from
+    all `gatherable` ones; images become [clients · slots, channels, height, width].
 
-
-def _are_images(inputs: Tensor) -> bool:
-    return inputs.dim() == 4
-
-
-def gather_images(
-    images: Tensor,
-    samples: Tensor,
-    step: Tensor,
-    clients: int,
-    slots: int,
-    *,
-    shifts: Tensor | None = None,
-    blank: Tensor | None = None,
-) -> Tensor:
-    """Return this step's images [clients · slots, channels, height, width].
-
-    They are taken from all images [samples, height, width, channels]. `shifts`, in the
-    shape of the samples, says how each is shifted; `blank` [channels] fills its edges.
+    `shifts`, in the shape of the samples, says how each image is shifted; `blank`
+    [channels] fills its edges.
     """
+    if not _are_images(inputs):
+        return gather_samples(inputs, samples, step, clients, slots)
+    images = inputs
     if not _serves(images):
         chosen = _of_step(samples, step, clients, slots)
         found = images.index_select(0, chosen)
@@ -99,6 +82,10 @@ def gather_images(
         )
         kernel((slots, clients), images, out, *table, shifts, blank)
     return out.permute(0, 3, 1, 2)
+
+
+def _are_images(inputs: Tensor) -> bool:
+    return inputs.dim() == 4
 
 
 def gather_samples(

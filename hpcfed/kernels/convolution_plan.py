@@ -189,11 +189,7 @@ def _weight_cuts(
         # Waiting between batches costs as much as four steps.
         score = useful * busy / (1 + loads) * steps / (steps + 4)
         plan = KernelCut(
-            band=band,
-            batch=batch,
-            pixel=pixel,
-            shared=shared,
-            tap_warps=tap_warps,
+            band=band, batch=batch, pixel=pixel, shared=shared, tap_warps=tap_warps
         )
         yield score, plan
 

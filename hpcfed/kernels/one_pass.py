@@ -95,11 +95,7 @@ def serves(rows: Tensor, spans: Spans, rule: Rule) -> bool:
 
 @cache
 def _kernel(
-    rule: Rule,
-    strengths: Strengths | None,
-    halves: bool,
-    rate_each: bool,
-    device: int,
+    rule: Rule, strengths: Strengths | None, halves: bool, rate_each: bool, device: int
 ) -> cuda.Kernel:
     macros = one_pass_macros(rule, strengths, halves=halves, rate_each=rate_each)
     return cuda.Kernel("one_pass.cu", "descend", macros, threads=THREADS)

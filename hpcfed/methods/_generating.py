@@ -57,16 +57,10 @@ class Options(ServerOptions):
         needs=_GUIDED,
     )
     guided_start: int = option(
-        20,
-        "new clients: diffusion time at which guidance starts",
-        ge=1,
-        needs=_GUIDED,
+        20, "new clients: diffusion time at which guidance starts", ge=1, needs=_GUIDED
     )
     guided_steps: int = option(
-        20,
-        "new clients: reverse steps of one guidance",
-        ge=1,
-        needs=_GUIDED,
+        20, "new clients: reverse steps of one guidance", ge=1, needs=_GUIDED
     )
     guided_noise: bool = option(
         False,

@@ -33,10 +33,7 @@ class Options(_server_rate.Options):
         also="server_beta1",
     )
     server_tau: float = option(
-        1e-3,
-        "τ, added to √v: the larger, the less the rates adapt",
-        gt=0,
-        also="tau",
+        1e-3, "τ, added to √v: the larger, the less the rates adapt", gt=0, also="tau"
     )
 
 

@@ -24,11 +24,7 @@ class Options(fedper.Options):
         1, "epochs of the head, which come first", ge=1, le=100_000
     )
     body_epochs: int = option(
-        1,
-        "epochs of the body, which follow",
-        ge=1,
-        le=100_000,
-        replaces="epochs",
+        1, "epochs of the body, which follow", ge=1, le=100_000, replaces="epochs"
     )
 
     def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:

@@ -34,13 +34,7 @@ import torch.nn.functional as F
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.errors import UserError
 from hpcfed.methods import IN_PLACE, OWNED, _clusters
-from hpcfed.methods._clusters import (
-    aggregate,
-    arrive,
-    begin,
-    cluster_rows,
-    inherited,
-)
+from hpcfed.methods._clusters import aggregate, arrive, begin, cluster_rows, inherited
 from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.options import LocalWork, Need, RunConfig, option
 
@@ -71,9 +65,7 @@ class Options(_clusters.Options):
         needs=Need("a --lambda1 above 0", lambda run: run.lambda1 > 0),
     )
     fisher: Literal["model", "layer"] = option(
-        "model",
-        "within what Fisher information is normalised",
-        needs=_ELASTIC,
+        "model", "within what Fisher information is normalised", needs=_ELASTIC
     )
     fisher_scale: Literal["minmax", "rank", "log"] = option(
         "minmax",
@@ -82,9 +74,7 @@ class Options(_clusters.Options):
         needs=_ELASTIC,
     )
     elastic: Literal["low", "high"] = option(
-        "low",
-        "what λ2's term pulls: parameters up to ε, or above it",
-        needs=_ELASTIC,
+        "low", "what λ2's term pulls: parameters up to ε, or above it", needs=_ELASTIC
     )
     gene_layers: int | None = option(
         None,

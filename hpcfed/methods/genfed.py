@@ -12,7 +12,7 @@ import math
 from typing import Literal
 
 from hpcfed import options
-from hpcfed.methods import Cohort, Federation, fedavg
+from hpcfed.methods import Cohort, Federation, Tensor, fedavg
 from hpcfed.options import Need, option
 
 EXTENDS = fedavg
@@ -26,10 +26,7 @@ class Options(options.Options):
         "by a quarter of a sine; up and down again by a half: the paper's (1) to (5)",
     )
     rho_max: int = option(
-        5,
-        "ρ_max, the most uploads that are selected",
-        ge=1,
-        counts="uploads",
+        5, "ρ_max, the most uploads that are selected", ge=1, counts="uploads"
     )
     schedule_base: float = option(
         0.98,
@@ -72,12 +69,20 @@ def round(
     fed: Federation[Options], state: fedavg.State, cohort: Cohort
 ) -> fedavg.State:
     """Run Algorithm 2, the training phase: S_t is the cohort, C_t the selected part."""
-    rows = fed.download(state.w, cohort)
-    rows = fed.train(rows, cohort)
-    rows = fed.upload(rows, cohort)
-    rows, cohort = fed.arrived(rows, cohort)
+    rows = fed.train(fed.download(state.w, cohort), cohort)
+    rows, selected, _ = best(fed, rows, cohort)
+    # w ← Σ over C_t; weights by samples are renormalised to sum to one.
+    return fedavg.State(fed.mean(rows, selected))
+
+
+def best(
+    fed: Federation[Options], rows: Tensor, cohort: Cohort
+) -> tuple[Tensor, Cohort, Cohort]:
+    """Upload trained rows; return the selected ones, their cohort, and that of all rows
+    that arrived.
+    """
+    rows, cohort = fed.arrived(fed.upload(rows, cohort), cohort)
     rho = fed.options.rho(cohort.round, len(cohort.clients))
     # Algorithm 1: C_t, the ρ_t uploads of S_t that do best on the validation set.
     rows, selected = fed.select(rows, cohort, rho)
-    # w ← Σ over C_t; weights by samples are renormalised to sum to one.
-    return fedavg.State(fed.mean(rows, selected))
+    return rows, selected, cohort

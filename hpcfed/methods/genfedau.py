@@ -18,12 +18,8 @@ class Options(genfed.Options, fedau.Options):
 
 
 def round(fed: Federation[Options], state: fedau.State, cohort: Cohort) -> fedau.State:
-    rows = fed.download(state.w, cohort)
-    rows = fed.train(rows, cohort)
-    rows = fed.upload(rows, cohort)
-    rows, cohort = fed.arrived(rows, cohort)
-    rho = fed.options.rho(cohort.round, len(cohort.clients))
-    rows, selected = fed.select(rows, cohort, rho)
+    rows = fed.train(fed.download(state.w, cohort), cohort)
+    rows, selected, cohort = genfed.best(fed, rows, cohort)
     w = fedau.step(fed, state, rows, selected, sampled=cohort)
     # All sampled clients took part, selected or not.
     return fedau.count_round(fed, replace(state, w=w), cohort)

@@ -18,9 +18,5 @@ def round(
     fed: Federation[Options], state: fedumf.State, cohort: Cohort
 ) -> fedumf.State:
     # Unsampled clients train as in FedUmf, too: the server never sees their updates.
-    rows = fedumf.train(fed, state, cohort)
-    rows = fed.upload(rows, cohort)
-    rows, cohort = fed.arrived(rows, cohort)
-    rho = fed.options.rho(cohort.round, len(cohort.clients))
-    rows, selected = fed.select(rows, cohort, rho)
+    rows, selected, _ = genfed.best(fed, fedumf.train(fed, state, cohort), cohort)
     return replace(state, w=fed.mean(rows, selected))

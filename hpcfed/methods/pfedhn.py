@@ -97,11 +97,7 @@ class Options(options.Options):
         replaces=("momentum", "nesterov", "optimiser"),
     )
     inner_decay: float = option(
-        5e-5,
-        "L2 decay of a client",
-        ge=0,
-        needs=_OWN,
-        replaces="weight_decay",
+        5e-5, "L2 decay of a client", ge=0, needs=_OWN, replaces="weight_decay"
     )
     inner_clip: float = option(
         50.0,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from math import sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,27 @@ from hpcfed.models.stacking import Names, SharedTensors
 # caught and numbered, and draw from the clients' keys, just as dropout layers do.
 
 
-class FunctionalDropout(TorchFunctionMode):
+class CaughtCalls(TorchFunctionMode):
+    """Calls a method of its own in place of some of torch's functions."""
+
+    instead: ClassVar[dict[Callable[..., Any], str]]
+    """Names of the methods, by torch's functions."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in self.instead:
+            func = getattr(self, self.instead[func])
+        return func(*args, **(kwargs or {}))
+
+
+class FunctionalDropout(CaughtCalls):
     """Catches such calls during one training pass."""
+
+    instead: ClassVar = {
+        F.dropout: "_dropout",
+        F.scaled_dot_product_attention: "_attention",
+    }
 
     def __init__(
         self, batch: Batch, *, first: int, out: Callable[..., Any] | None = None
@@ -37,16 +56,6 @@ class FunctionalDropout(TorchFunctionMode):
         self._out = out
         self.calls = 0
         """Calls that drop something."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.dropout:
-            return self._dropout(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
-            return self._attention(*args, **kwargs)
-        return func(*args, **kwargs)
 
     def _dropout(
         self,

@@ -7,15 +7,14 @@ in a stacked network, with the same kernels and the same random numbers.
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
-from hpcfed.models.forward import Forward
+from hpcfed.models.forward import CaughtCalls, Forward
 from hpcfed.models.layout import Changes, Layout
 from hpcfed.models.own import answers
 from hpcfed.models.stacked_layer import Batch, StackedLayer
@@ -225,8 +224,9 @@ class Bridge(nn.Module):
                 tensors[name] = self._current.tensors[full]
 
         def run(*by_client: Tensor) -> Any:
-            arguments = (_ByClient(self.layer), tensors, by_client)
-            return _called(*arguments)
+            named = {f"layer.{name}": tensor for name, tensor in tensors.items()}
+            module = _ByClient(self.layer)
+            return torch.func.functional_call(module, named, by_client)
 
         return self._current.out(run, *inputs)
 
@@ -242,27 +242,14 @@ class _ByClient(nn.Module):
         return self.layer.by_client(*inputs)
 
 
-def _called(
-    module: _ByClient, tensors: dict[str, Tensor], inputs: tuple[Tensor, ...]
-) -> Any:
-    named = {f"layer.{name}": tensor for name, tensor in tensors.items()}
-    return torch.func.functional_call(module, named, inputs)
-
-
-class _Attention(TorchFunctionMode):
+class _Attention(CaughtCalls):
     """Lets attention step out of vmap, which would call it by client on a CPU."""
+
+    instead: ClassVar = {F.scaled_dot_product_attention: "_attention"}
 
     def __init__(self, current: _Pass) -> None:
         super().__init__()
         self._current = current
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return self._attention(*args, **kwargs)
-        return func(*args, **kwargs)
 
     def _attention(
         self,

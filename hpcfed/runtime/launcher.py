@@ -135,12 +135,7 @@ def _srun(environment: Mapping[str, str]) -> Start:
     mpi = environment.get("MPI", "pmix")
     # A job step does not inherit the cores of the job's tasks.
     cores = environment.get("SLURM_CPUS_PER_TASK", "1")
-    words = [
-        "srun",
-        f"--mpi={mpi}",
-        "--kill-on-bad-exit=1",
-        f"--cpus-per-task={cores}",
-    ]
+    words = ["srun", f"--mpi={mpi}", "--kill-on-bad-exit=1", f"--cpus-per-task={cores}"]
     return lambda ranks: [*words, f"--ntasks={ranks}"]
 
 
