@@ -139,7 +139,7 @@ def load_file(path: Path) -> ModuleType:
     """
     path = path.expanduser()
     if not path.is_file():
-        raise UserError(f"{path}: no such file; give the path of a file of Python")
+        raise UserError(f"{path}: no such file; give the path of a Python file")
     return _load_file(path.resolve())
 
 

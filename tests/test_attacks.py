@@ -744,7 +744,7 @@ def test_idlg_attacks_the_row_of_a_client(
     [
         ("--run nowhere", "no such folder: nowhere"),
         ("--run {run} --client 9", "--client 9: in round 1, the last with a snapshot"),
-        ("--run {run} --model smooth", "--model is that of the run with --run"),
+        ("--run {run} --model smooth", "--model is taken from the run with --run"),
         ("--client 1", "--client changes nothing without --run FOLDER"),
     ],
 )

@@ -41,8 +41,8 @@ QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
         ("run --method", "expected one argument"),
         ("run --epochs 99999999999999", "must be less than or equal to 100000"),
         ("run --batch-size 99999999999999999999", "must be less than 2147483648"),
-        ("attack idlg --seed 99999999999999999999999", "--seed one below 2^63"),
-        ("attack idlg --noise nan", "--noise must be a number from 0 on"),
+        ("attack idlg --seed 99999999999999999999999", "--seed must be below 2^63"),
+        ("attack idlg --noise nan", "--noise must be 0 or more"),
         ("run --dataset digts", "did you mean 'digits'?"),
         ("run --model cnn-cifr", "did you mean 'cnn-cifar'?"),
         ("run --partition dirichle", "did you mean 'dirichlet'?"),
@@ -195,7 +195,7 @@ def test_every_guess_is_an_option() -> None:
         ("lr = true", "lr: must have a value, got true"),
         ("out = ''", "out: must be a path, got nothing"),
         ("batch-size = 1\nbatch_size = 2", "batch_size is there twice"),
-        ("resume = 'runs/first'\nlr = 0.5", "resume goes on the command line alone"),
+        ("resume = 'runs/first'\nlr = 0.5", "give resume only on the command line"),
         ('out = "a\\u0000b"', "out: must be without a null character"),
     ],
 )
@@ -361,7 +361,7 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n  {name} " in text
     assert set(RULES) == set(get_args(Rule))
     assert set(COMPRESSORS) == set(get_args(Compressing))
-    assert "and two that wait for nobody\n" in text, "a sentence may fill two lines"
+    assert "and two that wait for no client\n" in text, "a sentence may fill two lines"
 
 
 def test_show_reads_a_run_back(
@@ -621,7 +621,7 @@ def test_no_number_is_cut_to_a_narrow_terminal(
         (
             "from hpcfed.options import Options\nfrom hpcfed.methods.fedavg import *\n"
             "class Options(Options): lr: float = 1.0",
-            "its option lr is one of every run",
+            "every run already has an option lr",
         ),
         (
             "from hpcfed.options import Options\nfrom hpcfed.methods.fedavg import *\n"

@@ -212,7 +212,7 @@ def test_a_run_ends_with_its_trace(
     ("lines", "complaint"),
     [
         (["0,1,1"], "line 2: 3 cells, but the heading has 4"),
-        (["0,1,1,1", "0,1,1,1"], "line 3: client 0 was there before"),
+        (["0,1,1,1", "0,1,1,1"], "line 3: client 0 is listed twice"),
         (["1,1,1,1"], "clients count from 0 without gaps, and 0 is missing"),
         (["-1,1,1,1"], "line 2: client must be a number from 0 on, got '-1'"),
         (["9999999999,1,1,1"], "line 2: client must be a number from 0 on"),
@@ -635,7 +635,9 @@ def test_a_private_rounds_end_depends_on_nobody(tmp_path: Path) -> None:
     # A phone that never comes in time, and one that is gone at once.
     for first in ("0,1e-6,1e9,1e9,", "0,1,1e9,1e9,0-1"):
         assert private_members(tmp_path, first, **options) == there
-    with pytest.raises(UserError, match="give --deadline, as in 30, and rounds end"):
+    with pytest.raises(
+        UserError, match="give --deadline, as in 30, so that rounds end"
+    ):
         private_members(tmp_path, "0,1,1e9,1e9,", accountant="rdp")
 
 
@@ -671,7 +673,7 @@ def test_a_trace_that_ends_says_so(tmp_path: Path) -> None:
     s = timed(tmp_path, *lines, heading=f"{HEADING},available", clients=2)
     fed = s.federation
     s.method.round(fed, s.method.init(fed), fed.sample(0))
-    with pytest.raises(UserError, match="no client with data is there after"):
+    with pytest.raises(UserError, match="no client with data is available after"):
         fed.sample(1)
 
 
@@ -798,7 +800,7 @@ def test_a_checkpoints_time_is_checked() -> None:
     s = assembled(devices="lognormal")
     for wrong in (-1.0, np.nan, np.inf):
         s.federation.channel.memory.keep("clock", torch.tensor([wrong, 0.0]).double())
-        with pytest.raises(UserError, match="clock holds numbers that cannot be"):
+        with pytest.raises(UserError, match="clock holds impossible numbers"):
             s.federation.sample(0)
 
 
@@ -859,7 +861,7 @@ def test_a_clock_that_cannot_be_is_refused(tmp_path: Path) -> None:
     folder = late_run(tmp_path / "run", "--rounds", 1)
     with h5py.File(folder / "run.h5", "r+") as file:
         file["clock/train"][0, 0] = -1
-    with pytest.raises(UserError, match="clock/train holds numbers that cannot be"):
+    with pytest.raises(UserError, match="clock/train holds impossible numbers"):
         _ = hpcfed.open(folder).clock
 
 

@@ -372,7 +372,11 @@ def test_a_run_beside_itself_is_the_same(
         (["half", "all"], "less-accurate=1%", "as in less-accurate=1"),
         (["half", "all"], "less-accurate", "as in less-accurate=1"),
         (["half", "all"], "slowr=5%", "did you mean 'slower'"),
-        (["half", "all"], "more-energy=5%", "have not recorded it on both sides"),
+        (
+            ["half", "all"],
+            "more-energy=5%",
+            "not all runs of both sides have recorded it",
+        ),
     ],
 )
 def test_conditions_that_make_no_sense_are_one_line(
@@ -400,7 +404,7 @@ def test_a_comparison_from_python(runs: Path) -> None:
     )
     assert len(_rows(found.code)) == 0 and found.verdicts[0] in repr(found)
     assert {row["name"] for row in _rows(found.points)} > {SECONDS_PER_ROUND}
-    with pytest.raises(hpcfed.UserError, match="no run and no study"):
+    with pytest.raises(hpcfed.UserError, match="neither a run nor a study"):
         hpcfed.compare(runs / "half", Path(__file__).parent / "own")
 
 

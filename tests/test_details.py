@@ -50,7 +50,7 @@ def test_a_run_s_file_has_its_classes_or_says_what_is_wrong(tmp_path: Path) -> N
     assert details.losses == {} and details.latents is None, "no server"
     with h5py.File(tmp_path / "run.h5", "r+") as file:
         file["clients/classes"][0, 0] = -1
-    with pytest.raises(UserError, match="clients/classes holds numbers that cannot be"):
+    with pytest.raises(UserError, match="clients/classes holds impossible numbers"):
         read_details(tmp_path)
     with h5py.File(tmp_path / "run.h5", "r+") as file:
         del file["clients/classes"]

@@ -134,7 +134,7 @@ def test_seeds_that_ended_apart_are_made_longer_by_themselves(
     with pytest.raises(SystemExit):
         cli.main(["run", "--resume", str(out), "--rounds", "31"])
     said = capsys.readouterr().err
-    assert "go on with each of them by itself: --resume" in said
+    assert "resume each of them by itself: --resume" in said
     started("--resume", out / "seed-0", "--rounds", 31)
     after = [record.rounds_done for record in read_seeds(out)]
     assert after[0] > before[0] and after[1:] == before[1:]

@@ -341,9 +341,9 @@ def stored_config(run: Path, **changes: Any) -> None:
     [
         ({"method": "os.system"}, "unknown method 'os.system'"),
         ({"method": "../../evil"}, "../../evil"),
-        ({"method": "RUN/evil.py"}, "code that comes with results is not run"),
-        ({"model": "RUN/evil.py:Net"}, "code that comes with results is not run"),
-        ({"dataset": "RUN/evil.py:data"}, "code that comes with results is not run"),
+        ({"method": "RUN/evil.py"}, "does not run code that comes with results"),
+        ({"model": "RUN/evil.py:Net"}, "does not run code that comes with results"),
+        ({"dataset": "RUN/evil.py:data"}, "does not run code that comes with results"),
         ({"rounds": "__import__('os')"}, "option rounds"),
         ({"epochs": -1}, "option epochs"),
         ({"server_load": "/nowhere/x.h5"}, "/nowhere/x.h5: no such file"),
@@ -569,7 +569,7 @@ def test_other_tricks_of_a_checkpoint(
         checkpoints.complete(checkpoint, 3, [checkpoints.existing(part)])
         found = checkpoints.newest(tmp_path, say=said.append)
         assert found is not None
-        with pytest.raises(UserError, match="no array of numbers of its size"):
+        with pytest.raises(UserError, match="not an array of numbers of its size"):
             found.read("common.w", np.float64, [1099511627776])
         return
     assert checkpoints.newest(tmp_path, say=said.append) is None

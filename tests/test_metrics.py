@@ -341,7 +341,10 @@ def test_ranks_add_up_to_the_same_metrics(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--metrics perplexity", "--metrics perplexity is not for classification"),
+        (
+            "--metrics perplexity",
+            "--metrics perplexity does not fit digits, which is for classification",
+        ),
         ("--metrics r2", "use accuracy, loss, top5, f1, per-class"),
         ("--metrics accurate", "--metrics accurate: must be of accuracy, loss, top5"),
         ("--metrics f1,f1", "must name every metric once"),
@@ -351,7 +354,7 @@ def test_ranks_add_up_to_the_same_metrics(
         ("--metric f1", "did you mean '--metrics'"),
         (
             "--dataset synthetic --synthetic-classes 5 --metrics top5",
-            "--metrics top5 is always 100 % of 5 classes",
+            "--metrics top5 is always 100 % with 5 classes",
         ),
     ],
 )
@@ -502,4 +505,4 @@ def test_what_regression_lacks_is_one_line(
 def test_tokens_have_no_basis(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = [*words_of(texts, "next-token"), "--method", "clustered-fedavg"]
     told = mistake(capsys, "run", *own)
-    assert "which tokens have none of; --clusters 1" in told
+    assert "and tokens have none; --clusters 1" in told

@@ -265,7 +265,7 @@ BAD_TOKENS: list[tuple[dict[str, Any], str]] = [
     ({"test_inputs": TOKENS + 1}, "holds token 9, the vocabulary is 0 to 8; give `voc"),
     ({"vocabulary": np.array(5)}, "holds token 8, the vocabulary is 0 to 4; give a la"),
     ({"train_inputs": TOKENS * 1000}, "among only 120 tokens"),
-    ({"train_inputs": TOKENS[:, :1], "test_inputs": TOKENS[:, :1]}, "one token in"),
+    ({"train_inputs": TOKENS[:, :1], "test_inputs": TOKENS[:, :1]}, "have one token"),
     (
         {"train_targets": TOKENS - 3, "test_targets": TOKENS},
         "-100 stands where there is none",
@@ -689,7 +689,7 @@ def test_texts_of_one_author_are_one_client(texts: str) -> None:
 
 
 TEXT_MISTAKES = [
-    ({"text_clients": "("}, "no regular expression"),
+    ({"text_clients": "("}, "not a regular expression"),
     ({"text_clients": "carl"}, "finds no client in 1790_ann_x.txt"),
     ({"text_test": 0.01}, "leaves no text for testing"),
     ({"text_length": 5000}, "--text-length 5000, but the longest file"),
@@ -962,7 +962,7 @@ TABLE_MISTAKES = [
     ("a,b\n1,2\n3,4", "{}", "which of the columns a, b is the target"),
     ("a,y\n1,2\n3", "{}", "sample 2 has 1 column, the first line has 2"),
     ("a,y\n1,2\n,4", "{}", "column a is empty in sample 2"),
-    ("a,a\n1,2\n3,4", "{}", "must name every column, each by another name"),
+    ("a,a\n1,2\n3,4", "{}", "must give every column a name of its own"),
     ("a,y\n1,2\n3,4", '{"target": "b"}', "no column b"),
     ("a,y\n1,2\n3,4", '{"targets": "y"}', "did you mean 'target'"),
     ("a,y\n1,2\n3,4", '{"drop": "a"}', "no column is left for inputs"),

@@ -318,7 +318,7 @@ def test_a_study_refuses_runs_of_another_file(
     started(*trial.words[1:])
     assert execute.check_finished([trial])
     half.write_text(HALF + "\n")
-    with pytest.raises(UserError, match="as it was before it changed"):
+    with pytest.raises(UserError, match="an earlier version of"):
         execute.check_finished([trial])
 
 

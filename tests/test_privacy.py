@@ -316,7 +316,7 @@ def round(fed, state, cohort):
             "import numpy as np; from dataclasses import replace; "
             "some = replace(cohort, weights=np.arange(len(cohort.clients)) / 6); "
             "w = fed.mean(fed.upload(rows, some), some)",
-            "gives fed.mean other weights",
+            "gives fed.mean others",
         ),
         (
             "central",
@@ -581,8 +581,8 @@ def test_methods_take_privacy_where_one_mean_is_all_they_read(method: str) -> No
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["--privacy", "central"], "takes one of --noise-multiplier"),
-        ([*NOISY, "--target-epsilon", 2], "takes one of --noise-multiplier"),
+        (["--privacy", "central"], "needs either --noise-multiplier"),
+        ([*NOISY, "--target-epsilon", 2], "needs either --noise-multiplier"),
         (
             ["--privacy", "central", "--noise-multiplier", 0.01],
             "use rdp, or at least 0.1",
@@ -593,7 +593,10 @@ def test_methods_take_privacy_where_one_mean_is_all_they_read(method: str) -> No
         ([*NOISY, "--method", "fedau"], "PRIVATE_MEAN = True in its file"),
         ([*NOISY, "--aggregation", "median"], "not hold with --aggregation median"),
         ([*NOISY, "--sampling", "fixed"], "--accountant pld has no answer"),
-        ([*NOISY, "--noise-cohort", 5], "--noise-cohort 5 is less than a round's 20"),
+        (
+            [*NOISY, "--noise-cohort", 5],
+            "--noise-cohort 5 is smaller than the run's own cohort of 20",
+        ),
         ([*NOISY, "--noise-cohort", 50], "cannot be sampled from --clients 20"),
         (
             [*NOISY, "--new-clients", 2, "--new-rounds", 2],
@@ -624,7 +627,7 @@ def test_methods_take_privacy_where_one_mean_is_all_they_read(method: str) -> No
         ([*NOISY, "--sample-noise", 1, "--delta", 1e-5], "accounts for one of them"),
         (
             ["--sample-noise=1", "--delta=1e-5", "--optimiser=adam"],
-            "--sample-noise goes without --optimiser adam",
+            "--sample-noise cannot be combined with --optimiser adam",
         ),
         (["--sample-clip", 1], "--sample-clip changes nothing without --sample-noise"),
         (["--clip-per", "layer"], "changes nothing without --privacy central"),
@@ -712,7 +715,7 @@ def test_the_command_tells_noise_and_epsilon(
     assert said.startswith(
         f"ε = {expected:.3g} after 7 rounds at δ = 1e-05 (z = 3, rdp)"
     )
-    assert "takes one of" in mistake(capsys, "privacy", "--rounds", 7)
+    assert "needs either" in mistake(capsys, "privacy", "--rounds", 7)
 
 
 def test_privacy_that_comes_without_noise_is_refused() -> None:
@@ -896,9 +899,12 @@ def test_epsilon_of_samples_counts_the_epochs_that_were_trained(
 @pytest.mark.parametrize(
     "values, said",
     [
-        ({"model": "cnn-bn"}, "batch norm .* lets the samples of a minibatch meet"),
-        ({"method": "fedprox"}, "plain local SGD, and clients of this one pull rows"),
-        ({"method": "scaffold"}, "clients of this one correct gradients"),
+        ({"model": "cnn-bn"}, "batch norm .* mixes the samples of a minibatch"),
+        (
+            {"method": "fedprox"},
+            "plain local SGD, but clients of this method pull rows",
+        ),
+        ({"method": "scaffold"}, "clients of this method correct gradients"),
         ({"method": "clustered-fedavg"}, "looks at clients' data"),
     ],
 )

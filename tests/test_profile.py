@@ -187,7 +187,7 @@ def test_what_the_denoiser_moves_by_hand(profiled: tuple[Path, str]) -> None:
 def test_a_run_that_is_there_is_not_profiled_over(
     profiled: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "a profile is of a run from its start" in mistake(
+    assert "a profile follows a run from its start" in mistake(
         capsys, "profile", "--resume", profiled[0]
     )
 
@@ -221,7 +221,7 @@ def test_alone_and_without_a_server(tmp_path: Path, hpcfed: Callable) -> None:
         ("profile --rouns 3", "unknown option --rouns; did you mean '--rounds'?"),
         ("profile --profile-rounds 0", "--profile-rounds"),
         ("profile --method fedagv", "did you mean 'fedavg'?"),
-        ("profile --seeds 0,1", "a profile is of one seed; use --seed"),
+        ("profile --seeds 0,1", "a profile takes one seed; use --seed"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -179,7 +179,7 @@ def test_the_process_stays_as_it_was(
         ({"method": "fedagv"}, "unknown method 'fedagv'; did you mean 'fedavg'"),
         ({"method": "nowhere.py"}, "nowhere.py: no such file"),
         ({"resume": "nowhere"}, "there is no run"),
-        ({"resume": "nowhere", "lr": 1}, "no other option than"),
+        ({"resume": "nowhere", "lr": 1}, "you may only add"),
         ({"out": "taken"}, "is a file; name a folder"),
         ({"lr": 1e30, "on_bad_update": "stop"}, None),
     ],
@@ -266,7 +266,7 @@ def test_a_study_of_a_dict(tmp_path: Path) -> None:
     assert list(sweep.table["status"]) == ["complete"]
     (run,) = sweep
     assert run.config["lr"] == 0.05
-    with pytest.raises(hpcfed.UserError, match="put it into a file"):
+    with pytest.raises(hpcfed.UserError, match="put this into a file"):
         hpcfed.study({"sweep": {"method": [fedavg]}}, out=tmp_path / "other")
     with pytest.raises(hpcfed.UserError, match="needs a folder"):
         hpcfed.study({"sweep": {"method": ["fedavg"]}})

@@ -315,7 +315,7 @@ def test_the_check_of_nesting_can_fail() -> None:
     [
         ("report", "report needs PATH, as in: hpcfed report "),
         ("report nowhere", "no such folder: nowhere"),
-        ("report empty", "empty holds no run and no study"),
+        ("report empty", "empty holds neither a run nor a study"),
         ("report empty --outt x", "--outt"),
     ],
 )
@@ -487,9 +487,9 @@ def change(path: Path, name: str, content: object) -> None:
     [
         ("config", {"epochs": None}, "its option epochs is null"),
         ("config", {"batch_size": None}, "its option batch_size is null"),
-        ("clients/train_samples", float("nan"), "clients/train_samples holds numbers that cannot be"),
+        ("clients/train_samples", float("nan"), "clients/train_samples holds impossible numbers"),
         ("rounds/seconds", 5e-324, "rounds without seconds"),
-        ("rounds/cohort", 5e-324, "rounds with numbers of clients that cannot be"),
+        ("rounds/cohort", 5e-324, "rounds have impossible numbers of clients"),
         ("rounds/cohort", float("nan"), ""),
         ("server/phase_names", "my ", ""),
         ("rounds/seconds", np.int64, ""),

@@ -193,7 +193,7 @@ def test_whose_a_folder_is_follows_who_has_begun_it(
     cli.main([*WORDS[:-1], "--out", str(out), "--overwrite"])
     assert not (out / JOB).exists()
     capsys.readouterr()
-    assert "there is no SLURM_JOB_ID" in mistake(capsys, *WORDS, "--out", "other")
+    assert "SLURM_JOB_ID is not set" in mistake(capsys, *WORDS, "--out", "other")
     assert "--requeue: a profile" in mistake(capsys, "profile", *WORDS[1:])
 
 

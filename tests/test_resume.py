@@ -246,7 +246,7 @@ def test_a_marker_cannot_name_files_elsewhere(tmp_path: Path) -> None:
 
 def test_pickles_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "common.w.npy", np.array([{}], object), allow_pickle=True)
-    with pytest.raises(UserError, match="no array of numbers"):
+    with pytest.raises(UserError, match="not an array of numbers"):
         checkpoints.Checkpoint(tmp_path, 1, ()).read("common.w", np.dtype(object), [1])
 
 
@@ -287,7 +287,7 @@ def test_arrays_of_another_run_are_refused(
         np.save(there / f"{part}.npy", forged)
     parts = [checkpoints.existing(there / name) for name in names]
     checkpoints.complete(there, 5, parts)
-    with pytest.raises(UserError, match="not of this run"):
+    with pytest.raises(UserError, match="does not belong to this run"):
         run_setup(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
 
 
@@ -546,8 +546,8 @@ def test_mistakes_with_resume(
 ) -> None:
     assert "there is no run" in mistake(capsys, "run", "--resume", tmp_path)
     (tmp_path / "plan.json").touch()
-    assert "it is a study" in mistake(capsys, "run", "--resume", tmp_path)
-    assert "give it no other option" in mistake(
+    assert "this is a study" in mistake(capsys, "run", "--resume", tmp_path)
+    assert "you may only add" in mistake(
         capsys, "run", "--resume", tmp_path, "--clients", 3
     )
 

@@ -678,9 +678,9 @@ def test_a_gpu_computes_the_same(tmp_path: Path, mpirun: Callable) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("scaffold --optimiser adam", "takes local steps for those of SGD"),
-        ("fednova --optimiser adamw", "takes local steps for those of SGD"),
-        ("apfl --optimiser adam", "takes local steps for those of SGD"),
+        ("scaffold --optimiser adam", "assumes that local steps are those of SGD"),
+        ("fednova --optimiser adamw", "assumes that local steps are those of SGD"),
+        ("apfl --optimiser adam", "assumes that local steps are those of SGD"),
         ("scaffold --epochs 3", "--epochs changes nothing without --local-steps 0"),
         ("per-fedavg --epochs 3", "method per-fedavg trains by --local-steps"),
         ("pfedme --epochs 3", "method pfedme trains by --local-rounds"),

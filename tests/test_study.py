@@ -640,7 +640,7 @@ def test_a_failed_trial_makes_room_for_nobody_else(trial: Trial) -> None:
     ):
         attempt._make_room(trial)
     (trial.folder / "notes.md").touch()
-    with pytest.raises(UserError, match=r"notes.md was made by no run"):
+    with pytest.raises(UserError, match=r"notes.md was not made by a run"):
         attempt._make_room(trial)
     assert (trial.folder / "seed-0/run.h5").exists()
 

@@ -125,7 +125,7 @@ def test_again_and_with_a_failure(
     again = hpcfed(*words, "--only", "*clients=4,ranks=1")
     assert again.returncode == 1, again.stdout + again.stderr
     lines = again.stdout.splitlines()
-    assert "plain,clients=4,ranks=1/repeat-0: there already" in lines[0]
+    assert "plain,clients=4,ranks=1/repeat-0: finished already" in lines[0]
     assert "is not a saved server" in lines[2] and "exit code 2" in lines[2]
     assert "1 trial of 2 failed" in lines[-1]
     kept = folder / "out/points/plain,clients=4,ranks=1/repeat-0/run.h5"

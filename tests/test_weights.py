@@ -107,7 +107,7 @@ def test_rules_that_average_weigh_what_they_keep(rule: str) -> None:
         ("pfedhn --hn-combine turns --weights samples", "one client at a time"),
         (
             "fedavg --privacy local --noise-multiplier 1 --weights samples",
-            "private clients weigh alike",
+            "private clients have equal weights",
         ),
         ("fedavg --weights sizes", "'method', 'samples' or 'uniform'"),
         ("fedavg --weighting uniform", "did you mean '--weights'?"),

@@ -42,8 +42,8 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
         files = _files(path)
         if not files:
             raise UserError(
-                f"{path} holds no run and no study "
-                f"(there is no {RECORD} and no {STUDY} in it)"
+                f"{path} holds neither a run nor a study (it has no {RECORD} and no "
+                f"{STUDY})"
             )
         for file in files:
             # Paths may overlap, or lead to the same folder through links.

@@ -103,8 +103,8 @@ def _check_plain(value: Any) -> None:
             _check_plain(entry)
     elif callable(value) or isinstance(value, ModuleType):
         raise UserError(
-            f"{value!r}: a study's runs are processes of their own; put it into a file, "
-            "and give FILE.py or FILE.py:NAME"
+            f"{value!r}: a study starts every run in a process of its own; put this "
+            "into a file, and give FILE.py or FILE.py:NAME"
         )
 
 

@@ -8,7 +8,7 @@ from hpcfed.cli.parser import CommandParser
 from hpcfed.errors import UserError, unknown
 from hpcfed.options import RunConfig
 
-SUMMARY = "what a server can steal of clients' images"
+SUMMARY = "which images of clients a malicious server can reconstruct"
 EXAMPLES = """\
   hpcfed attack idlg --out stolen.png                         images reconstructed from uploads
   hpcfed attack idlg --methods fedavg,genefl --dataset cifar10 --data-root /data --steps 100
@@ -92,7 +92,7 @@ def _check(options: argparse.Namespace) -> None:
         raise unknown("attack of a server", options.name, ["idlg"])
     if options.run is not None and (options.model or options.dataset):
         given = "--model" if options.model else "--dataset"
-        raise UserError(f"{given} is that of the run with --run; leave it out")
+        raise UserError(f"{given} is taken from the run with --run; leave it out")
     if options.client is not None and options.run is None:
         raise UserError("--client changes nothing without --run FOLDER")
     if options.model not in (None, "smooth", "resnet18"):
@@ -103,4 +103,4 @@ def _check(options: argparse.Namespace) -> None:
             raise UserError(f"--{flag} {number}: must be at least 1")
     # `not a <= x < b` refuses NaN, too: every comparison with it is False.
     if not 0 <= options.noise < inf or not 0 <= options.seed < 2**63:
-        raise UserError("--noise must be a number from 0 on, and --seed one below 2^63")
+        raise UserError("--noise must be 0 or more, and --seed must be below 2^63")

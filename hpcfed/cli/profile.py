@@ -63,15 +63,15 @@ def _check_profiled(config: RunConfig) -> None:
     """Refuse runs that cannot be profiled as a whole."""
     if config.resume is not None:
         raise UserError(
-            "--resume: a profile is of a run from its start; give it the run's options "
-            "and another --out"
+            "--resume: a profile follows a run from its start; give the run's "
+            "options and another --out"
         )
     if config.requeue:
         raise UserError(
-            "--requeue: a profile has no checkpoints to go on from; leave it out"
+            "--requeue: a profile writes no checkpoints to resume from; leave it out"
         )
     if config.seeds is not None:
-        raise UserError("--seeds: a profile is of one seed; use --seed")
+        raise UserError("--seeds: a profile takes one seed; use --seed")
 
 
 def _positive(text: str) -> int:

@@ -71,8 +71,9 @@ def _check_places(folder: Path, config: Mapping[str, Any]) -> None:
             continue
         if folder.resolve() in Path(where).resolve().parents:
             raise UserError(
-                f"--resume {folder}: its {name} is {where}, a file of that folder; code "
-                "that comes with results is not run: begin a new run with it"
+                f"--resume {folder}: its {name} is {where}, a file of that folder; "
+                "hpcfed does not run code that comes with results: begin a new run "
+                "with it"
             )
 
 
@@ -109,9 +110,9 @@ def _check_longer(folder: Path, settings: Settings, planned: int) -> None:
         )
     if config.target_epsilon is not None:
         raise UserError(
-            f"--resume {folder} --rounds {config.rounds}: its noise is that for ε = "
-            f"{config.target_epsilon:g} after {planned} rounds, so the run cannot be "
-            "made longer; begin a new one"
+            f"--resume {folder} --rounds {config.rounds}: its noise was chosen for ε "
+            f"= {config.target_epsilon:g} after {planned} rounds, so the run cannot "
+            "be made longer; begin a new one"
         )
     if launched().rank != 0:
         return
@@ -177,8 +178,8 @@ def _read_first(folder: Path, runs: Sequence[Path]) -> "RunRecord":
     if not first.is_file():
         if any((folder / name).is_file() for name in (STUDY, PLAN)):
             raise UserError(
-                f"--resume {folder}: it is a study, which goes on when it is started "
-                "again: hpcfed study FILE.toml"
+                f"--resume {folder}: this is a study; start it again to go on: hpcfed "
+                "study FILE.toml"
             )
         raise UserError(f"--resume {folder}: there is no run")
     # A damaged file can crash HDF5: a child process opens it first.
@@ -205,8 +206,8 @@ def _check_files(folder: Path, record: "RunRecord") -> None:
 
     for path in changed_files(record):
         raise UserError(
-            f"--resume {folder}: {path} has changed since the run began, which would "
-            "make other figures; put it back, or add --accept-changes to go on anyway"
+            f"--resume {folder}: {path} has changed since the run began, so its "
+            "figures may differ; restore it, or add --accept-changes to go on anyway"
         )
 
 
@@ -223,7 +224,7 @@ def requeued(settings: Settings) -> Settings:
     config, job = settings.config, this_job()
     if job is None:
         raise UserError(
-            "--requeue is for jobs of Slurm, and there is no SLURM_JOB_ID; leave it out"
+            "--requeue is for Slurm jobs, but SLURM_JOB_ID is not set; leave it out"
         )
     if config.resume is not None:
         return settings

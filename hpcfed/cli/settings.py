@@ -309,8 +309,8 @@ def _resume(given: Mapping[str, Any], path: Path | None) -> Settings:
     others = set(given) - {"resume", *allowed}
     if others or path is not None:
         raise UserError(
-            "--resume takes everything from the run that it goes on with; give it no "
-            f"other option than {', '.join(map(flag_of, allowed))}"
+            "--resume takes all options from the run; you may only add "
+            f"{', '.join(map(flag_of, allowed))}"
         )
     folder = str(given["resume"])
     if not folder:

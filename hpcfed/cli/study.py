@@ -119,10 +119,12 @@ def _parser() -> CommandParser:
         const=USUAL,
         default=1,
         metavar="N",
-        help="run points that differ in lr, seed or alpha only as one process, at most "
-        f"N of them (N: {USUAL}); their results are those of separate runs but for "
-        "rounding (some 1e-7 in fp32), which also depends on the group: a study that "
-        "goes on may group them otherwise",
+        help=(
+            "run points that differ only in options such as lr, seed or alpha "
+            f"together in one process, at most N of them (N: {USUAL}); their results "
+            "are those of separate runs but for rounding (some 1e-7 in fp32), which "
+            "also depends on the group: a study that goes on may group them otherwise"
+        ),
     )
     parser.add_flags(AFTER)
     parser.set_defaults(only="*", launcher="auto")

@@ -56,8 +56,8 @@ class PrivateSteps(EngineAccess):
         _check_network(network)
         if self.layout.num_parameters < self.layout.num_columns:
             raise UserError(
-                "--sample-noise would not hold: this network's rows have numbers that "
-                "change without gradients, to which nothing adds noise"
+                "--sample-noise would not hold: this network has buffers that "
+                "training changes without gradients, and no noise is added to them"
             )
 
     @property
@@ -67,8 +67,8 @@ class PrivateSteps(EngineAccess):
     @property
     def fisher(self) -> Fisher:
         raise UserError(
-            "--sample-noise would not hold: this method computes Fisher information of "
-            "clients' data, to which nothing adds noise"
+            "--sample-noise would not hold: this method computes Fisher information "
+            "of clients' data, and no noise is added to it"
         )
 
     def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
@@ -164,11 +164,12 @@ def _check_network(network: nn.Module) -> None:
     for name, module in network.named_modules():
         if isinstance(module, _BatchNorm):
             raise UserError(
-                f"--sample-noise would not hold: batch norm ({name}) lets the samples of "
-                "a minibatch meet; use a network without it, as --model mlp"
+                f"--sample-noise would not hold: batch norm ({name}) mixes the "
+                "samples of a minibatch; use a network without it, such as --model "
+                "mlp"
             )
         if isinstance(module, _DropoutNd) and module.p > 0:
-            raise UserError(f"--sample-noise has no dropout, and {name} has")
+            raise UserError(f"--sample-noise does not work with dropout ({name})")
 
 
 def _check_job(job: TrainingJob) -> None:
@@ -183,6 +184,6 @@ def _check_job(job: TrainingJob) -> None:
     for deed, asked in more.items():
         if asked:
             raise UserError(
-                f"--sample-noise is for methods with plain local SGD, and clients of "
-                f"this one {deed}; use --method fedavg"
+                "--sample-noise needs plain local SGD, but clients of this method "
+                f"{deed}; use --method fedavg"
             )

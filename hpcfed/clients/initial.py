@@ -109,7 +109,9 @@ def _check_numbers(given: Tensor, wanted: Tensor, what: str) -> None:
         raise UserError(f"{what} has numbers that are not finite")
     if not bool(torch.isfinite(given.to(wanted.dtype)).all()):
         largest = f"{torch.finfo(wanted.dtype).max:.3g}"
-        raise UserError(f"{what} has numbers beyond ±{largest}, the largest here")
+        raise UserError(
+            f"{what} has numbers beyond ±{largest}, the largest that rows can hold"
+        )
 
 
 def _shape(tensor: Tensor) -> str:

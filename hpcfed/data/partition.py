@@ -133,7 +133,7 @@ def _carve_validation(
         if len(pool) < per_class:
             raise UserError(
                 f"validation: {per_class} samples per class, but class {label} has "
-                f"only {len(pool)}; ask fewer"
+                f"only {len(pool)}; ask for fewer"
             )
     # A separate stream: a validation set does not change the scheme's draws.
     rng = randomness.generator(seed, "validation")

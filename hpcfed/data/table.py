@@ -133,7 +133,7 @@ def _read(path: Path) -> _Table:
     names = [name.strip() for name in rows[0]]
     if len(set(names)) < len(names) or "" in names:
         raise UserError(
-            f"{path}: the first line must name every column, each by another name"
+            f"{path}: the first line must give every column a name of its own"
         )
     for number, row in enumerate(rows[1:], start=1):
         if len(row) != len(names):

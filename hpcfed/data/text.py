@@ -114,8 +114,8 @@ def _read(folder: Path, plan: TextPlan) -> list[_File]:
         tokens = _tokens(path, plan.tokens)
         if len(tokens) < 2:
             raise UserError(
-                f"{path} has fewer than two {plan.tokens}, of which one follows the "
-                "other; remove it"
+                f"{path} has fewer than two {plan.tokens}, so there is no next one to "
+                "predict; remove it"
             )
         # At least two tokens are for training.
         num_train = max(2, len(tokens) - round(plan.test * len(tokens)))
@@ -157,8 +157,8 @@ def _pattern(text: str) -> re.Pattern[str] | None:
         return re.compile(text)
     except re.error as error:
         raise UserError(
-            f"--text-clients {text}: no regular expression ({error}); one file each is "
-            "--text-clients file"
+            f"--text-clients {text}: not a regular expression ({error}); for one "
+            "client per file use --text-clients file"
         ) from None
 
 
@@ -171,7 +171,7 @@ def _client(path: Path, text: str, pattern: re.Pattern[str] | None) -> str:
     client = found and found.group(1 if pattern.groups else 0)
     if not client:
         raise UserError(
-            f"--text-clients {text} finds no client in {path.name}; it is searched in the "
-            "files' names, and its first group is the client"
+            f"--text-clients {text} finds no client in {path.name}; it must match "
+            "every file's name, and its first group is the client"
         )
     return client

@@ -299,8 +299,8 @@ def check_shared(setup: Setup, state: Any) -> None:
         if setup.collectives.any_rank(not _close(array, first)):
             raise RuntimeError(
                 f"state field {name} of method {setup.settings.config.method} differs "
-                "between ranks, so that no run could go on with it; mark it OWNED if "
-                "it has a row per client, otherwise make it the same on all ranks"
+                "between ranks, so the run could not be resumed; mark it OWNED if it "
+                "has a row per client, otherwise make it the same on all ranks"
             )
 
 

@@ -59,8 +59,8 @@ def _check_nothing_is_lost(runs: Sequence[Path], resume: Path) -> None:
         return
     if len(runs) > 1 and all(map(checkpoints.exist, runs)):
         raise UserError(
-            f"--resume {resume}: its runs have no checkpoint after the same round; go on "
-            f"with each of them by itself: --resume {runs[0]}"
+            f"--resume {resume}: its runs have no checkpoint of the same round; "
+            f"resume each of them by itself: --resume {runs[0]}"
         )
     raise UserError(no_checkpoint(resume, rounds))
 

@@ -232,9 +232,9 @@ def refuse_if_private(config: RunConfig, deed: str) -> None:
     """Refuse an action that a method with PRIVATE_MEAN has promised to avoid."""
     if config.privacy != "none":
         raise UserError(
-            f"--privacy {config.privacy} would not hold: method {config.method} {deed}, "
-            "although its file says PRIVATE_MEAN; all that its server may learn of "
-            "uploads is fed.mean(fed.upload(rows, cohort), cohort)"
+            f"--privacy {config.privacy} would not hold: method {config.method} "
+            f"{deed}, although its file says PRIVATE_MEAN; the server may use uploads "
+            "only by fed.mean(fed.upload(rows, cohort), cohort)"
         )
 
 

@@ -101,8 +101,8 @@ class ServerSide:
         row = self._aggregated(rows, cohort)
         if not bool(torch.isfinite(row).all()):
             raise ArithmeticError(
-                f"all updates of round {cohort.round + 1} are finite, but not what is "
-                "made of them"
+                f"all updates of round {cohort.round + 1} are finite, but their "
+                "aggregate is not"
             )
         return row, cohort
 
@@ -160,8 +160,8 @@ class ServerSide:
         refuse_if_private(self._config, "looks at clients' data")
         if self._exchange.channel.spending is not None:
             raise UserError(
-                f"--sample-noise would not hold: method {self._config.method} looks at "
-                "clients' data, to which nothing adds noise"
+                f"--sample-noise would not hold: method {self._config.method} looks "
+                "at clients' data, and no noise is added to it"
             )
         data = self._config.data()
         # If samples have no classes, treat all of them as one class.

@@ -182,7 +182,7 @@ def _call(name: str, sizes: _Sizes, *arguments: Tensor | int | None) -> None:
         else:
             values.append(cpu.pointer(argument))
     if library[name](*values):
-        raise MemoryError("a convolution finds no memory")
+        raise MemoryError("not enough memory for a convolution")
 
 
 def _whole_vectors(values: int) -> int:

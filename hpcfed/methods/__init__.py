@@ -344,7 +344,7 @@ def _check_options(name: str, options: type[Options]) -> None:
     for own, field in options.model_fields.items():
         if own in RunConfig.model_fields:
             raise UserError(
-                f"method {name}: its option {own} is one of every run; give it "
+                f"method {name}: every run already has an option {own}; give this one "
                 "another name"
             )
         if not is_option(field):

@@ -65,8 +65,9 @@ class Options(options.Options):
         data = config.data()
         if data.vocabulary:
             raise UserError(
-                f"method {config.method} clusters clients by singular vectors of their "
-                f"data, which tokens have none of; --clusters 1 keeps all together"
+                f"method {config.method} clusters clients by singular vectors of "
+                "their data, and tokens have none; --clusters 1 keeps all clients "
+                "together"
             )
         if self.clustering == "angles" and data.task != "classification":
             raise UserError(

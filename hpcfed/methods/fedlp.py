@@ -22,11 +22,11 @@ class Options(_clusters.Options):
     weighs = "uniform"
 
     send_probability: float = option(
-        0.5, "p, with which a client sends a layer", ge=0, le=1
+        0.5, "p, the probability that a client sends a layer", ge=0, le=1
     )
     mask_per: Literal["upload", "cluster", "run"] = option(
         "upload",
-        "for what the layers that are sent are drawn: every upload, or once for all "
+        "how often the layers to send are drawn: for every upload, or once for all "
         "uploads of a cluster or of the run",
     )
 

@@ -290,9 +290,9 @@ class SharedTensors:
                 module._buffers[name] = tensor
                 continue
             raise UserError(
-                f"the network changes its buffer {whole_name} in training, but left it "
-                "alone when it was tried, so that all clients share it; write to it in "
-                "every call, and each client has its own"
+                f"the network changes its buffer {whole_name} in training, but did "
+                "not change it in the trial before the run, so all clients share it; "
+                "write to it in every call to give each client its own"
             )
 
     def expanded(self, clients: int) -> dict[str, Tensor]:

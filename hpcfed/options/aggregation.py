@@ -35,15 +35,15 @@ class AggregationOptions(RunOptions):
     # `weights.weighs_by` says what "method" stands for.
     weights: Literal["method", "samples", "uniform"] = option(
         "method",
-        "what clients weigh in means: their samples, or all alike (uniform); method: "
-        "as the method has it, which is by samples for most",
+        "how clients are weighted in means: by their samples, or equally (uniform); "
+        "method: as the method does it, mostly by samples",
         also="weighting weighted client_weights weighted_average "
         "aggregation_weights fed_avg_weighting",
     )
     aggregation: Rule = option(
         "mean",
-        "how the server makes one row of the uploads; sign-majority: each column goes "
-        "to the side of most clients, as with --compress sign",
+        "how the server combines the uploads into one row; sign-majority: each "
+        "column goes to the side of most clients, as with --compress sign",
         told="always",
         also="aggregate defense defence aggregation_rule robust",
     )
@@ -87,9 +87,10 @@ def check_aggregation(config: AggregationOptions, method: MethodTraits) -> None:
         )
     if rule == "sign-majority" and not promises_of(config.method).votes:
         raise UserError(
-            f"--aggregation sign-majority votes once a round on rows that start from "
-            f"one, and method {config.method} does otherwise (use fedavg, fedadam, "
-            "fedprox …; a method of yours says VOTES = True in its file)"
+            "--aggregation sign-majority votes once a round on rows that all start "
+            f"from the same row, which method {config.method} does not do (use "
+            "fedavg, fedadam, fedprox …; a method of yours says VOTES = True in its "
+            "file)"
         )
     if config.krum_keep is not None and config.krum_keep > uploads:
         raise UserError(

@@ -132,8 +132,8 @@ def check_compression(config: CompressionOptions, method: MethodTraits) -> None:
             )
     if "powersgd" in (up, down) and not method.whole_rows:
         raise UserError(
-            f"powersgd needs whole rows, and method {config.method} sends some columns "
-            "of them; use --compress topk"
+            f"powersgd needs whole rows, but method {config.method} sends only some "
+            "columns; use --compress topk"
         )
     if config.ef21 and method.asynchronous:
         raise UserError(
@@ -143,10 +143,11 @@ def check_compression(config: CompressionOptions, method: MethodTraits) -> None:
     if down != "none" and method.asynchronous:
         raise UserError(
             f"--compress-down {down}: clients of method {config.method} start from "
-            "older rows, of which the server has no packed differences"
+            "older rows, for which the server has no packed differences"
         )
     if down != "none" and method.all_train:
         raise UserError(
             f"--compress-down {down}: clients of method {config.method} that were not "
-            "sampled train from the server's own row, not from what is left of it"
+            "sampled train from the server's own row, not from what they were sent "
+            "of it"
         )

@@ -71,8 +71,8 @@ class DataOptions(OptionGroup):
     )
     text_clients: str = option(
         "file",
-        "text: one client for each file, or for whatever the first group of this regular "
-        "expression finds in files' names, such as '_(.+)_'",
+        "text: one client per file, or one per name that the first group of this "
+        "regular expression finds in the files' names, such as '_(.+)_'",
         needs=_TEXT,
     )
     text_tokens: Literal["chars", "bytes"] = option(

@@ -56,7 +56,7 @@ class DeviceOptions(CompressionOptions):
     speed_spread: float = option(
         0.75,
         "lognormal: σ of the logarithm of speeds, whose median is 1; uniform: speeds "
-        "lie within 1 ± so much, as in 0.5",
+        "lie within 1 ± this, as in 0.5",
         ge=0,
         le=10,
         needs=_DRAWN,

@@ -74,8 +74,8 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
     )
     simulate_training: Seconds = option(
         None,
-        "for tests of the harness, as in 20ms: every rank waits so long in place of "
-        "local training, and rows change by a known amount; no figure of a method "
+        "for tests of the harness, as in 20ms: every rank waits this long instead of "
+        "training locally, and rows change by a known amount; no figure of a method "
         "follows from it",
         ge=0,
     )

@@ -30,7 +30,7 @@ class Attack:
 
 
 ATTACKS: dict[str, Attack] = {
-    "none": Attack("everybody is honest"),
+    "none": Attack("all clients are honest"),
     "label-flip": Attack("trains honestly on labels y → classes − 1 − y"),
     "mimic": Attack(
         "uploads a copy of the upload of a benign client, drawn at random",

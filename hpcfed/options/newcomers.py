@@ -32,9 +32,9 @@ class NewcomerOptions(RunOptions):
     )
     new_rounds: int = option(
         0,
-        "rounds of the method that new clients make with each other, in place of local "
-        "updates by themselves; in the first --join-rounds those take part that join, "
-        "afterwards a sample of all; 0: none",
+        "rounds of the method among new clients, in place of local updates on their "
+        "own; each of the first --join-rounds is made by the clients that join in "
+        "it, later ones by a sample of all; 0: none",
         ge=0,
         calibration=LEFT_OUT,
         needs=NEWCOMERS,
@@ -66,7 +66,7 @@ def check_newcomers(config: NewcomerOptions, method: MethodTraits) -> None:
         length, flag = config.new_rounds, "--new-rounds"
     if config.join_rounds > min(joining, length):
         raise UserError(
-            f"--join-rounds {config.join_rounds} are more than --new-clients "
+            f"--join-rounds {config.join_rounds} is more than --new-clients "
             f"{config.new_clients} or {flag} {length}"
         )
     if config.join_rounds > 1 and method.has_server:

@@ -228,12 +228,12 @@ def _check_natural(config: PartitionOptions, data: DatasetInfo) -> None:
         new = f" and --new-clients {config.new_clients}" if config.new_clients else ""
         raise UserError(
             f"--clients {config.clients}{new}, but {config.dataset} names "
-            f"{data.owners} clients; ask fewer, or use --partition iid"
+            f"{data.owners} clients; ask for fewer, or use --partition iid"
         )
     if config.new_classes:
         raise UserError(
-            f"--new-classes {config.new_classes} changes who holds what, which "
-            "--partition natural leaves as it is; leave it out"
+            f"--new-classes {config.new_classes} moves classes between clients, but "
+            "--partition natural keeps the data as it is; leave it out"
         )
 
 
@@ -251,8 +251,8 @@ def check_classes(config: PartitionOptions, data: DatasetInfo) -> None:
     new = config.num_new_classes(data.classes)
     if config.new_classes and not 0 < new < data.classes:
         raise UserError(
-            f"--new-classes {config.new_classes} of {data.classes} classes leaves none "
-            "to one of the two"
+            f"--new-classes {config.new_classes} of {data.classes} classes leaves no "
+            "class to the known or to the new clients"
         )
     if config.partition != "sharding":
         return

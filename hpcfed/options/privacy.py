@@ -32,9 +32,9 @@ class PrivacyOptions(
 
     privacy: Literal["none", "central", "local"] = option(
         "none",
-        "Gaussian noise on clipped updates: central, a trusted server adds it to their "
-        "mean; local, each client to its own before it sends it. Clients then count "
-        "alike, whatever data they have",
+        "Gaussian noise on clipped updates: central, a trusted server adds it to "
+        "their mean; local, each client to its own before it sends it. Clients then "
+        "have equal weights, whatever data they have",
         told="always",
         off=True,
     )
@@ -48,9 +48,8 @@ class PrivacyOptions(
     )
     clip_per: Literal["update", "layer"] = option(
         "update",
-        "what is clipped: whole updates to norm C, or by layer each layer's part to C "
-        "by the root of the number of layers, so that the whole is C at most (McMahan "
-        "et al. 2018)",
+        "what is clipped: whole updates to norm C, or each of L layers to C / √L, so "
+        "that the norm of the whole is at most C (McMahan et al. 2018)",
         needs=_PRIVATE,
     )
     clip_quantile: float | None = option(
@@ -72,8 +71,8 @@ class PrivacyOptions(
     )
     noise_multiplier: float | None = option(
         None,
-        "z, as in 0.8: the noise on the sum of updates, or on each one by local, has "
-        "standard deviation z × C; 0: updates are clipped alone, and no ε holds",
+        "z, as in 0.8: the noise on the sum of updates (with local, on each update) "
+        "has standard deviation z × C; 0: updates are only clipped, and no ε holds",
         zero=True,
         ge=0,
         needs=_PRIVATE,
@@ -81,7 +80,7 @@ class PrivacyOptions(
     target_epsilon: float | None = option(
         None,
         "ε after all rounds, as in 2: the run finds the noise that keeps within it; "
-        "by local for a client that takes part in every round",
+        "with local, for a client that takes part in every round",
         gt=0,
         le=100,
         needs=_PRIVATE,
@@ -119,10 +118,10 @@ class PrivacyOptions(
 
     sample_noise: float | None = option(
         None,
-        "DP-SGD within clients, as in 1.0: in each local step every sample's gradient is "
-        "clipped to --sample-clip, and their sum gets noise of this many times that; "
-        "needs --delta; 0: gradients are clipped alone, and no ε holds (default: plain "
-        "SGD)",
+        "DP-SGD within clients, as in 1.0: in each local step every sample's "
+        "gradient is clipped to --sample-clip, and their sum gets noise of this many "
+        "times the clip; needs --delta; 0: gradients are only clipped, and no ε "
+        "holds (default: plain SGD)",
         zero=True,
         ge=0,
     )
@@ -184,7 +183,7 @@ def check_privacy(config: PrivacyOptions, method: MethodTraits) -> None:
     given = [config.noise_multiplier is not None, config.target_epsilon is not None]
     if sum(given) != 1:
         raise UserError(
-            f"{flag} takes one of --noise-multiplier, as in 0.8, and --target-epsilon, "
+            f"{flag} needs either --noise-multiplier, as in 0.8, or --target-epsilon, "
             "as in 2"
         )
     _check_method(config, method, flag)
@@ -219,8 +218,8 @@ def _check_samples(config: PrivacyOptions) -> None:
     """Refuse DP-SGD together with --privacy, or without a δ."""
     if config.privacy != "none":
         raise UserError(
-            f"--sample-noise hides samples, and --privacy {config.privacy} clients; a run "
-            "accounts for one of them"
+            f"--sample-noise protects samples, --privacy {config.privacy} protects "
+            "clients; a run accounts for one of them only"
         )
     if config.new_rounds:
         raise UserError(
@@ -250,8 +249,8 @@ def _check_layers(config: PrivacyOptions, method: MethodTraits) -> None:
         )
     if not method.whole_rows:
         raise UserError(
-            f"--clip-per layer needs whole rows, and method {config.method} sends some "
-            "columns of them; use --clip-per update"
+            f"--clip-per layer needs whole rows, but method {config.method} sends "
+            "only some columns; use --clip-per update"
         )
 
 
@@ -260,9 +259,9 @@ def _check_attack(config: PrivacyOptions, flag: str) -> None:
     attack = ATTACKS.get(config.attack)
     if attack is not None and attack.reads_others:
         raise UserError(
-            f"{flag} would not hold with --attack {config.attack}, whose forgeries are "
-            "made of other clients' updates before these are clipped; use --attack "
-            "sign-flip, or --noise-multiplier 0 to clip without an ε"
+            f"{flag} would not hold with --attack {config.attack}, which forges "
+            "uploads from other clients' updates before these are clipped; use "
+            "--attack sign-flip, or --noise-multiplier 0 to clip without an ε"
         )
 
 
@@ -279,13 +278,13 @@ def _check_mean(config: PrivacyOptions) -> None:
 def _check_central(config: PrivacyOptions) -> None:
     if config.oversample > 1:
         raise UserError(
-            "--privacy central would not hold with --oversample: who is invited beyond "
-            "the cohort is not accounted for; raise --cohort"
+            "--privacy central would not hold with --oversample: clients invited "
+            "beyond the cohort are not accounted for; raise --cohort"
         )
     if config.sampling == "fixed" and config.trace is not None:
         raise UserError(
-            "--privacy central does not account for --sampling fixed among those "
-            "clients of a trace that are there; use --sampling poisson"
+            "--privacy central does not account for --sampling fixed among the "
+            "available clients of a trace; use --sampling poisson"
         )
     multiplier = config.noise_multiplier
     by_pld = config.accountant == "pld"
@@ -302,8 +301,8 @@ def _check_central(config: PrivacyOptions) -> None:
     cohort, population = config.accounted_cohort, config.accounted_population
     if cohort < config.cohort_size:
         raise UserError(
-            f"--noise-cohort {cohort} is less than a round's "
-            f"{count(config.cohort_size, 'client')}, whose noise it would not hide"
+            f"--noise-cohort {cohort} is smaller than the run's own cohort of "
+            f"{count(config.cohort_size, 'client')}; raise it"
         )
     if cohort > population:
         name = "privacy_population" if config.privacy_population else "clients"

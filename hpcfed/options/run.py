@@ -191,10 +191,10 @@ class RunOptions(OptionGroup):
     # `cli.resume` turns the next three into the settings of the existing run.
     resume: Path | None = option(
         None,
-        "continue the run in this folder from its last checkpoint, also a complete "
-        "one with more --rounds; takes no other option than that, --device, --backend, "
-        "--requeue, --accept-changes, --tensorboard, --wandb, --mlflow and --overwrite, "
-        "which starts again where there is no checkpoint",
+        "continue the run in this folder from its last checkpoint, or make a "
+        "complete run longer with more --rounds; other options allowed are --device, "
+        "--backend, --requeue, --accept-changes, --tensorboard, --wandb, --mlflow "
+        "and --overwrite, which starts anew if there is no checkpoint",
         changes="nothing",
         study_sets=True,
         calibration=LEFT_OUT,

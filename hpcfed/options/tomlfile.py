@@ -92,7 +92,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     # Many runs may share a file, so it must not name the folder of one of them.
     if "resume" in content:
         raise UserError(
-            f"{path}: resume goes on the command line alone, as in hpcfed run --resume "
+            f"{path}: give resume only on the command line, as in hpcfed run --resume "
             f"{content['resume']}"
         )
     return by_option(content, f"{path}")

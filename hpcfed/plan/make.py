@@ -169,7 +169,7 @@ def _check(request: PlanRequest, settings: Settings) -> None:
     if ranks > clients:
         raise UserError(
             f"--ranks {ranks}, but there are {count(clients, 'client')}; every rank "
-            "hosts one at least"
+            "hosts at least one"
         )
     config = settings.config
     if settings.options.has_server:

@@ -216,7 +216,7 @@ def _read(path: Path) -> np.ndarray:
 
 
 def _refusal(path: Path, held: str) -> UserError:
-    return UserError(f"{path} holds {held}: it is not of this run")
+    return UserError(f"{path} holds {held}: it does not belong to this run")
 
 
 def _load(path: Path) -> np.ndarray:
@@ -228,7 +228,7 @@ def _load(path: Path) -> np.ndarray:
         held = path.stat().st_size - file.tell()
         # An array of objects would be a pickle, which may run any code.
         if dtype.hasobject or promised != held:
-            raise ValueError("no array of numbers of its size")
+            raise ValueError("not an array of numbers of its size")
         file.seek(0)
         array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
     return array
@@ -355,7 +355,7 @@ def _marked(folder: Path) -> tuple[StoredFile, ...]:
     check_file(folder / MARKER, MOST_MARKER)
     marker: dict[str, Any] = json.loads((folder / MARKER).read_bytes())
     if (marker["format"], marker["schema"]) != (_FORMAT, _SCHEMA):
-        raise ValueError("another version's")
+        raise ValueError("it is of another version")
     if marker["rounds"] != int(folder.name):
         raise ValueError(f"its marker is of round {marker['rounds']!r}")
     files = tuple(StoredFile(**file) for file in marker["parts"])
@@ -365,5 +365,5 @@ def _marked(folder: Path) -> tuple[StoredFile, ...]:
             raise ValueError(f"{file.name!r} is not a file's name")
         path = folder / file.name
         if not path.is_file() or path.is_symlink():
-            raise ValueError(f"{file.name} is missing, or no plain file")
+            raise ValueError(f"{file.name} is missing, or is not a plain file")
     return files

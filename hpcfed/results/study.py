@@ -222,12 +222,12 @@ def read_gathered(path: Path) -> StudyRecord:
     with readable(path, "a study"), reading(path) as file:
         facts = file.facts()
         if facts.get("format") != FORMAT or facts["schema"] > SCHEMA:
-            raise ValueError("it was not written by this hpcfed, or by a newer one")
+            raise ValueError("it was written by another program, or by a newer hpcfed")
         title = facts["title"]
         warmup = facts["warmup"]
         whole = isinstance(warmup, int) and warmup >= 0
         if not isinstance(title, str) or not whole:
-            raise ValueError("its title or warmup is not one")
+            raise ValueError("its title or its warmup is not valid")
         unread: list[str] = []
         trials = tuple(_read_trials(file, path, unread))
         text = file.text("study")

@@ -147,7 +147,7 @@ def _make_room(trial: Trial) -> None:
         check_plain(trial.folder)
         others = strangers(trial.folder)
         if others:
-            raise UserError(f"{others[0]} was made by no run; move it elsewhere")
+            raise UserError(f"{others[0]} was not made by a run; move it elsewhere")
         with ExitStack() as claims:
             for folder in (trial.folder, *seed_folders(trial.folder)):
                 claims.enter_context(claimed(folder))

@@ -83,7 +83,7 @@ def _check_options(trial: Trial, records: Sequence[RunRecord]) -> None:
     for seed, record in zip(trial.seeds, records, strict=True):
         for path in changed_files(record):
             raise UserError(
-                f"{trial.folder} was run with {path} as it was before it changed; name "
+                f"{trial.folder} was run with an earlier version of {path}; name "
                 "another --out"
             )
         had = record.config | {"ranks": record.facts["ranks"]}
@@ -192,7 +192,7 @@ def run_left(
     for number, trial in enumerate(chosen, start=1):
         told[trial.folder] = f"[{number}/{len(chosen)}] {trial}"
         if trial.folder in done:
-            say(f"{told[trial.folder]}: there already")
+            say(f"{told[trial.folder]}: finished already")
     left = [trial for trial in chosen if trial.folder not in done]
     stacks = deque(singles(left))
     if most > 1:
@@ -217,8 +217,8 @@ def run_left(
             say(f"{told[trial.folder]}: {outcome}")
         if again:
             say(
-                f"{label}: failed; {count(len(again), 'trial')} again, fewer at a time, "
-                "which may change the last digits of their figures"
+                f"{label}: failed; {count(len(again), 'trial')} start again, fewer at "
+                "a time, which may change the last digits of their figures"
             )
             # Whether memory was too small or one trial failed, halving isolates it.
             halves = Stack(tuple(again)).halves()

@@ -125,7 +125,7 @@ def _judge(condition: Condition, comparison: Comparison) -> JudgedCondition:
         figures = [figure for figure in comparison.costs if figure.name == wanted]
     if not figures:
         raise UserError(
-            f"--fail-if {condition.text}: the runs have not recorded it on both sides"
+            f"--fail-if {condition.text}: not all runs of both sides have recorded it"
         )
     judged = [
         JudgedCondition(condition, _decide(condition, figure), figure)

@@ -60,9 +60,10 @@ class VirtualClock:
         """Whether rounds begin and end at fixed times."""
         if self._fixed and config.deadline is None:
             raise UserError(
-                "--privacy central would not hold with clients that come and go: when "
-                "a round ends would depend on its members, and decide who is there in "
-                "the next; give --deadline, as in 30, and rounds end at fixed times"
+                "--privacy central would not hold with clients that come and go: the "
+                "end of a round would depend on its members, and decide who is "
+                "available in the next; give --deadline, as in 30, so that rounds "
+                "end at fixed times"
             )
         # If no client has data, there is no availability to ask for.
         there = self.devices.presence(self.holders) if len(self.holders) else None
@@ -83,7 +84,7 @@ class VirtualClock:
         if self._last is None:
             now, largest = self.memory.common(KEPT, NOTHING).tolist()
             if not (0 <= now < np.inf and 0 <= largest < np.inf):
-                raise UserError(f"the checkpoint's {KEPT} holds numbers that cannot be")
+                raise UserError(f"the checkpoint's {KEPT} holds impossible numbers")
             self._last = now, largest
         return self._last
 
@@ -94,8 +95,9 @@ class VirtualClock:
         moment = self._next()
         if not np.isfinite(moment):
             raise UserError(
-                f"{self.config.devices}: no client with data is there after "
-                f"{self.now:,.0f} virtual seconds; a period lets them come again"
+                f"{self.config.devices}: no client with data is available after "
+                f"{self.now:,.0f} virtual seconds; a period in the trace lets clients "
+                "come back"
             )
         return moment
 

@@ -108,8 +108,8 @@ def _start(cohort: Cohort, row: Tensor) -> Tensor:
     share = 1 / max(1, len(cohort.clients))
     if not np.allclose(cohort.weights, share, rtol=1e-9, atol=0):
         raise UserError(
-            "--privacy central counts clients alike, and this method gives fed.mean "
-            "other weights"
+            "--privacy central gives clients equal weights, but this method gives "
+            "fed.mean others"
         )
     return start
 

@@ -141,9 +141,7 @@ def read_trace(path: Path) -> Trace:
     seen: set[int] = set()
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise UserError(
-                f"{path}: more than {MOST_BYTES:,} bytes are too many for a trace"
-            )
+            raise UserError(f"{path}: a trace may have at most {MOST_BYTES:,} bytes")
         # -sig: spreadsheets begin their files with a byte order mark.
         with open(path, encoding="utf-8-sig", newline="") as file:
             for number, row in _rows(file, path):
@@ -197,7 +195,7 @@ def _read_row(columns: _Columns, row: dict[str, str], seen: set[int]) -> None:
     if not (client.isascii() and client.isdecimal() and len(client) <= 9):
         raise ValueError(f"client must be a number from 0 on, got {client[:40]!r}")
     if int(client) in seen:
-        raise ValueError(f"client {client} was there before")
+        raise ValueError(f"client {client} is listed twice")
     seen.add(int(client))
     columns.client.append(int(client))
     for name in ("speed", "downlink", "uplink"):
