@@ -87,7 +87,9 @@ class Balance:
         work = np.array(self._work)
         seconds = np.array(self._seconds)
         share = float(np.mean(self._cohorts)) / len(self._loads)
+        # A round waits for its slowest rank, so that rank's seconds are the round's.
         slowest = float(np.median(seconds.max(1)))
+        # Also if nothing is proposed below: every window is judged once.
         self.next_window()
         paces = _paces(work, seconds)
         pace = np.median(paces, 0)

@@ -51,6 +51,7 @@ class Replays:
                 function()
                 return
             self._graphs[key] = graph
+        # A capture only records: the first replay does the work of this call.
         graph.replay()
 
     def _tried(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
@@ -67,6 +68,7 @@ class Replays:
 
     def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
+        # CUDA refuses captures on the default stream, so they have one of their own.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), _keeping_garbage():
             graph.capture_begin(pool=self._pool)

@@ -119,6 +119,8 @@ class Differentiation:
                 tensors[e.name] = half.detach()
         updates = self._updates(tensors, len(batch.inputs) // len(parameters))
         entries = self._entries_with_gradient(updates)
+        # Our own layers write gradients straight to their sinks, which are slices of
+        # the stack's gradient; `_copy_missing` copies what other layers return.
         leaves = []
         sinks = {}
         for e in entries:
@@ -146,6 +148,7 @@ class Differentiation:
             # A user's network may leave some of its parameters unused.
             gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         finally:
+            # Gradients may still be on their way to sinks, and changed buffers to rows.
             self._network.join()
         _copy_missing(gradients, list(sinks.values()))
         if self._trainable is not None:
@@ -184,6 +187,7 @@ def _copy_missing(gradients: tuple[Tensor | None, ...], sinks: list[Tensor]) -> 
             sink.zero_()
         elif gradient.data_ptr() != sink.data_ptr():
             targets, sources = pairs.setdefault(gradient.dtype, ([], []))
+            # As vectors, so that both sides have the same strides.
             if sink.is_cuda and len(sink) == 1:
                 sink, gradient = _as_stored(sink), _as_stored(gradient)
             targets.append(sink)

@@ -105,6 +105,7 @@ class PrivateSteps(EngineAccess):
             steps=steps,
         )
         noise_keys = randomness.child_keys(job.keys[i : i + 1], _NOISE)
+        # A view: steps below change the caller's row in place.
         parameters = row[: self.layout.num_parameters]
         velocity = torch.zeros_like(parameters)
         total, seen = row.new_zeros(()), 0
@@ -120,6 +121,8 @@ class PrivateSteps(EngineAccess):
             gradient = (gradients * factors).where(norms.isfinite(), 0).sum(0)
             key = randomness.child_keys(noise_keys, step)
             noise = randomness.normal(key, len(gradient))[0].to(gradient.dtype)
+            # Noise belongs to the sum, before the division: replacing a sample changes
+            # the sum by 2 C at most, whatever the size of the batch.
             gradient += self._multiplier * self._clip * noise
             gradient = gradient / number + recipe.weight_decay * parameters
             velocity = recipe.momentum * velocity + gradient

@@ -274,6 +274,7 @@ class RowEvaluation(_Evaluation):
         of_shard = on_device(clients, self._device)[owners]
         self._samples[:total] = self._shard.index[of_shard, slot]
         self._owners.zero_()
+        # Row 0 of the sums belongs to no client, see `_reserve`.
         self._owners[:total] = 1 + owners
         self._clients = clients.copy()
 
@@ -289,6 +290,8 @@ class RowEvaluation(_Evaluation):
         samples = self._samples[: steps * slots].view(steps, copies, slots // copies)
         owners = self._owners[: steps * slots].view(steps, slots)
         parameters, statistics = self._rows
+        # Not repeat: the copies share one row's memory, so loading a row fills all of
+        # them.
         rows = parameters.expand(copies, -1), statistics.expand(copies, -1)
         figures = self._figures(rows, samples, copies, slots // copies)
         owner = owners.index_select(0, self._step)[0]
@@ -340,6 +343,7 @@ def answers(
         clients=np.full(size, shard.clients[client]),
         task=shard.task,
     )
+    # Expanded, so that the engine judges one row on many clients, in full batches.
     score = engine.evaluate(
         row.expand(size, -1), alone, np.arange(size), {CLASSES: (3, classes)}
     )

@@ -89,6 +89,8 @@ class Fisher:
                 return False
         # Frozen and tied weights, and positions of a sequence, are left to torch.
         count = sum(1 for _ in self._network.named_parameters(remove_duplicate=False))
+        # A tied weight has several names but one entry, a frozen one has none: both
+        # differ here.
         return count == sum(e.trainable for e in self._layout.entries)
 
     def _add_any(
@@ -139,6 +141,8 @@ class Fisher:
             for key in (*module._parameters, *module._buffers):
                 if f"{name}.{key}" in row:
                     tensors[key] = row[f"{name}.{key}"]
+            # The loss is a sum over samples that do not interact, so row s of `dy` is
+            # the gradient of sample s alone.
             squares = SQUARES[type(module)](module, tensors, x, dy)
             for key, square in squares.items():
                 sums[f"{name}.{key}"] += square

@@ -29,6 +29,8 @@ def take_turns(tasks: Sequence[Task], lanes: Sequence[Lane]) -> None:
     at_work: dict[int, Iterator[None]] = {}
     while waiting or at_work:
         for number, lane in enumerate(lanes):
+            # Each piece is launched to its own stream; the device decides what runs
+            # when.
             with lane():
                 if number not in at_work:
                     if not waiting:

@@ -127,6 +127,8 @@ def _merged(jobs: Sequence[Job]) -> Job:
     corrections = [job.correction for job in trainings if job.correction is not None]
     gates = [job.gates for job in trainings if job.gates is not None]
     limits = [job.limits for job in trainings if job.limits is not None]
+    # What is not replaced, such as the recipe and the columns, is equal: see
+    # `mergeable`.
     return replace(
         trainings[0],
         rows=rows,

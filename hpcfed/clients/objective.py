@@ -175,6 +175,8 @@ class Regression:
     def figures(self, outputs: Tensor, targets: Tensor, wanted: Wanted) -> Sums:
         assert outputs.shape == targets.shape
         expected = targets.double()
+        # The assertion above matters: shapes that only broadcast would compare every
+        # sample's output with every other sample's target.
         errors = outputs.double() - expected
         squares = errors.square()
         figures = {"loss": squares.mean(1)}

@@ -78,6 +78,8 @@ class StackOptimiser:
         if self._recipe.schedule is not None:
             self._rates = self._like.new_zeros(self._steps, clients)
             self._current_rates = self._like.new_zeros(1, clients)
+            # A view, so that looking up the rates of a step sets `_lr` where a captured
+            # step reads it.
             self._lr = self._current_rates[0]
 
     def load(self, lr: float | Tensor, steps: np.ndarray) -> None:
@@ -159,6 +161,7 @@ class StackOptimiser:
             if e.name in updated:
                 edges += [e.start, e.stop]
         edges.append(self._layout.widths[0])
+        # Edges alternate: begin of a span, end of it, begin of the next one.
         starts = edges[::2]
         stops = edges[1::2]
         for start, stop in zip(starts, stops, strict=True):

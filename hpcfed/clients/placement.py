@@ -71,6 +71,8 @@ def place(
         return np.zeros(len(loads), np.int64)
     if speeds is None:
         return _place_on_equals(loads, ranks, longest)
+    # Speeds differ only after a measurement, which is rare: this loop may be slower
+    # than the heap below.
     seconds_per_load = 1 / speeds
     totals = np.zeros(ranks)
     counts = np.zeros(ranks, np.int64)

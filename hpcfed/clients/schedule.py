@@ -35,6 +35,7 @@ class Length(NamedTuple):
 
     def steps_per_epoch(self, sizes: np.ndarray) -> np.ndarray:
         """Return ⌈size / batch⌉ of each client."""
+        # -(-a // b) is a / b rounded up, exactly, here and elsewhere.
         return -(-sizes // self.batch_size)
 
 
@@ -105,6 +106,7 @@ def step_shapes(
     steps = np.arange(steps_of.max(initial=0))[:, None]
     first_sample = steps // length.repeat % per_epoch * length.batch_size
     left = np.minimum(sizes - first_sample, length.batch_size)
+    # [steps, clients]: the samples of each client in each step, 0 once it has finished.
     counts = np.where(steps < steps_of, left, 0)
     active = np.count_nonzero(counts, axis=1)
     slots = counts.max(axis=1, initial=0)
@@ -127,6 +129,7 @@ def in_a_row(
 
 def rounded_up(number: int, sizes: int) -> int:
     """Round up to one of `sizes` sizes between two powers of two."""
+    # The largest power of two below `number`, or 0 for 1.
     power_of_two = 2 ** (number - 1).bit_length() // 2
     unit = max(1, power_of_two // sizes)
     return -(-number // unit) * unit
@@ -194,6 +197,8 @@ def _shuffled(index: Tensor, sizes: Tensor, keys: Tensor, epochs: range) -> Tens
     # 62 random bits: torch has no unsigned integers, and _LAST must stay above.
     ranks = randomness.bits(epoch_keys, width) >> 1 & 0x3FFFFFFFFFFFFFFF
     absent = torch.arange(width, device=index.device) >= sizes[:, None]
+    # So a client's order does not depend on the width of the table: whatever the other
+    # clients of its stack have, its own samples get the same ranks.
     ranks = ranks.masked_fill(absent[:, None], _LAST)
     order = torch.argsort(ranks, dim=2)
     repeated = index[:, None].expand(-1, len(epochs), -1)

@@ -57,6 +57,7 @@ class Stacks:
         size = 1
         if not self._alone:
             size = self.size(batch_size, rows, matrices=matrices)
+        # After a halving all later stacks stay small, also those of evaluations.
         size = min(size, self.most or size, MOST_CLIENTS)
         # Equal stacks, rather than full ones and a small remainder.
         return np.array_split(order, -(-len(order) // size))

@@ -35,6 +35,8 @@ class StepTables:
         """Samples of each of the shard's clients."""
         self._sizes_on_device = on_device(self.sizes, self._device)
         self._epochs = num_epochs(self.sizes, recipe.length)
+        # Over all clients of the shard, not only those of a stack: tables then fit
+        # every cohort, and captured steps stay valid.
         self.steps = int(num_steps(self.sizes, recipe.length).max())
         """The most steps of a client."""
         # The shard's index may be wider than the samples of these clients.

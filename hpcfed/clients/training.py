@@ -81,6 +81,8 @@ class StackTraining:
             rate_each=rate_each,
             like=self._like,
         )
+        # A weight that updates itself never shows its gradient, so nothing may be added
+        # to it.
         self._differentiate = Differentiation(
             network,
             layout,
@@ -147,6 +149,8 @@ class StackTraining:
             if shape.clients < active:
                 self._set_aside(slice(shape.clients, active))
                 active = shape.clients
+            # The captured shape may hold more clients than are active. Finished ones
+            # are advanced again, which is harmless: their rows have been set aside.
             captured = self._captured_shape(*shape)
             advance = partial(self._advance_by, steps, *captured)
             self._replays.run((steps, captured), advance)
@@ -161,6 +165,8 @@ class StackTraining:
             gradient = self._gradient[:count]
             if self._collected is not None:
                 gradient = self._collected[:count] / seen[:, None].to(gradient.dtype)
+            # `_gradient` holds means over a batch, `_collected` their sum weighted by
+            # samples.
             # Statistics have no gradient, so return zeros for them.
             kernel_rows = gradient, torch.zeros_like(kernel_rows[1])
         self._layout.store(kernel_rows, trained)
@@ -243,6 +249,8 @@ class StackTraining:
             self._collected.zero_()
         self._step.zero_()
         self._optimiser.begin()
+        # Each step leaves halves and distances for the next one; the first needs them
+        # here.
         parameters, _ = self._first(clients)
         if self._halves is not None:
             self._halves[:clients] = parameters

@@ -49,6 +49,7 @@ class Aggregation:
         rows, cohort = member_rows(rows, cohort, voters)
         if rule == "sign-majority":
             return self._majority(rows, cohort)
+        # Counted from the uploads that are left, not from the planned cohort.
         malicious = expected_malicious(self._config.tolerance, len(cohort.clients))
         if rule in ("krum", "multi-krum"):
             return self._krum(rows, cohort, malicious)
@@ -72,10 +73,13 @@ class Aggregation:
     def _majority(self, rows: Tensor, cohort: Cohort) -> Tensor:
         start = cohort.in_flight.sent_row
         assert start is not None, "all members have started from one row"
+        # Rows of different starts could not be voted on: their signs would mean
+        # nothing.
         updates = rows - start
         # Ones, not shares: sums of signs are exact, so ties are detected as ties.
         ones = replace(cohort, weights=np.ones(len(cohort.clients)))
         votes = self.mean(updates.sign(), ones)
+        # sign(0) is 0, so a tied column stays.
         return start + votes.sign() * self.mean(updates.abs(), cohort)
 
     def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
@@ -113,6 +117,8 @@ class Aggregation:
     ) -> Tensor:
         columns = self._columns(rows, cohort)
         totals = columns.new_zeros(count, columns.shape[1])
+        # As in `_mean_in_client_order`: the order of ids, whatever ranks clients are
+        # on.
         members = zip(
             _rank_order(cohort), cohort.weights, clusters.tolist(), strict=True
         )
@@ -180,6 +186,7 @@ def cluster_means(
     """
     width = previous.shape[1]
     sums, weights = totals.split([width, totals.shape[1] - width], 1)
+    # The weight of a column's senders is that of its group, which the same sum holds.
     by_column = weights[:, group_of]
     # Eq. 10 of GENE-FL's paper; 0 / 0 is never chosen.
     means = sums / by_column

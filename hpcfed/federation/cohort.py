@@ -38,6 +38,8 @@ class Cohort:
 
         The first result says which of this rank's members they are, counted from 0.
         """
+        # Positions, because rows may be on a GPU, where a mask would make the host
+        # wait.
         rows = np.flatnonzero(np.isin(self.chosen, members))
         # Weights may miss one by a rounding, and must not be rescaled: selecting the
         # whole cohort equals FedAvg bit for bit.
@@ -95,6 +97,7 @@ def client_weights(sizes: np.ndarray, by: Weighing) -> np.ndarray:
     """Return the relative weights of clients with `sizes` samples. Clients without data
     have trained nothing, and weigh 0.
     """
+    # Not normalised: `shares` divides by the total of whichever clients take part.
     return sizes if by == "samples" else (sizes > 0).astype(np.float64)
 
 

@@ -54,6 +54,7 @@ class Exchange:
                 download = self.channel.packing(download)
             in_flight.downloads += 1
             if not beside:
+                # Of the model only: votes and central noise are relative to this row.
                 in_flight.sent_row = row if row.dim() == 1 else None
             log.bytes_down += download.size
             if in_flight.clock is not None:
@@ -62,6 +63,8 @@ class Exchange:
                 in_flight.clock.download(cohort.clients, each, dense)
             # A view: the server's row is in memory once.
             rows = download.rows.expand(len(cohort.here), -1)
+            # Without packing clients have exactly the server's row, so nothing is to be
+            # put back.
             servers = None if self.channel.packing is None else row
             in_flight.downloaded[beside] = Downloaded(rows, servers)
             return rows
@@ -91,6 +94,8 @@ class Exchange:
         if beside:
             refuse_if_private(config, "uploads more than rows")
         size: Tensor | int | None = None
+        # Before any stage: attacks, clipping and packing all act on the update, rows −
+        # start.
         start = _start(rows, in_flight, columns, beside)
         if self.channel.stages:
             received = self._pass_stages(rows, cohort, sent, start)
@@ -106,6 +111,8 @@ class Exchange:
                 # It may be a row for each member; only stages need it again.
                 in_flight.downloaded.pop(beside, None)
         if config.privacy != "none":
+            # `ServerSide.mean` accepts this very tensor and no other, so it must not be
+            # copied.
             in_flight.received = rows
         return rows
 
@@ -166,6 +173,7 @@ class Exchange:
             return None
         self.close_round(cohort)
         assert log.arrived is not None
+        # The usual case: all came, and nothing has to be looked up.
         if len(log.arrived) == log.cohort_size:
             return None
         came = clock.came(cohort.clients)
@@ -191,6 +199,7 @@ class Exchange:
         unless it has already done so.
         """
         clock, log = self.channel.clock, cohort.log
+        # A collective: every rank closes every round, also without a clock.
         if self.channel.spending is not None:
             log.epsilon = self.channel.spending.epsilon()
         if clock is None or log.arrived is not None:
@@ -261,10 +270,10 @@ def _start(
         # Going on would treat the rows as updates from zero, which clipping, packing
         # and attacks act on.
         raise ValueError(
-            f"an upload of {rows.shape[1]} columns by {len(rows)} clients, who were sent "
-            f"{start.received.shape[1]} columns, {len(start.received)} clients in all: "
-            "say which columns are sent, fed.upload(rows, cohort, columns=…), or, where "
-            "they are none of the download's, name them: beside=NAME"
+            f"the upload is {len(rows)} clients × {rows.shape[1]} columns, but the "
+            f"download was {len(start.received)} × {start.received.shape[1]}: say "
+            "which columns are sent, fed.upload(rows, cohort, columns=…), or, if "
+            "they were not part of the download, name them: beside=NAME"
         )
     return start
 

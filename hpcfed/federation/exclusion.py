@@ -27,6 +27,7 @@ def finite_members(
     no member would be left.
     """
     finite = torch.isfinite(rows).all(1).cpu().numpy()
+    # Positions of finite members, not rows: a few numbers per client travel.
     everyones = collectives.allgather(cohort.chosen[finite])
     # All ranks know about all members, so either all raise or none does.
     members = np.sort(np.concatenate(everyones))
@@ -60,6 +61,7 @@ def revert_diverged(
     if bool(finite.all()):
         return rows
     bad = ids[~finite.cpu().numpy()]
+    # A client that was broken before this round has nothing to go back to.
     sound_before = bool(torch.isfinite(before[~finite]).all())
     if stop or not sound_before:
         raise divergence(bad, cohort.round)

@@ -102,6 +102,8 @@ class RoundLog:
         self.trained_steps += int(steps.sum())
         self.train_flops += flops
         most = int(clients.max(initial=-1)) + 1
+        # The log does not know how many clients the rank has: the array grows as they
+        # train.
         known = (
             np.zeros(0, np.int64) if self.client_steps is None else self.client_steps
         )

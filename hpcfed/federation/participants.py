@@ -88,6 +88,7 @@ class Participants:
                 drawn = self._draw(round, np.arange(total), count)
                 return self.invite(round, drawn, on_trained)
             count = self.config.invited_among(total)
+            # Virtual time may jump here, over hours in which every client is away.
             now = self._clock.next_moment()
             drawn = self._draw(round, self._clock.available(now), count)
             cohort = self.invite(round, drawn, on_trained)
@@ -106,6 +107,8 @@ class Participants:
         # Every rank draws the same: the generator depends only on seed and round.
         generator = self.generator("cohort", round)
         drawn = pool[generator.choice(len(pool), count, replace=False)]
+        # All code relies on ascending ids: sums are in this order, and searchsorted
+        # needs it.
         drawn.sort()
         return drawn
 
@@ -165,6 +168,7 @@ class Participants:
             round=round,
             clients=clients,
             weights=shares(self.weights[clients]),
+            # From ids to positions among this rank's clients, which ascend, too.
             here=np.searchsorted(self.clients, clients[chosen]),
             chosen=chosen,
             per_rank=per_rank,

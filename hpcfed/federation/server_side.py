@@ -80,6 +80,8 @@ class ServerSide:
         with self._timer.phase("aggregate"):
             # A robust rule tolerates diverged rows, so they would go unreported.
             is_plain = self._config.aggregation == "mean"
+            # A weight of 0 drops a late row without a copy, but 0 × NaN is NaN: a late
+            # row that has diverged is caught below.
             if is_plain:
                 row = self._aggregated(rows, self._exchange.late_at_zero(cohort))
             # Check the resulting row, which is the same on every rank: checking all
@@ -127,6 +129,8 @@ class ServerSide:
             if sent is None:
                 groups = rows.new_ones(len(rows), 1, dtype=torch.bool)
                 sent = Sent(groups, cluster.new_zeros(rows.shape[1]))
+            # The groups become columns of their own, so that one all-reduce sums rows
+            # and weights.
             rows = with_groups(rows, sent)
             in_time = self._exchange.late_at_zero(cohort)
             totals = self._cluster_sums(rows, in_time, cluster, len(previous))
@@ -180,6 +184,7 @@ class ServerSide:
         cohort's updates, or its uploads and the rows that they started from.
         """
         refuse_if_private(self._config, "lets a server learn from uploads")
+        # First, because `cohort` is replaced by that of the arrived members below.
         if starts is not None:
             starts, _ = self._exchange.arrived(starts, cohort)
         columns, cohort = self._exchange.arrived(columns, cohort)

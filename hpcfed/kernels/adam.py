@@ -64,6 +64,7 @@ def descend(
         kernel = _kernel(rule, trainable is not None, lr.dim() > 0, rows.device.index)
         # Four columns per thread; if rows are longer, threads loop.
         blocks = min(-(-rows.numel() // (4 * THREADS)), 4 * kernel.capacity)
+        # The stride is that of the whole matrix: `rows` may be a slice of its columns.
         sizes = (columns, rows.stride(0), rows.numel())
         state = (rows, gradient, means, squares)
         kernel((blocks, 1), *state, lr, bias, step, scale, trainable, *sizes)
@@ -78,6 +79,7 @@ def descend(
         gradient = gradient.add(rows, alpha=rule.weight_decay)
     means.lerp_(gradient, 1 - rule.beta1)
     squares.mul_(rule.beta2).addcmul_(gradient, gradient, value=1 - rule.beta2)
+    # Looked up on the device: reading `step` would make the host wait.
     first, second_root = bias.index_select(0, step)[0]
     spread = squares.sqrt().div_(second_root).add_(rule.epsilon)
     after = start - rate / first * (means / spread)

@@ -97,6 +97,8 @@ class _BatchNorm(torch.autograd.Function):
         moments = weight.new_empty(2, x.shape[1])
         results = (y, moments, *running)
         launch.apply("forward_apply", x, residual, weight, bias, parts, *results)
+        # Without a residual, the kernel computes the activation's input again from x
+        # and the moments, so y need not be kept.
         ctx.save_for_backward(x, y if launch.residual else None, weight, bias, moments)
         ctx.launch = launch
         ctx.sinks = sinks
@@ -140,6 +142,8 @@ class _Launch:
         self._groups = self._channels // width
         rows_at_once = THREADS // (width // VECTOR)
         slices = -(-self._rows // rows_at_once)
+        # Each block takes the rows of one group of channels, so groups share the
+        # blocks.
         self._summing = max(1, min(slices, SUMMING // self._groups))
         self._applying = max(1, min(slices, APPLYING // self._groups))
         if self._whole:

@@ -107,6 +107,8 @@ class _Convolution(torch.autograd.Function):
                 )
             weights = layer.outputs * layer.kernel**2 * layer.channels
             stored = (layer.outputs, layer.kernel, layer.kernel, layer.channels)
+            # A view of the sink if there is one: `_copy_missing` of the caller then
+            # finds the gradient in its place, and copies nothing.
             dw = total[:, :weights].unflatten(1, stored).permute(0, 1, 4, 2, 3)
             db = total[:, weights:] if ctx.biased else None
         if needs_x:
@@ -174,6 +176,7 @@ def _kernel(
 def shared_memory(device: int) -> int:
     """Return the bytes of shared memory that a block may use."""
     properties = torch.cuda.get_device_properties(device)
+    # Not every torch tells; all GPUs since Ampere allow at least 99 KiB.
     available = int(getattr(properties, "shared_memory_per_block_optin", 99 * 1024))
     return available - 1024
 

@@ -79,6 +79,8 @@ def plans(
         candidates: list[Scored] = []
         if kind == "forward" or bounded:
             candidates = _half_candidates(layer, kind, shared, warp_groups)
+        # Halves win whenever they are possible: they are loaded and multiplied twice as
+        # fast.
         if not candidates:
             candidates = _candidates(layer, kind, shared)
         # If one kernel does not fit, the layer uses torch's convolution.
@@ -97,6 +99,7 @@ def supported(layer: ConvolutionLayer, shared: int = SHARED) -> bool:
         and layer.kernel - 1 >= layer.padding
         and min(layer.result) > 0
     )
+    # Without warp groups: whatever fits without them also fits with them.
     return possible and bool(plans(layer, shared, False))
 
 

@@ -43,6 +43,7 @@ def library(source: str) -> ctypes.CDLL | None:
         return None
     try:
         name = _cache_name(text, compiler)
+        # Several ranks of a host may compile at once: the cache replaces files whole.
         code = disk.read(name)
         if code is None:
             code = _compiled(text, compiler)

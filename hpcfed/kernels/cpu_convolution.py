@@ -100,6 +100,8 @@ class _CpuConvolution(torch.autograd.Function):
         clients, outputs, channels = weight.shape[:3]
         # Enough pieces of work for all threads, if there are few clients.
         slots = max(1, len(images) // clients)
+        # A split sums its own part of a client's samples, in an order that depends only
+        # on the number of threads, not on timing.
         sizes.splits = min(slots, -(-torch.get_num_threads() // clients))
         taps = (layer.kernel, layer.kernel, channels, sizes.padded_outputs)
         dweight = images.new_zeros(sizes.splits, clients, *taps)

@@ -92,6 +92,7 @@ def _turn(
     kernel = _kernel(
         "turning_dropout", channels, pixels, p, x.device.index, backward=backward
     )
+    # A block transposes a square of 32 × 32 values through shared memory.
     squares = -(-channels // 32) * -(-pixels // 32)
     kernel((squares, samples), x, y, keys.contiguous(), x.numel() // len(keys))
 

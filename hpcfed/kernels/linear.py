@@ -138,6 +138,7 @@ def _backward_and_update(
     dx = torch.empty_like(x)
     clients, slots, inputs = x.shape
     rate_each = update.lr.dim() > 0
+    # The kernel reads each weight once: for the gradient of x, and for its own step.
     kernel = _kernel(slots, weight.shape[1], update.rule, rate_each, x.device.index)
     # Two columns per thread; one block loops over all outputs of a client.
     grid = (-(-inputs // (2 * _THREADS)), clients)

@@ -125,6 +125,8 @@ class _LeakyBatchNorm(torch.autograd.Function):
         rows = x.numel() // x.shape[1]
         ctx.slope = slope
         mean, square = _batch_sums(x, None, (), slope) / rows
+        # In float64 from `_batch_sums`: the difference of two large float32 would lose
+        # digits.
         var = (square - mean.square()).clamp_min(0)
         running.count(mean, var, rows)
         numbers = (mean.float(), (var + eps).rsqrt().float(), weight, bias)
@@ -153,10 +155,13 @@ class _SharedBatchNorm(torch.autograd.Function):
     ) -> Tensor:
         own_var, own_mean = torch.var_mean(x, _POSITIONS, correction=0)
         everyones = x.new_zeros(process_group.size(), 2, x.shape[1])
+        # An all-gather by an all-reduce of zeros, which every backend has.
         everyones[process_group.rank()] = torch.stack([own_mean, own_var])
         process_group.allreduce(everyones)
         means, variances = everyones.unbind(1)
         mean = means.mean(0)
+        # The variance of all samples: the mean of the ranks' variances plus the
+        # variance of their means, since each rank has equally many.
         var = variances.mean(0) + (means - mean).square().mean(0)
         ctx.rows = len(everyones) * (x.numel() // x.shape[1])
         running.count(mean, var, ctx.rows)

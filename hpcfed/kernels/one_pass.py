@@ -73,6 +73,7 @@ def descend(
     kernel = _kernel(
         rule, strengths, halves is not None, lr.dim() > 0, rows.device.index
     )
+    # While it writes the new rows, it also sums up their distances for the next step.
     kernel(
         (spans.chunks, clients),
         rows,

@@ -48,6 +48,7 @@ class Spans:
             layer_of += [number] * len(chunks)
         first_chunks.append(len(starts))
         self.chunks = len(starts)
+        # One more than there are chunks, so that chunk i ends where chunk i + 1 starts.
         starts.append(self.layers[-1][1])
         self.starts = torch.tensor(starts, dtype=torch.int32, device=device)
         self.layer_of = torch.tensor(layer_of, dtype=torch.int32, device=device)

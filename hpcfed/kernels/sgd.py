@@ -61,6 +61,8 @@ def descend(
     if rule.weight_decay:
         gradient = gradient.add(rows, alpha=rule.weight_decay)
     if velocity is not None:
+        # Without dampening, as torch's default; from zero, so the first step is the
+        # gradient.
         velocity.mul_(rule.momentum).add_(gradient)
         if rule.nesterov:
             gradient = gradient.add(velocity, alpha=rule.momentum)

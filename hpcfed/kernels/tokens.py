@@ -113,6 +113,7 @@ def _differentiate(logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
     token = torch.arange(len(flat), device=logits.device)
     target = flat.clamp(min=0)
     at_target = logits[token, target]
+    # Subtracted before the exponential, so that it cannot overflow.
     most = logits.amax(1)
     sums = logits.sub_(most[:, None]).exp_().sum(1)
     losses = sums.log() + most - at_target

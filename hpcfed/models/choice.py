@@ -68,6 +68,7 @@ def choose(
         if mode in ("batched", "vmap"):
             raise UserError(f"--engine {mode}: {reason}; use --engine auto or loop")
         return Way(plain, "loop", reason)
+    # The reference of all trials. Not `plain`, which may compute in bfloat16.
     alone = PlainNetwork(network, layout, draws=False, drops=drops)
     expected |= more_expected(alone, trial, layout)
     reasons = []
@@ -76,6 +77,8 @@ def choose(
         failure, contiguous = _tried(stack, trial, layout, expected)
         if not failure:
             way: Mode = "loop" if mode == "loop" else "batched"
+            # Built again: the trial was in full precision, so that only mistakes could
+            # differ.
             stacked = stack(bf16=bf16, contiguous=contiguous)
             # Bloom's network, for instance, creates a tensor on the host in every pass.
             asks = asks_host(stack(contiguous=contiguous), trial, layout)

@@ -133,6 +133,8 @@ def saved_floats(network: nn.Module, sample: Sample) -> int:
             saved += tensor.numel()
         return tensor
 
+    # Weights are saved for the backward pass, too, but once for all samples: `keep`
+    # skips them.
     # Two samples, because batch norm refuses one.
     x = sample.batch(2, device=torch.device("cpu"), dtype=torch.float32)
     keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept)

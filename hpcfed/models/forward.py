@@ -207,8 +207,11 @@ class Forward:
         if self._network.training != training:
             self._network.train(training)
         y = self._outputs(tensors, x, like)
+        # In evaluation nothing may change either, but checking every pass would cost
+        # time.
         if training:
             self._shared.check()
+        # Under autocast a network may answer in bfloat16; losses need the rows' type.
         return y.to(like.dtype)
 
     def _outputs(self, tensors: dict[str, Tensor], x: Tensor, like: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class LoraLinear(nn.Module):
         """
         weight: Tensor = self.base.weight  # type: ignore[assignment]
         change = self.scale * self.up.weight @ self.down.weight
+        # Hugging Face's Conv1D stores its weight as [inputs, outputs].
         return weight + (change if isinstance(self.base, nn.Linear) else change.mT)
 
     def __getattr__(self, name: str) -> Any:
@@ -90,6 +91,7 @@ def add_adapters(
     `layers` and `train` are patterns of module names, such as `*.attention.*,head`.
     Layers that match `train` get no adapter, and are trained as a whole.
     """
+    # First, because adapters and trained layers below switch their own gradients on.
     network.requires_grad_(False)
     scale = alpha / rank
     count = 0

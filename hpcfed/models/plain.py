@@ -53,6 +53,8 @@ class PlainNetwork(Forward):
         own = {name: tensor[0] for name, tensor in tensors.items()}
         for e in self._buffers:
             own[e.name] = e.taken(own[e.name])
+        # functional_call puts buffers that the module assigns anew into `own`;
+        # comparing both tables finds them.
         taken = dict(own)
         self._changes.forget()
         autocast = self._bf16 and x.is_cuda
@@ -91,5 +93,6 @@ def _seeded(key: int, device: torch.device) -> Iterator[None]:
     """Seed torch's own generators, and restore them afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
+        # Keys are signed, seeds are not negative.
         torch.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
         yield

@@ -80,6 +80,7 @@ class StackedNetwork(Forward):
             if isinstance(module, StackedConv2d):
                 convolutions.append(module)
         ours = all(layer.may_use_kernel(like) for layer in convolutions)
+        # In bfloat16 torch's convolutions are as fast, and a stack of one may use it.
         return 2 if convolutions and ours and not self._bf16 else 1
 
     def halved(self, clients: int, device: torch.device) -> set[str]:
@@ -98,6 +99,8 @@ class StackedNetwork(Forward):
         Never those of the first layer: the update is made together with the gradient of
         the layer's input, which the first layer does not need.
         """
+        # One client's layers run torch's own product, whose gradient is a tensor as
+        # usual.
         several = len(next(iter(tensors.values()))) > 1
         if not several:
             return []

@@ -113,6 +113,7 @@ class StackedConv2d(StackedConvolution):
         """
         if self.batch.num_clients == 1 or not self.may_use_kernel(x):
             return None
+        # Dimension 2 are the input channels: the kernels read them side by side.
         if self.weight.stride(2) != 1:
             return None
         layer = ConvolutionLayer(
@@ -142,6 +143,8 @@ class StackedConv2d(StackedConvolution):
         if bias is not None and bias.storage_offset() != end:
             return None
         shape = (len(weight), layer.columns)
+        # In memory order, which is channels-last like the weights: not the view's own
+        # order.
         return weight.as_strided(shape, (weight.stride(0), 1))
 
     def _cpu_layer(self, x: Tensor) -> CpuLayer | None:

@@ -268,6 +268,8 @@ class SharedTensors:
                     if tensor is None or self._names.in_rows(dot + name):
                         continue
                     dtype = like.dtype if tensor.is_floating_point() else None
+                    # `data`, so that the tensor stays the same object: modules may hold
+                    # it elsewhere, too.
                     tensor.data = tensor.data.to(like.device, dtype)
                     if isinstance(module, StackedLayer):
                         self._of_layers[dot + name] = tensor.data
@@ -286,6 +288,8 @@ class SharedTensors:
             current = module._buffers.get(name)
             if current is tensor and tensor._version == version:
                 continue
+            # Put the constant back: the next step, perhaps a captured one, must read
+            # this memory.
             if current is not tensor and _is_as_good(current, tensor):
                 module._buffers[name] = tensor
                 continue

@@ -52,6 +52,8 @@ def keep_state(network: nn.Module, name: str, inputs: Tensor, call: Call) -> Non
     # This fills caches, and the next call sees what an earlier one leaves.
     earlier = trial.called(other)
     first = trial.called(same)
+    # The same inputs, weights, buffers and seed: any difference is hidden state, or
+    # depends on the counters of norms, which are set to MANY.
     again = trial.called(same, counted=MANY)
     for kind, state in _foreign_states().items():
         if state != foreign[kind]:
@@ -216,6 +218,7 @@ def _mark(network: nn.Module, name: str, changed: set[str], counters: set[str]) 
                     f"model {name}: training changes its buffer {full}, which is "
                     f"{buffer.dtype}; rows hold floats, integers and booleans"
                 )
+            # Registering a buffer again changes only whether it is persistent.
             if full not in counters:
                 module.register_buffer(own, buffer, persistent=full in changed)
 

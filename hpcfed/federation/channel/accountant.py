@@ -101,6 +101,7 @@ class Accountant:
 def _spending(accountant: Accountant, noise: float, rounds: int) -> "np.ndarray":
     import numpy as np
 
+    # The last round's ε is printed, so it alone is computed on the fine grid.
     last = accountant.epsilon(noise, rounds)
     found = np.full(rounds, last)
     first = 0
@@ -109,6 +110,7 @@ def _spending(accountant: Accountant, noise: float, rounds: int) -> "np.ndarray"
         counted = _rounded_up(first + 1)
         if counted < rounds:
             so_far = _epsilon_on(accountant, noise, counted, COARSE)
+            # ε never falls from round to round, so the last one bounds all others.
             found[first:counted] = min(so_far, last)
         first = counted
     return found
@@ -208,6 +210,7 @@ def _searched_by_pld(
         return _epsilon_by_pld(accountant, noise, rounds, grid) - epsilon
 
     enough = guess
+    # Doubling brackets the root from above before the search begins.
     while excess(enough) > 0:
         enough *= 2
     # Search from above: the less noise, the wider the distributions.
@@ -290,6 +293,7 @@ def _round_event(accountant: Accountant, noise: float) -> Any:
 
 def _rounded_up(rounds: int) -> int:
     """Return the smallest number that is at least `rounds` and has few leading bits."""
+    # Multiples of a power of two that leaves COUNTED_BITS leading bits.
     step = 1 << max(0, (rounds - 1).bit_length() - COUNTED_BITS)
     return -(-rounds // step) * step
 

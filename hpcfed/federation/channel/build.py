@@ -47,6 +47,7 @@ def build_channel(
         "compress": compress,
         "clip again": privacy.server_clipping,
     }
+    # CHANNEL also names parts that are not stages, such as the mean: they give None.
     stages = [made.get(part) for part in CHANNEL]
     devices = _devices(config, collectives.world)
     clock = None

@@ -74,6 +74,8 @@ class Clipping:
             return replace(upload, rows=self._by_layer(rows, start, limit))
         norms = update_norms(start, rows, upload.sent)
         self._members, self._within = cohort.clients[cohort.chosen], norms <= limit
+        # A norm of 0 gives infinity, which becomes 1; NaN stays NaN, and marks a
+        # diverged row.
         factors = (limit / norms).clamp(max=1).to(rows.dtype)
         # A new matrix, because clients keep what they trained. With a factor of 1,
         # `lerp` returns exactly the same row.
@@ -83,6 +85,8 @@ class Clipping:
         share = limit / math.sqrt(len(self.layers))
         clipped = torch.empty_like(rows)
         for layer in self.layers:
+            # In float64: ε relies on the bound, and float32 sums of many squares may
+            # fall short.
             squares = rows.new_zeros(len(rows), dtype=torch.float64)
             for columns in layer:
                 update = rows[:, columns] - start[:, columns]
@@ -132,4 +136,5 @@ class QuantileStep:
         noise = self.deviation * float(generator.standard_normal())
         share = 0.5 + total / self.cohort_size + noise
         step = torch.exp(-self.rate * (share - self.quantile))
+        # From the next round on: this round's updates were clipped to the old C.
         clipping.norm.replace(clipping.norm.value(device) * step)

@@ -56,6 +56,7 @@ class VirtualClock:
         config = self.config
         comes_and_goes = self.devices.availability is not None
         central = config.privacy == "central" and not config.clips_alone
+        # Without noise there is no promise that a round's end could break.
         self._fixed = central and comes_and_goes
         """Whether rounds begin and end at fixed times."""
         if self._fixed and config.deadline is None:
@@ -149,6 +150,7 @@ class VirtualClock:
         """End a round; return the ids of the clients whose uploads the server has."""
         round.close()
         if self._fixed:
+            # Even if all uploads came early: the end must not tell who took part.
             round.end = round.begin + round.deadline
         self._keep(round.end, float(round.sent.max(initial=0.0)))
         return round.clients[round.arrived]

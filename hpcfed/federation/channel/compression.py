@@ -79,6 +79,7 @@ class UploadCompression:
             start = upload.start[block]
             updates = Updates(rows[block] - start, keys[block], sent)
             packed = self._packed(updates, here[block], kept)
+            # The server sees the row that the unpacked update leads to.
             torch.add(start, packed.values, out=received[block])
             sizes.append(packed.size)
         return replace(upload, rows=received, size=_joined(sizes))
@@ -120,6 +121,8 @@ class UploadCompression:
         before = None if kept.warm is None else kept.warm[at]
         packed = self.compressor(updates._replace(values=whole, warm=before))
         # NaN if any column is: one pass, and no second matrix.
+        # Of `whole`, before packing: a compressor such as top-k might drop the bad
+        # column.
         largest = torch.linalg.vector_norm(whole, torch.inf, dim=1, keepdim=True)
         finite = largest.isfinite()
         changed = finite if sent is None else finite & sent
@@ -179,6 +182,8 @@ class DownloadCompression:
         warm = self.memory.common(warm_name, row.new_zeros(1, kept))
         server = torch.zeros(1, dtype=torch.int64, device=row.device)
         keys = self._keys(download, server)
+        # Every rank packs the same row with the same key, so all agree on the new
+        # reference.
         packed = self.compressor(Updates((row - reference)[None], keys, warm=warm))
         reference = reference + packed.values[0]
         self.memory.keep(name, reference)
@@ -234,6 +239,7 @@ class DownloadCompression:
             receives = np.zeros_like(has_data)
             receives[members] = has_data[members]
         sizes = np.where(receives, sizes, 0)
+        # Counted on the host of every rank alike, since all ranks know who is sampled.
         last[receives] = number
         self.memory.keep(name, torch.from_numpy(last))
         return replace(download, size=int(sizes.sum()), sizes=sizes[members])

@@ -156,12 +156,15 @@ class QSGD(_Memoryless):
         drawn = _bucketed(_uniform(updates.keys, width), self.bucket).to(buckets.dtype)
         share = _ratio(buckets.abs(), norms.to(buckets.dtype))
         # The norm is rounded to float32, so a share may exceed one by a rounding.
+        # Adding a uniform number before rounding down rounds up with the fraction's
+        # probability.
         level = (share * self.levels + drawn).floor_().clamp_(max=self.levels)
         unit = norms.to(buckets.dtype) / self.levels
         values = level.mul_(unit).copysign(buckets)
         if not self.unbiased:
             squares = values.square().sum(2, keepdim=True)
             products = (values * buckets).sum(2, keepdim=True)
+            # ⟨v, x⟩ / ⟨v, v⟩ is the factor that brings v nearest to x.
             values = values * _ratio(products, squares)
         values = values.flatten(1)[:, :width]
         size = _num_buckets(updates, self.bucket) * SCALE_BYTES
@@ -228,6 +231,7 @@ def _tie_free(magnitudes: Tensor) -> Tensor:
 def _uniform(keys: Tensor, count: int) -> Tensor:
     """Return `count` numbers in [0, 1) for every key, two from each hash."""
     bits = randomness.bits(keys, (count + 1) // 2)
+    # 24 bits each, from disjoint parts of the hash.
     both = torch.cat([bits >> 40, bits >> 16], 1)[:, :count]
     return (both & 0xFFFFFF).float() * 2.0**-24
 
@@ -258,6 +262,7 @@ def _bucketed(rows: Tensor, bucket: int) -> Tensor:
     """
     width = rows.shape[1]
     size = min(bucket or width, width)
+    # How many columns the last bucket lacks.
     missing = -width % size
     count = (width + missing) // size
     return F.pad(rows, (0, missing)).unflatten(1, (count, size))

@@ -77,6 +77,8 @@ class CentralNoise:
         log = cohort.log
         start = _start(cohort, row)
         norm = self.clipping.norm.value(row.device)
+        # From the mean over those that came to the sum divided by the expected number:
+        # start + (count / K) (mean − start).
         row = torch.lerp(start, row, len(cohort.clients) / self.cohort_size)
         if self.deviation:
             noise = self._noise(row, cohort.round)
