@@ -109,6 +109,7 @@ class Setup:
 def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     """Build one run; the same call on every worker."""
     config, device = settings.config, world.device
+    # Before anything is computed: the engine tries a user's network below.
     set_arithmetic(config)
     dtype = dtype_of(config)
     material = make_material(settings, load_dataset(config, world), world)
@@ -159,6 +160,7 @@ def assemble_stacked(
         drawn_by = one.config.seed_of_data if synthetic else None
         if drawn_by not in datasets:
             datasets[drawn_by] = load_dataset(one.config, world)
+        # The first run's engine serves all: they have the same network.
         material = make_material(one, datasets[drawn_by], world, engine)
         materials.append(material)
         engine = material.engine
@@ -182,6 +184,8 @@ def assemble_stacked(
             timer=program.timer,
             material=materials[number],
             data=data[number],
+            # To a run, its program is the engine: calls wait there for those of the
+            # other runs.
             engine=program,
             collectives=collectives,
             transport=transport,
@@ -209,6 +213,7 @@ class _Assembly:
         settings, material, world = self.settings, self.material, self.world
         config, dataset = settings.config, material.dataset
         threads = threads_for_work(world, material.engine.cost)
+        # After the engine is built, which knows how much work a sample is.
         torch.set_num_threads(threads)
         channel = build_channel(
             settings,
@@ -280,6 +285,7 @@ class _Assembly:
             data.new_train,
             data.new_test,
             engine=self.engine,
+            # An empty channel: nothing is attacked, packed, hidden or timed.
             channel=Channel(),
             model=model,
         )
@@ -348,6 +354,7 @@ def _class_counts(material: Material, config: RunConfig) -> np.ndarray | None:
     few = config.clients * dataset.classes <= MOST_COUNTS
     if dataset.task != "classification" or not few:
         return None
+    # Known clients only; those that join later come after them in the partition.
     lists = material.dealt.partition.train[: config.clients]
     return class_counts(lists, dataset.labels("train"), dataset.classes)
 

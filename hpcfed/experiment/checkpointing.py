@@ -68,9 +68,11 @@ class Checkpointer:
             # A signal may reach only some ranks: one that gets it stops all. The root's
             # clock decides.
             orders = (stop.after(round), stop.is_due(round))
+            # One collective for both questions: all ranks must write, or none.
             everyones = setup.collectives.allgather(orders)
             asked = any(asked for asked, _ in everyones)
             by_time = everyones[0][1]
+            # A run that ends with this round anyway just completes.
             stopping = asked and not is_last
             required = stopping or _asked_for(round, config)
             kept = is_last and self._keeps_last(state)
@@ -161,6 +163,7 @@ def save(
     a `required` checkpoint, the run ends; for any other, every rank gets the reason.
     The server's own part is always required.
     """
+    # First: a state that ranks disagree on must not replace a good checkpoint.
     check_shared(setup, state)
     is_root = results is not None
     there = checkpoint_folder(folder, rounds)
@@ -183,6 +186,7 @@ def save(
                 checkpoints.remove(there)
             return next(reason[0] for reason in reasons if reason)
     if setup.settings.options.has_server:
+        # Every rank asks, because requests to the server are collective.
         of_server = setup.federation.server.store(str(there))
         written += of_server if is_root else ()
     everyones = setup.collectives.gather(written)
@@ -212,6 +216,7 @@ def _complete(
 ) -> None:
     """Write the marker for all ranks' files and a copy of the record."""
     there = checkpoint_folder(folder, rounds)
+    # `save` has just published the record, so the copy has all rounds of the state.
     files = [checkpoints.copy(there, folder / RECORD)]
     for of_rank in everyones:
         files += of_rank
@@ -239,6 +244,7 @@ def _write_state(
         elif is_root:
             written.append(checkpoints.write(there, f"common.{field.name}", array))
     memory = setup.federation.channel.memory
+    # Like owned fields: entries follow the ids in worker-RANK.clients.
     for name, tensor in memory.rows.items():
         name = f"worker-{rank}.{CHANNEL}{name}"
         written.append(checkpoints.write(there, name, as_array(tensor)))
@@ -295,6 +301,7 @@ def check_shared(setup: Setup, state: Any) -> None:
     for name, array in shared.items():
         if len({theirs.get(name) for theirs in everyones}) == 1:
             continue
+        # Digests differ, perhaps only by rounding: now the arrays themselves travel.
         first = setup.collectives.bcast(array)
         if setup.collectives.any_rank(not _close(array, first)):
             raise RuntimeError(

@@ -45,6 +45,7 @@ def load_dataset(config: RunConfig, world: World) -> Dataset:
     if not config.download:
         return _load(config, download=False, share=partial(once_per_host, world))
     dataset = None
+    # One rank per host downloads: hosts may or may not share a file system.
     if world.local_rank == 0:
         dataset = _load(config, download=True)
     world.role_barrier()
@@ -118,6 +119,8 @@ def deal(config: RunConfig, dataset: Dataset, *, validates: bool) -> Dealt:
     if validation is None:
         needed = validates or config.supplement
         validation = _usual_validation(honest) if needed else 0
+    # Before the supplement and the attack, so that neither changes who has which
+    # samples.
     partition = _partition(config, honest, validation)
     supplement = nobody(config.clients)
     if config.supplement:

@@ -94,6 +94,8 @@ class AfterTraining:
             has_data = on_device(fed.sizes[ids] > 0, fed.device)
             # A cohort without any data stays as drawn, but has not trained.
             accuracy = metric("accuracy", score.sums).where(has_data, torch.nan)
+            # A method may finish a client's training in several calls: the last one
+            # counts.
             others = np.flatnonzero(~np.isin(self._ids, ids))
             earlier = self._accuracy[on_device(others, fed.device)]
             self._ids = np.concatenate([self._ids[others], ids])
@@ -149,6 +151,7 @@ def evaluate(
         if trained is not None:
             parts.append(trained.totals())
         summed = setup.collectives.allreduce(torch.cat([p.flatten() for p in parts]))
+        # One copy to the host for all figures: each makes the host wait.
         found = _split(summed.cpu(), parts)
     participants = float("nan")
     if trained is not None:
@@ -159,6 +162,7 @@ def evaluate(
     if "count" not in of_global:
         # In samples, which every rank already knows.
         of_global["count"] = torch.tensor([setup.global_test_size])
+    # Zeros were summed in its place; NaN says that there is no global model.
     if row is None:
         of_global = {name: torch.nan * values for name, values in of_global.items()}
     evaluation = _evaluation(setup, names, by_client, {CLASSES: by_class}, of_global)
@@ -194,6 +198,7 @@ def _add_personal(
     for members in _groups(setup, here):
         rows = setup.method.personal(fed, state, members)
         score = fed.evaluate(rows, members, wanted)
+        # From this rank's positions to columns of the record, whose ids ascend.
         places = np.searchsorted(setup.evaluated, fed.clients[members])
         at = on_device(places, fed.device)
         for values, name in zip(by_client, names, strict=True):

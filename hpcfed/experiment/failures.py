@@ -43,6 +43,8 @@ class Reporting:
 def ending_all_ranks(world: World, reporting: Reporting) -> Iterator[None]:
     """Let an exception on one rank end all ranks, and say where it came from."""
     try:
+        # sys.exit in a user's code would end one rank silently, and leave the others
+        # waiting.
         with without_exits():
             yield
     except UserError as error:
@@ -65,6 +67,7 @@ def tell_failure(
     trace = "".join(traceback.format_exception(error))
     # A reason from another rank, a divergence, an exit or a full disk is not a bug in
     # this code: one line is enough.
+    # The traceback still goes to error-RANK.txt, whatever is printed.
     told = isinstance(error, UserError | Diverged | Stopped | ExitCalled)
     if not told and not _is_disks(error):
         remark(trace.rstrip())

@@ -78,6 +78,7 @@ def _first_state(
     """Return the number of finished rounds, and the state after them."""
     if setup.settings.options.has_server:
         setup.federation.server.begin(str(folder))
+    # Also if the run resumes: the first state gives every field's shape and type.
     state = setup.method.init(setup.federation)
     checkpointing.check_state(setup, state, "init")
     if setup.settings.config.resume is None:
@@ -117,6 +118,7 @@ class _Rounds:
             trained = (
                 AfterTraining(self._setup, self._setup.federation) if due else None
             )
+            # A field marked IN_PLACE is overwritten here: the state before is lost.
             cohort, state = self._advance(round, state, trained, is_first=round == done)
             deserted = self._deserted_after(round)
             evaluation = None
@@ -125,6 +127,8 @@ class _Rounds:
             self._recorder.close_snapshot(round, state)
             seconds = self._recorder.record(round, cohort.log, evaluation)
             is_last = self._ends_with(round, evaluation, deserted=deserted)
+            # Before the checkpoint, which then holds the rows where their clients now
+            # are.
             if not is_last:
                 state = self._rebalancer.after_round(state, cohort, seconds)
             if self._checkpointer.after_round(round, state, is_last=is_last):
@@ -140,6 +144,7 @@ class _Rounds:
         setup, fed = self._setup, self._setup.federation
         cohort = fed.sample(round, self._recorder.on_trained(round, trained))
         state = setup.method.round(fed, state, cohort)
+        # For methods that take no mean: the clock must advance in every round.
         fed.close_round(cohort)
         if is_first:
             checkpointing.check_state(setup, state, "round")

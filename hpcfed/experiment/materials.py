@@ -87,6 +87,7 @@ class RankData(Generic[T]):
     def each(self, make: Callable[[T], Other]) -> "RankData[Other]":
         """Apply a function to each of them."""
         made: dict[str, Any] = {}
+        # Field by field, so that a new kind of data needs no change here.
         for name, one in vars(self).items():
             made[name] = None if one is None else make(one)
         return RankData(**made)
@@ -169,12 +170,15 @@ def _holdings(
     here = clients.on(world.role_rank)
     # Every rank judges the global model on its share of the test set, every n-th
     # sample.
+    # Strided, since test sets may be sorted by class: shares are alike.
     own_share = np.arange(world.role_rank, dataset.size("test"), world.role_size)
     validation = new_train = new_test = None
     if validates(settings):
         # In full on every rank: the server judges uploads where they are.
         validation = _of_one_client("train", partition.validation)
     if newcomers is not None:
+        # New clients are numbered from 0 in their federation, but last in the
+        # partition.
         ids = settings.config.clients + newcomers.on(world.role_rank)
         new_train = holding_of("train", partition, ids)
         new_test = holding_of("test", partition, ids)
@@ -287,6 +291,8 @@ def load_stacked_shards(
         whole = _joined(materials, names, same_kind, device=device, dtype=dtype)
         first = 0
         for held, of_run in zip(same_kind, shards, strict=True):
+            # `mergeable` of the engine asks for shards of one whole: see
+            # clients/merging.py.
             of_run[kind.name] = sub_shard(whole, first, held.ids)
             first += len(held.ids)
     return [RankData(**of_run) for of_run in shards]

@@ -42,6 +42,7 @@ def join_updates(config: RunConfig) -> np.ndarray:
     by one, evenly spread over the first ones.
     """
     numbers = np.arange(config.new_clients)
+    # Rounding down spreads clients over the joins as evenly as whole numbers allow.
     return numbers * config.join_rounds // config.new_clients
 
 
@@ -67,6 +68,7 @@ def welcome(
         # Update 0 is the start.
         for update in range(config.new_updates + 1):
             if update:
+                # A client that joins in update u makes its first one in u + 1.
                 joined = np.flatnonzero(joins[fed.clients] < update)
                 rows = _next_rows(setup, fed, state, rows, joined, start, update)
             accuracy = client_accuracy(setup, fed, rows, everyone, config.new_clients)
@@ -94,6 +96,7 @@ def _starts(
     if setup.settings.config.new_starts != "all":
         return starts
     starts["random"] = fed.initial_row().expand(count, -1)
+    # Only a method that guides has its own `lead`.
     if method.lead is not not_led:
         starts[GUIDED] = starts["random"]
     row = method.global_row(state)

@@ -52,6 +52,7 @@ class Rebalancer:
         # Only clients that trained explain a rank's seconds.
         trained = cohort.clients
         if setup.settings.options.all_train:
+            # FedUmf's unsampled clients train, too, and so explain the seconds.
             trained = np.arange(len(setup.clients.rank))
         if setup.settings.options.asynchronous and cohort.log.arrived is not None:
             trained = cohort.log.arrived
@@ -64,6 +65,8 @@ class Rebalancer:
         else:
             rounds_left = setup.settings.config.rounds - cohort.round - 1
             proposal = self._balance.propose(rounds_left)
+        # All ranks reach this in the same rounds: windows count rounds, not
+        # measurements.
         proposal = setup.collectives.bcast(proposal)
         if proposal is None:
             return state

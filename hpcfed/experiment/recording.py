@@ -95,6 +95,7 @@ class Recorder:
         Return every rank's train seconds on the root, None elsewhere.
         """
         setup, results = self._setup, self._results
+        # Waits for the device: the round's events are read here, and nowhere earlier.
         phases, wall = setup.timer.lap()
         # From here on, time counts for the next round.
         with setup.timer.phase("record"):
@@ -121,6 +122,7 @@ class Recorder:
             )
             if results is None or gathered is None:
                 return None
+            # Figures first, phases behind them, as concatenated above.
             everyones = series.by_rank(gathered[:, : len(vector)])
             values = series.round_figures(everyones)
             accuracy: np.ndarray | None = None
@@ -365,6 +367,8 @@ def closing(
         if results is not None:
             # A full disk may be what failed; the rounds that were published stay.
             with suppress(OSError):
+                # KeyboardInterrupt and SystemExit, too: no run stays `running` that has
+                # ended.
                 results.finish("failed", error=one_line(error))
         raise
     finally:

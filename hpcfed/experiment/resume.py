@@ -47,6 +47,7 @@ def find_checkpoints(
         begins_anew = found is None and not stop.agreed
         if begins_anew and not config.overwrite:
             _check_nothing_is_lost(runs, config.resume)
+    # The root may have raised instead; then MPI ends the ranks that wait here.
     found, stop.agreed = world.role_bcast((found, stop.agreed))
     if world.is_root and not stop.agreed:
         _forget_failures(runs)
@@ -167,6 +168,7 @@ def _remember(
         memory.shared[name.removeprefix(f"common.{CHANNEL}")] = _numbers(
             checkpoint, name
         )
+    # Every rank has kept the same names, so the first one's files tell them.
     first = min(holders)
     for name in checkpoint.names(f"{first}.{CHANNEL}"):
         kept = name.removeprefix(f"{first}.{CHANNEL}")
@@ -190,6 +192,7 @@ def _entries(
         if entries.shape[:1] != (len(theirs),) or not alike:
             held = f"{entries.dtype} of shape {tuple(entries.shape)}"
             raise checkpoint.refusal(name, held)
+        # Clients may have moved since: each row is found by its client's id.
         here = np.isin(clients, theirs)
         positions = np.searchsorted(theirs, clients[here])
         found[torch.from_numpy(here)] = entries[torch.from_numpy(positions)]

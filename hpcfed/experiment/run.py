@@ -213,6 +213,7 @@ def run_stacked(
     places = world.server_locations
     on_gpu = all(location.device != "cpu" for location in places)
     points = [choose_server(point, gpu=on_gpu, ranks=len(places)) for point in points]
+    # Does nothing, unless `hpcfed profile` has set another one.
     watch = observer()
     watch.begin(world)
     if world.role == "server":
@@ -266,6 +267,8 @@ def _work(
         stalls,
         ending_all_ranks(world, reporting),
     ):
+        # The device decides the model's size, so this cannot be checked before MPI
+        # starts.
         check_server(points[0], world)
         lockstep = None
         if runs == [points[0]]:

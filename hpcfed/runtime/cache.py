@@ -72,6 +72,8 @@ def read(name: str) -> bytes | None:
 def write(name: str, content: bytes) -> None:
     """Keep an entry, if possible; replace an older one of this name."""
     with suppress(OSError), _opened(make=True) as where:
+        # Unguessable and exclusive, so that no other process can have prepared the
+        # file.
         temporary = f"{name}.{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         try:
@@ -126,6 +128,7 @@ def _prune(where: int) -> None:
     total = sum(size for _, size, _ in entries)
     if total <= MOST_BYTES:
         return
+    # By time of writing: the oldest first.
     for _, size, name in sorted(entries):
         if total <= MOST_BYTES // 2:
             return

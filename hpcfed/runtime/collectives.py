@@ -64,6 +64,7 @@ class Collectives:
             return tensor
         buffer = self._outgoing(tensor)
         dist.all_reduce(buffer)
+        # With NCCL the buffer is the caller's tensor, changed in place.
         return buffer.to(tensor.device)
 
     @_in_turn
@@ -80,6 +81,7 @@ class Collectives:
         # all_to_all needs shares of equal width, so the last one is padded with zeros.
         # If there are more ranks than columns, further shares are all padding.
         shares = rows.new_zeros(self.size, len(rows), width)
+        # Not strict: there may be fewer pieces than ranks.
         for share, columns in zip(shares, rows.split(width, dim=1), strict=False):
             share[:, : columns.shape[1]] = columns
         outgoing = self._outgoing(shares)
@@ -121,6 +123,7 @@ class Collectives:
             return result
         leaving, arriving = [], []
         for rank in range(self.size):
+            # What stays was copied above, and must not be sent to itself.
             elsewhere = rank != here
             out = (before == here) & (after == rank) & elsewhere
             into = (before == rank) & (after == here) & elsewhere
@@ -136,6 +139,7 @@ class Collectives:
             incoming, as_bytes, output_split_sizes=num_in, input_split_sizes=num_out
         )
         arrived = incoming.view(rows.dtype).reshape(len(incoming), *rows.shape[1:])
+        # Entries come rank by rank, each in the order of ids, as `arriving` lists them.
         slots = np.searchsorted(new, np.concatenate(arriving))
         result[slots] = arrived.to(rows.device)
         return result
@@ -224,6 +228,7 @@ def _allgather_unequal(by_rank: list[Tensor], rows: Tensor) -> None:
     all_gather is for equal shapes, so each rank broadcasts its own.
     """
     for rank, target in enumerate(by_rank):
+        # Every rank skips the same ones: all know all counts.
         if not target.numel():
             continue
         if rank == dist.get_rank():

@@ -55,6 +55,7 @@ def set_arithmetic(*, precision: str, deterministic: bool) -> None:
     tensor_cores = precision in ("bf16", "tf32")
     torch.set_float32_matmul_precision("high" if tensor_cores else "highest")
     torch.backends.cudnn.allow_tf32 = tensor_cores
+    # Its trials may choose another kernel, with other rounding, in the next run.
     torch.backends.cudnn.benchmark = not deterministic
     if platform.machine() == "aarch64":
         # Measured on 2 ARM cores: oneDNN takes 1.1 to 2 times as long as torch's own

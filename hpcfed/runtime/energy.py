@@ -67,6 +67,7 @@ class CpuMeter:
 
     def joules(self) -> float:
         """Stop, and return the joules since the start; NaN if they cannot be read."""
+        # First the thread: two readers would count the same joules twice.
         self.__exit__()
         self.look()
         return self._used / 1e6
@@ -76,6 +77,8 @@ class CpuMeter:
         for number, path in enumerate(self._counters):
             now = _read(path / "energy_uj")
             used = now - self._last[number]
+            # The counter has wrapped; readings are frequent enough that it cannot wrap
+            # twice.
             if used < 0:
                 used += _read(path / "max_energy_range_uj")
             self._used += used

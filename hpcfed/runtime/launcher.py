@@ -58,6 +58,8 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch:
     agree = mpiexec and srun and mpiexec.rank == srun.rank and mpiexec.size == srun.size
     if agree and _HYDRA not in environment:
         mpiexec = None
+    # mpirun inside a Slurm job also sees srun's variables: the innermost launcher
+    # counts.
     return mpirun or mpiexec or srun or Launch("no launcher", 0, 1)
 
 

@@ -19,6 +19,7 @@ def all_ranks(launch: Launch) -> Any:
     """Return mpi4py's communicator of all ranks; None if this process is alone."""
     if launch.alone:
         return None
+    # Before the import, which starts MPI and reads the variable.
     _spare_a_second()
     try:
         from mpi4py import MPI

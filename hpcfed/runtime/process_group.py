@@ -89,6 +89,7 @@ def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
         timeout=CONNECTING,
         device_id=bound,
     )
+    # Only connecting has a limit: afterwards a job may be suspended for days.
     _set_timeout(COLLECTIVE)
     return Pulse(host, port, rank=role_rank, size=role_size)
 

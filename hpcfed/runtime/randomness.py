@@ -32,6 +32,7 @@ def client_keys(seed: int, purpose: str, round: int, clients: Tensor) -> Tensor:
     """Return one 64-bit key per client id, for `bits` and `uniform`."""
     sequence = np.random.SeedSequence(_words(seed, purpose, round))
     start = sequence.generate_state(1, np.uint64).view(np.int64)[0]
+    # Neighbouring ids give unrelated keys: splitmix64 with the id as its counter.
     return _mix(clients.to(torch.int64) * _GOLDEN + int(start))
 
 
@@ -59,6 +60,7 @@ def normal(keys: Tensor, count: int) -> Tensor:
     # Two uniform numbers in [0, 1) with 24 bits each, from the upper and the middle
     # bits.
     first = _lowest_bits(both >> 40)
+    # Disjoint from the first 24 bits, so the two numbers are independent.
     second = _lowest_bits(both >> 8)
     # log(1 − u), not log u: u may be 0, and is never 1.
     radius = (-2 * torch.log1p(-first)).sqrt()

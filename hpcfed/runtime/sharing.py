@@ -54,6 +54,7 @@ def once_per_host(world: World, make: Callable[[], Arrays]) -> Arrays:
         place = host.bcast(None, root=0)
         found = None if place is None else _get(place)
         arrays = make() if found is None else found
+    # The descriptor must stay open until the last rank has mapped it.
     host.Barrier()
     if host.Get_rank() == 0 and place is not None:
         # All have opened it now. The memory is freed with the last of them.
@@ -89,6 +90,7 @@ def put(arrays: Arrays) -> tuple[Place, Arrays]:
 def _get(place: Place) -> Arrays | None:
     """Return arrays that another process shares; None if out of reach."""
     try:
+        # The memory has no name, but Linux lists a process's open files.
         file = os.open(f"/proc/{place.process}/fd/{place.file}", os.O_RDONLY)
     except OSError:
         return None

@@ -61,6 +61,7 @@ class Stop:
 
     def after(self, round: int) -> bool:
         """Return whether to stop after this round; all seeds get the same answer."""
+        # The first seed to ask decides for all.
         return self._stops.setdefault(round, self.asked)
 
     def is_due(self, round: int) -> bool:

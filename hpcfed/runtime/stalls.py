@@ -86,6 +86,7 @@ def _watch(
     over: threading.Event,
     clock: Clock = time.monotonic,
 ) -> None:
+    # Looks often enough that even a short limit is met within an eighth of it.
     awake = Awake(min(1.0, seconds / 8), clock)
     seen, since = progress(), awake.look()
     while not over.wait(awake.pause):
