@@ -253,7 +253,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"test_clients": OWNERS}, "test_clients without train_clients"),
     (
         {"train_clients": OWNERS, "test_clients": OWNERS + 1},
-        "test_clients holds 4, who",
+        "test_clients holds 4, without training samples",
     ),
     (
         {"train_clients": OWNERS, "test_clients": OWNERS.astype(str)},

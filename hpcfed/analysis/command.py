@@ -33,7 +33,8 @@ from hpcfed.results.folder import check_export
 from hpcfed.results.publish import publish
 
 UNDECIDED = 3
-"""The exit code if a condition fails by one run of a side, and none fails for sure."""
+"""The exit code if a condition is undecided because a side has one run, and none holds.
+"""
 
 
 @dataclass(frozen=True)

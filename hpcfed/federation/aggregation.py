@@ -31,7 +31,7 @@ from hpcfed.runtime.device import on_device
 
 
 class Aggregation:
-    """The rule that a run has been given, and means of clusters."""
+    """Combines rows by the run's rule, and sums the rows of clusters."""
 
     def __init__(self, config: RunConfig, collectives: Collectives) -> None:
         self._config = config

@@ -96,7 +96,7 @@ def _busiest(
 
 
 TRACE = 1.02
-"""Clients count as the cause of a peak this many times that of the start."""
+"""From this many times the peak of the start on, a peak counts as caused by clients."""
 
 
 @dataclass(frozen=True)

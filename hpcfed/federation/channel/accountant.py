@@ -210,7 +210,6 @@ def _searched_by_pld(
         return _epsilon_by_pld(accountant, noise, rounds, grid) - epsilon
 
     enough = guess
-    # Doubling brackets the root from above before the search begins.
     while excess(enough) > 0:
         enough *= 2
     # Search from above: the less noise, the wider the distributions.
