@@ -347,7 +347,7 @@ def _config(folder: Path, record: RunRecord, data_root: Path | None) -> RunConfi
     if not ours or config.model_info() is None:
         raise UserError(
             f"--run {folder}: its data set ({config.dataset}) and its network "
-            f"({config.model}) must be of hpcfed's own, and without adapters"
+            f"({config.model}) must be hpcfed's own, without adapters"
         )
     return config
 

@@ -22,9 +22,9 @@ FLAGS = """\
   ranks that share a machine's memory (default: its cores; 1 where ranks have a GPU
   each)
 --link SPEED
-  what joins two ranks, as in 50GB/s or 400Gb/s (default: as measured)
+  bandwidth between two ranks, as in 50GB/s or 400Gb/s (default: as measured)
 --latency TIME
-  what an empty message takes, as in 5us (default: as measured)
+  time of an empty message, as in 5us (default: as measured)
 --calibrate
   first measure short runs of these options here: few clients, one rank and a few, the
   server's model in two sizes; takes a minute or two
@@ -66,10 +66,13 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         "plan",
         EXAMPLES,
-        description="Predicts a run's seconds per round and memory per rank, the "
-        "server's time by ranks and ZeRO stage, and how many ranks to give to the "
-        "server. Every figure has an interval. It rests on what --calibrate has "
-        "measured here, and says so where nothing was.",
+        description=(
+            "Predicts a run's seconds per round and memory per rank, the server's "
+            "time by ranks and ZeRO stage, and how many ranks to give to the server. "
+            "Every figure has an interval. Figures rest on what --calibrate has "
+            "measured here; without a calibration, they assume usual speeds and say "
+            "so."
+        ),
     )
     parser.add_argument(
         "config", type=Path, metavar="CONFIG.toml", help="the options of the run"

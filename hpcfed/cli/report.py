@@ -40,7 +40,7 @@ PAGE = """\
 """
 FILES = """\
 --one-run-decides
-  let a condition of --fail-if hold where a side has one run alone
+  let a condition of --fail-if hold even if a side has only one run
 --figures DIR
   also write every chart of the page to a file of its own, for a paper
 --format pdf|svg|png
@@ -79,8 +79,10 @@ def command(arguments: list[str]) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="end with exit code 1 where B is worse than A, as in slower=5%%; see "
-        "below; may be given several times",
+        help=(
+            "end with exit code 1 if B is worse than A, as in slower=5%%; see below; "
+            "may be given several times"
+        ),
     )
     parser.add_flags(FILES, INCHES=float)
     parser.set_defaults(out=Path("report.html"))

@@ -304,8 +304,8 @@ def _check_next_tokens(
     """Refuse tokens to predict that do not exist, and samples of a single token."""
     if not targets and source.header("train_inputs")[0][1] < 2:
         raise source.wrong(
-            "train_inputs has one token in each sample, and none that follows it; give "
-            "two or more, or train_targets"
+            "samples of train_inputs have one token, so there is no next token to "
+            "predict; give two or more, or train_targets"
         )
     for split in splits:
         if targets:
@@ -356,7 +356,7 @@ def _num_owners(source: Source, splits: Sequence[str], inputs: str) -> int:
         return 0
     if "train" not in there:
         raise source.wrong(
-            "test_clients without train_clients; give both, or the second alone"
+            "test_clients without train_clients; give both, or train_clients alone"
         )
     for split in there:
         _check_owners_header(source, split, inputs)
@@ -391,6 +391,6 @@ def _check_known_owners(source: Source, owners: np.ndarray) -> None:
     if len(strange):
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise source.wrong(
-            f"test_clients holds {strange[0]}{more}, who have no training samples; "
-            "leave their samples out"
+            f"test_clients holds {strange[0]}{more}, without training samples; leave "
+            "their test samples out"
         )

@@ -104,6 +104,7 @@ def _take(folder: Path, config: RunConfig, claims: ExitStack) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     # Before the claim, which writes to the folder.
     check_plain(folder)
+    # The claims outlive this function: the caller releases them when the run is over.
     claims.enter_context(claimed(folder))
     seeds = [seed_folder(folder, seed) for seed in config.seeds or ()]
     if config.resume is not None:

@@ -99,6 +99,7 @@ class LocalTraining:
     def recipe(self, round: int, epochs: int | None = None) -> Recipe:
         """Return the run's recipe of a round; a method may replace its fields."""
         c = self._config
+        # From the round's number, not step by step: a resumed run gets the same rate.
         lr = c.lr * c.lr_decay**round
         schedule = None
         if c.lr_schedule != "constant":
@@ -109,6 +110,8 @@ class LocalTraining:
                 lowest=c.lr_min / c.lr,
                 warmup=c.lr_warmup,
             )
+            # One factor for the whole round; otherwise the engine applies the schedule
+            # per step.
             if c.lr_schedule_by == "round":
                 lr *= schedule.factor(round, c.rounds)
                 schedule = None

@@ -61,6 +61,7 @@ def row_distances(a: Tensor, b: Tensor) -> Tensor:
     macros = (("THREADS", _THREADS), ("CHUNK", _CHUNK))
     kernel = _kernel("distances.cu", "squared_distances", a.device.index, macros)
     kernel((chunks, len(a)), a, b, parts, columns, *strides)
+    # Not by atomic adds, whose order changes from run to run.
     return parts.sum(1).sqrt()
 
 
@@ -83,6 +84,7 @@ def _copy(name: str, blocks: int, rows: Tensor, to: Tensor, table: Tensor) -> No
     clients = len(rows)
     if not clients or not blocks:
         return
+    # A block reads its part of the table once for several clients.
     grid = (blocks, -(-clients // _CLIENTS_AT_ONCE))
     sizes = (len(table), rows.stride(0), to.stride(0), clients)
     _kernel("relayout.cu", name, rows.device.index)(grid, rows, to, table, *sizes)

@@ -20,7 +20,10 @@ class Options(options.Options):
     all_train = True
 
     umf_beta: float = option(
-        1.0, "β: weight of the stored update where a client starts", ge=0, needs=SAMPLED
+        1.0,
+        "β: weight of the stored update in the row that a client starts from",
+        ge=0,
+        needs=SAMPLED,
     )
 
 

@@ -65,12 +65,15 @@ class Options(_clusters.Options):
         needs=Need("a --lambda1 above 0", lambda run: run.lambda1 > 0),
     )
     fisher: Literal["model", "layer"] = option(
-        "model", "within what Fisher information is normalised", needs=_ELASTIC
+        "model",
+        "whether Fisher information is normalised over the whole model or within "
+        "each layer",
+        needs=_ELASTIC,
     )
     fisher_scale: Literal["minmax", "rank", "log"] = option(
         "minmax",
-        "how Fisher information F is normalised: from its least and most to 0 and 1, its "
-        "logarithm so (0 counts as the least above it), or by its rank",
+        "how Fisher information F is normalised: from its least and most to 0 and 1, "
+        "its logarithm likewise (0 counts as the least value above 0), or by its rank",
         needs=_ELASTIC,
     )
     elastic: Literal["low", "high"] = option(
@@ -104,8 +107,8 @@ class Options(_clusters.Options):
         data = config.data()
         if self.lambda2 and data.task != "classification":
             raise UserError(
-                f"--lambda2 {self.lambda2:g} weighs Fisher information, which is that of "
-                f"labels, and {config.dataset} is for {data.task}; use --lambda2 0"
+                f"--lambda2 {self.lambda2:g} needs Fisher information of labels, but "
+                f"{config.dataset} is for {data.task}; use --lambda2 0"
             )
         info = config.model_info()
         if info is not None:

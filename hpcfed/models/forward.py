@@ -88,6 +88,8 @@ class FunctionalDropout(CaughtCalls):
                 scale=scale,
                 enable_gqa=enable_gqa,
             )
+        # torch's fused attention draws its own numbers, so attention is spelled out
+        # here.
         key = _repeated(key, query, enable_gqa)
         value = _repeated(value, query, enable_gqa)
         weights = _weights(query, key, attn_mask, is_causal, scale)

@@ -116,6 +116,8 @@ class KernelLayout:
             _, _, from_parameters, from_statistics = self._places(rows.device)
             parameters, statistics = kernel_rows
             row_kernels.set_columns(parameters, rows, from_parameters)
+            # `set_columns` leaves the other columns of the rows alone, so two calls
+            # fill them all.
             if statistics.shape[1]:
                 row_kernels.set_columns(statistics, rows, from_statistics)
             return
@@ -141,6 +143,8 @@ class KernelLayout:
                 laid_out.copy_(plain)
             tables = []
             for matrix in matrices:
+                # Entry j is the plain column that ends up at place j; -1 where padding
+                # is.
                 table = matrix[0]
                 inverse = like.new_full((self.plain.num_columns,), -1)
                 places = torch.nonzero(table >= 0).flatten()

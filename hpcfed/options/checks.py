@@ -162,11 +162,13 @@ def _check_metrics(config: RunConfig, data: DatasetInfo) -> None:
     for name in config.metrics or ():
         if data.task not in METRICS[name].tasks:
             raise UserError(
-                f"--metrics {name} is not for {data.task}, which {config.dataset} is "
-                f"for; use {', '.join(fitting(data.task))}"
+                f"--metrics {name} does not fit {config.dataset}, which is for "
+                f"{data.task}; use {', '.join(fitting(data.task))}"
             )
         if name == "top5" and data.classes <= 5:
-            raise UserError(f"--metrics top5 is always 100 % of {data.classes} classes")
+            raise UserError(
+                f"--metrics top5 is always 100 % with {data.classes} classes"
+            )
 
 
 GIB = 2**30

@@ -334,6 +334,6 @@ def check_weights(config: PrivacyOptions, method: MethodTraits) -> None:
         )
     if config.weights == "samples" and config.privacy != "none":
         raise UserError(
-            f"--weights samples with --privacy {config.privacy}: how many samples a "
-            "client has would be known; private clients weigh alike"
+            f"--weights samples with --privacy {config.privacy}: this would reveal "
+            "how many samples a client has; private clients have equal weights"
         )

@@ -246,8 +246,8 @@ def _check_number(value: Any, source: str, *, whole: int) -> None:
         raise UserError(f"{source}: must be at most {whole:,}")
     if isinstance(value, float) and value and not least <= abs(value) <= largest:
         raise UserError(
-            f"{source}: must be 0 or between {least:.2g} and {largest:.2g}, as float32 "
-            "has them"
+            f"{source}: must be 0 or between {least:.2g} and {largest:.2g}, the range "
+            "of float32"
         )
 
 

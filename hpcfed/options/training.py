@@ -338,7 +338,7 @@ def check_plain_sgd(config: OptimiserOptions, flag: str) -> None:
     }
     for other, asked in others.items():
         if asked:
-            raise UserError(f"{flag} goes without {other}")
+            raise UserError(f"{flag} cannot be combined with {other}")
 
 
 def check_optimiser(config: OptimiserOptions, method: MethodTraits) -> None:
@@ -359,8 +359,8 @@ def check_optimiser(config: OptimiserOptions, method: MethodTraits) -> None:
         return
     if config.optimiser != "sgd":
         raise UserError(
-            f"--optimiser {config.optimiser}: method {config.method} takes local steps "
-            "for those of SGD; use --optimiser sgd"
+            f"--optimiser {config.optimiser}: method {config.method} assumes that "
+            "local steps are those of SGD; use --optimiser sgd"
         )
     if config.lr_schedule != "constant" and config.lr_schedule_by == "step":
         raise UserError(

@@ -65,7 +65,7 @@ def print_plan(plan: Plan, settings: Settings) -> None:
         whose = "all ranks do both"
         if best.server_ranks:
             whose = f"{best.workers} workers and --server-ranks {best.server_ranks}"
-        say(console, f"ends first: {whose}")
+        say(console, f"ends soonest with: {whose}")
     whole = plan.whole
     low, high = seconds_text(whole.low), seconds_text(whole.high)
     say(console, f"the whole run: {seconds_text(whole.middle)} [{low} – {high}]")

@@ -54,16 +54,16 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
             series[name] = _series(file, name, rounds, done)
     # Reports divide by the seconds.
     if not (series["seconds"] >= LEAST_SECONDS).all():
-        raise ValueError("rounds without seconds cannot be")
+        raise ValueError("rounds without seconds")
     # 0 is allowed: no sampled client of the round has training data.
     cohort = series["cohort"]
     known = cohort[~np.isnan(cohort)]
     if ((known < 0) | (known != np.floor(known))).any():
-        raise ValueError("rounds with numbers of clients that cannot be")
+        raise ValueError("rounds have impossible numbers of clients")
     # Every client has its number of samples from the start.
     train_samples = file.between("clients/train_samples", (clients,))
     if np.isnan(train_samples).any():
-        raise ValueError("clients/train_samples holds numbers that cannot be")
+        raise ValueError("clients/train_samples holds impossible numbers")
     memory = file.between("timing/peak_memory", shape, done)
     evaluated = _evaluated(file, clients)
     of_clients = (rounds, len(evaluated))
@@ -198,7 +198,7 @@ def _evaluated(file: Reader, clients: int) -> np.ndarray:
     ids = file.between(where, (None,), high=clients - 1)
     # NaN fails this comparison, too.
     if not (np.diff(ids) > 0).all() or np.isnan(ids).any():
-        raise ValueError(f"{where} holds numbers that cannot be")
+        raise ValueError(f"{where} holds impossible numbers")
     return ids.astype(np.int64)
 
 
@@ -296,7 +296,7 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
     seconds = group.between("seconds", (times, len(phases)))
     memory = group.between("peak_memory", (times, None))
     if not memory.shape[1]:
-        raise ValueError("server/peak_memory is of no rank")
+        raise ValueError("server/peak_memory names no rank")
     for time in np.flatnonzero(~np.isnan(rounds)):
         of_networks: dict[str, Any] = {}
         for name, values in by_network.items():

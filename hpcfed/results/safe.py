@@ -129,7 +129,7 @@ class Reader:
         with np.errstate(over="ignore"):
             wrong = (values < 0) | (values > high)
         if wrong.any():
-            raise ValueError(f"{name} holds numbers that cannot be")
+            raise ValueError(f"{name} holds impossible numbers")
         return values.astype(np.float64, copy=False)
 
     def text(self, name: str) -> str:

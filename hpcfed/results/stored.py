@@ -186,7 +186,7 @@ def _class_counts(file: Reader) -> np.ndarray:
     clients = file.shape("clients/train_samples")
     counts = file.between("clients/classes", (*clients, None), high=MOST_SAMPLES)
     if np.isnan(counts).any():
-        raise ValueError("clients/classes holds numbers that cannot be")
+        raise ValueError("clients/classes holds impossible numbers")
     return counts
 
 
