@@ -73,12 +73,12 @@ def study(record: RunRecord, *more: TrialRecord) -> StudyRecord:
 
 def test_figures_are_those_of_all_repeats_without_warm_up(record: RunRecord) -> None:
     one, two = study_points(study(record))
-    assert (one.point, one.ranks, one.repeats) == ("ranks=1", 1, 2)
-    assert one.seconds_per_round.centre == pytest.approx(2), "√(4 · 1)"
-    assert two.speedup.centre == pytest.approx(2) and two.scaling == "strong"
-    assert two.efficiency.centre == pytest.approx(1)
+    assert (one["point"], one["ranks"], one["repeats"]) == ("ranks=1", 1, 2)
+    assert one["seconds_per_round"].centre == pytest.approx(2), "√(4 · 1)"
+    assert two["speedup"].centre == pytest.approx(2) and two["scaling"] == "strong"
+    assert two["efficiency"].centre == pytest.approx(1)
     # Four clients see their samples twice, in the two seconds of a round.
-    assert one.samples_per_second == pytest.approx(4 * SAMPLES * 2 / 2)
+    assert one["samples_per_second"] == pytest.approx(4 * SAMPLES * 2 / 2)
     # Whatever --epochs says: half as much was trained.
     half = {**record.rounds, "engine_samples": np.full(3, 4.0 * SAMPLES)}
     fewer = replace(record, rounds=half)
@@ -86,8 +86,8 @@ def test_figures_are_those_of_all_repeats_without_warm_up(record: RunRecord) -> 
     assert Process((fewer,), 0, "").samples_per_second == pytest.approx(
         np.median(4 * SAMPLES / record.rounds["seconds"])
     )
-    assert one.accuracy == 0.75 and isnan(one.global_accuracy)
-    assert two.peak_memory == 2 * 2**20
+    assert one["accuracy"] == 0.75 and isnan(one["global_accuracy"])
+    assert two["peak_memory"] == 2 * 2**20
 
 
 def test_a_study_is_shown_with_what_failed(

@@ -2,107 +2,96 @@
 other programs read.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from math import isnan, nan
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from math import nan
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group, Process, groups
 from hpcfed.analysis.outcomes import run_epsilon, run_virtual_seconds
-from hpcfed.analysis.render.console import bare_table, plain_text, say
-from hpcfed.analysis.scaling import Scaling, ScalingKind, scalings
+from hpcfed.analysis.render.console import rendered, say
+from hpcfed.analysis.scaling import Scaling, scalings
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.results.json_values import plain
 from hpcfed.results.pace import PER_ROUND
 from hpcfed.results.study import StudyRecord, TrialRecord
-from hpcfed.words import bytes_text, time_text
-
-UNKNOWN = Estimate(nan)
+from hpcfed.words import DASH, bytes_text, formatted, time_text
 
 
-@dataclass(frozen=True)
-class StudyPoint:
-    """Measurements of one point, over all its repeats and seeds."""
+def _interval(one: dict[str, Any]) -> str:
+    seconds = one["seconds_per_round"]
+    return f"{seconds.low:.4g} – {seconds.high:.4g}" if seconds.bounded else "unknown"
 
-    point: str
-    """Its name in the study, such as `clients=10,ranks=2`."""
-    method: str
-    clients: int
-    ranks: int
-    repeats: int
-    seconds_per_round: Estimate
-    samples_per_second: float
-    """Samples that clients train on, including fine-tuning before evaluation, divided
-    by the seconds of whole rounds; NaN if an older version did not count them.
+
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "point": lambda one: str(one["point"]),
+    f"s {PER_ROUND}": lambda one: f"{one['seconds_per_round'].centre:.4g}",
+    "95 % interval": _interval,
+    "speed-up": lambda one: formatted(".2f")(one["speedup"].centre),
+    "efficiency": lambda one: formatted(".0%")(one["efficiency"].centre),
+    "samples/s": lambda one: formatted(",.0f")(one["samples_per_second"]),
+    "accuracy": lambda one: formatted(".2%")(one["accuracy"]),
+    "peak memory": lambda one: bytes_text(one["peak_memory"]),
+    "virtual time": lambda one: time_text(one["virtual_seconds"]),
+    "ε": lambda one: formatted(".3g")(one["epsilon"]),
+}
+"""What the terminal shows of a point's figures, by the column's name."""
+OF_FEW = ("virtual time", "ε")
+"""Columns that are left out if no point has a figure."""
+
+
+def study_points(study: StudyRecord) -> list[dict[str, Any]]:
+    """Return the figures of each point with a finished trial, over all its repeats and
+    seeds, in the study's order.
     """
-    scaling: ScalingKind | None
-    """The kind of the next two: the same work in total, or the same on each rank."""
-    speedup: Estimate
-    """Relative to the fewest ranks; NaN if the study has only one number of ranks."""
-    efficiency: Estimate
-    accuracy: float
-    """Accuracy of clients on their own test data after the last round, as the mean over
-    seeds.
-    """
-    global_accuracy: float
-    """Accuracy of the global model on all test data; NaN for methods without one."""
-    peak_memory: float
-    """Bytes of the rank that uses most."""
-    virtual_seconds: float
-    """Virtual time of all rounds, as the mean over seeds; NaN without a clock."""
-    epsilon: float
-    """Privacy spent, as the mean over seeds; NaN if none was requested."""
-
-
-def study_points(study: StudyRecord) -> list[StudyPoint]:
-    """Return the figures of each point with a finished trial, in the study's order."""
     processes = []
     for trial in study.trials:
         if _is_complete(trial):
-            processes.append(Process(trial.runs, study.warmup, _point(trial)))
+            # `clients=10` for the trial `clients=10/repeat-0`.
+            point = trial.name.rpartition("/")[0]
+            processes.append(Process(trial.runs, study.warmup, point))
     every = groups(processes)
     found = scalings(every)
-    made = [_of_point(group, found) for group in every]
+    made = [_figures(group, found) for group in every]
     order = [process.source for process in processes]
-    return sorted(made, key=lambda one: order.index(one.point))
+    return sorted(made, key=lambda one: order.index(one["point"]))
 
 
 def _is_complete(trial: TrialRecord) -> bool:
     return trial.outcome.status == "complete" and bool(trial.runs)
 
 
-def _point(trial: TrialRecord) -> str:
-    """Return `clients=10` for the trial `clients=10/repeat-0`."""
-    return trial.name.rpartition("/")[0]
-
-
-def _of_point(group: Group, found: Sequence[Scaling]) -> StudyPoint:
+def _figures(group: Group, found: Sequence[Scaling]) -> dict[str, Any]:
+    """Return a point's figures, in the order of the JSON; NaN for unknown ones."""
+    kind = None
+    speedup = efficiency = Estimate(nan)
     scaling = _scaling_of(group, found)
-    speedup = efficiency = UNKNOWN
     if scaling is not None:
-        place = scaling.ranks.index(group.ranks)
-        speedup = scaling.speedup[place]
-        efficiency = scaling.efficiency[place]
-    return StudyPoint(
-        point=group.processes[0].source,
-        method=str(group.options["method"]),
-        clients=group.clients,
-        ranks=group.ranks,
-        repeats=len(group.processes),
-        seconds_per_round=group.seconds,
-        samples_per_second=group.samples_per_second,
-        scaling=None if scaling is None else scaling.kind,
-        speedup=speedup,
-        efficiency=efficiency,
-        accuracy=_mean_of_seeds(group, "accuracy"),
-        global_accuracy=_mean_of_seeds(group, "global_accuracy"),
-        peak_memory=group.peak_memory,
-        virtual_seconds=run_virtual_seconds(group).centre,
-        epsilon=run_epsilon(group).centre,
-    )
+        kind, place = scaling.kind, scaling.ranks.index(group.ranks)
+        speedup, efficiency = scaling.speedup[place], scaling.efficiency[place]
+    return {
+        "point": group.processes[0].source,
+        "method": str(group.options["method"]),
+        "clients": group.clients,
+        "ranks": group.ranks,
+        "repeats": len(group.processes),
+        "seconds_per_round": group.seconds,
+        # With fine-tuning before evaluation, by the seconds of whole rounds.
+        "samples_per_second": group.samples_per_second,
+        # Of the next two: the same work in total, or the same on each rank.
+        "scaling": kind,
+        "speedup": speedup,
+        "efficiency": efficiency,
+        "accuracy": _mean_of_seeds(group, "accuracy"),
+        "global_accuracy": _mean_of_seeds(group, "global_accuracy"),
+        "peak_memory": group.peak_memory,
+        "virtual_seconds": run_virtual_seconds(group).centre,
+        "epsilon": run_epsilon(group).centre,
+    }
 
 
 def _scaling_of(group: Group, found: Sequence[Scaling]) -> Scaling | None:
@@ -126,13 +115,17 @@ def summary(study: StudyRecord) -> dict[str, Any]:
             outcome = trial.outcome
             why = {"status": outcome.status, "error": outcome.error or None}
             unfinished.append({"trial": trial.name, **why})
+    points = study_points(study)
+    for one in points:
+        for name in ("seconds_per_round", "speedup", "efficiency"):
+            one[name] = asdict(one[name])
     content = {
         "study": str(study.path.parent),
         "title": study.title,
         "trials": len(study.trials),
         "complete": len(study.trials) - len(unfinished),
         "unfinished": unfinished,
-        "points": [asdict(one) for one in study_points(study)],
+        "points": points,
     }
     told: dict[str, Any] = plain(content)
     return told
@@ -144,45 +137,11 @@ def show_study(study: StudyRecord, console: Console) -> None:
     complete = sum(map(_is_complete, study.trials))
     title = study.title or folder.name
     say(console, f"{title}: {complete} of {len(study.trials)} trials complete", "")
-    columns = [
-        "point",
-        f"s {PER_ROUND}",
-        "95 % interval",
-        "speed-up",
-        "efficiency",
-        "samples/s",
-        "accuracy",
-        "peak memory",
-    ]
     every = study_points(study)
-    of_few = {
-        "virtual time": [time_text(one.virtual_seconds) for one in every],
-        "ε": [_unless_unknown(one.epsilon, ".3g") for one in every],
-    }
-    known = {name: cells for name, cells in of_few.items() if set(cells) != {"–"}}
-    table = bare_table(*columns, *known)
-    for number, one in enumerate(every):
-        more = [cells[number] for cells in known.values()]
-        table.add_row(plain_text(one.point), *_cells(one), *more)
-    console.print(table)
+    shown = {name: [write(one) for one in every] for name, write in COLUMNS.items()}
+    for name in OF_FEW:
+        if set(shown[name]) <= {DASH}:
+            del shown[name]
+    table = Table(list(shown), list(zip(*shown.values(), strict=True)))
+    console.print(rendered(table))
     say(console, "", f"the whole page: hpcfed report {folder}")
-
-
-def _cells(one: StudyPoint) -> list[str]:
-    seconds = one.seconds_per_round
-    interval = "unknown"
-    if seconds.bounded:
-        interval = f"{seconds.low:.4g} – {seconds.high:.4g}"
-    return [
-        f"{seconds.centre:.4g}",
-        interval,
-        _unless_unknown(one.speedup.centre, ".2f"),
-        _unless_unknown(one.efficiency.centre, ".0%"),
-        _unless_unknown(one.samples_per_second, ",.0f"),
-        _unless_unknown(one.accuracy, ".2%"),
-        bytes_text(one.peak_memory),
-    ]
-
-
-def _unless_unknown(value: float, style: str) -> str:
-    return "–" if isnan(value) else format(value, style)
