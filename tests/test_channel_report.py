@@ -28,9 +28,9 @@ from hpcfed.analysis.study_points import show_study
 from hpcfed.analysis.verdicts import verdicts
 from hpcfed.options import facts_of, named
 from hpcfed.options.compression import CompressionOptions
+from hpcfed.results.as_json import run_summary
 from hpcfed.results.run import RunRecord
 from hpcfed.results.study import Outcome, StudyRecord, TrialRecord
-from hpcfed.results.summary import run_summary
 from hpcfed.words import flops_text, time_text
 from tests.points import process_of, run_of
 from tests.test_watch import begun, take_down

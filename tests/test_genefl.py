@@ -22,8 +22,8 @@ from hpcfed.federation.log import RoundLog
 from hpcfed.methods import genefl
 from hpcfed.models.kernel_layout import KernelLayout
 from hpcfed.models.layout import Layout
+from hpcfed.results.as_json import run_summary
 from hpcfed.results.stored import read_run
-from hpcfed.results.summary import run_summary
 from hpcfed.runtime import randomness
 from tests.federations import assembled, rounds, traffic, trained_alone
 from tests.genefl_runs import SMALL, fresh, small, trained

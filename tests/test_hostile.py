@@ -30,11 +30,10 @@ from benchmarks.hostile.readers import FILES
 from hpcfed import cli
 from hpcfed.errors import UserError
 from hpcfed.results import checkpoints, safe, sandbox
+from hpcfed.results.as_json import parsed, run_summary
 from hpcfed.results.folder import check_plain, checkpoint_folder
-from hpcfed.results.json_values import parsed
 from hpcfed.results.publish import publish
 from hpcfed.results.stored import read_run
-from hpcfed.results.summary import run_summary
 from tests.runs import mistake
 
 ROOT = Path(__file__).parents[1]

@@ -17,10 +17,10 @@ from hpcfed.analysis.render.show import show
 from hpcfed.clients.balance import MAX_RELOCATIONS, WINDOW, Balance
 from hpcfed.clients.placement import client_loads, place, rank_loads
 from hpcfed.options import RunConfig
+from hpcfed.results.as_json import run_summary
 from hpcfed.results.run import RunRecord
 from hpcfed.results.series import imbalance
 from hpcfed.results.stored import read_run
-from hpcfed.results.summary import run_summary
 from hpcfed.runtime.timer import PHASES
 from tests.conftest import Finished
 from tests.runs import TWELVE_CLIENTS, rows_of, run_alone

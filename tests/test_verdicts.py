@@ -12,9 +12,8 @@ import pytest
 
 from hpcfed.analysis.collect import Found
 from hpcfed.analysis.contests import contests, frontiers
-from hpcfed.analysis.groups import Process, groups
+from hpcfed.analysis.groups import Process, groups, noisy
 from hpcfed.analysis.labels import times_text
-from hpcfed.analysis.noise import noisy
 from hpcfed.analysis.outcomes import measure
 from hpcfed.analysis.render.exports import csv_text, points_csv_text
 from hpcfed.analysis.render.run_page import clients as clients_section

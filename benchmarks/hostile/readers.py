@@ -83,9 +83,9 @@ class Readers:
         from rich.console import Console
 
         from hpcfed.analysis.render.show import show
+        from hpcfed.results.as_json import run_summary
         from hpcfed.results.sandbox import try_out
         from hpcfed.results.stored import read_run
-        from hpcfed.results.summary import run_summary
 
         try_out([path])
         record = read_run(path.parent)

@@ -1,8 +1,8 @@
 """The outcome of a point: how well its clients do, and what a run of it costs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import inf, isfinite, isnan, nan
+from dataclasses import astuple, dataclass
+from math import inf, isfinite, nan
 from statistics import fmean
 
 import numpy as np
@@ -59,11 +59,8 @@ class Measure:
 
     def estimate(self, group: Group) -> Estimate:
         """Estimate the scaled value over seeds."""
-        values = list(self.by_seed(group).values())
-        if not values:
-            return Estimate(nan)
         least, most = metric_limits(metric_of(self.series))
-        return of_seeds(values, least=least, most=self.scale * most)
+        return _of_known(list(self.by_seed(group).values()), least, self.scale * most)
 
     def gain(self, one: Group, other: Group) -> Estimate:
         """Estimate by how much one point is better than another."""
@@ -126,19 +123,19 @@ def _known(group: Group, series: str) -> bool:
 
 def last_accuracy(group: Group, name: str) -> Estimate:
     """Estimate the last value of a series of accuracies, over seeds."""
-    return known_mean([run.last(name) for run in group.seeds])
-
-
-def known_mean(accuracies: Sequence[float]) -> Estimate:
-    """Estimate an accuracy from the seeds that have one."""
-    known = [value for value in accuracies if not isnan(value)]
-    return of_seeds(known, most=1) if known else Estimate(nan)
+    return known_metric("accuracy", [run.last(name) for run in group.seeds])
 
 
 def known_metric(name: str, values: Sequence[float]) -> Estimate:
     """Estimate a metric from the seeds that have one and have not diverged."""
-    known = [value for value in values if isfinite(value)]
     least, most = metric_limits(name)
+    return _of_known(values, least, most)
+
+
+def _of_known(
+    values: Sequence[float], least: float = 0.0, most: float = inf
+) -> Estimate:
+    known = [value for value in values if isfinite(value)]
     return of_seeds(known, least=least, most=most) if known else Estimate(nan)
 
 
@@ -156,11 +153,17 @@ class RunCost:
 
     name: str
     unit: str
-    of: Callable[[Group], Estimate]
+    measured: Callable[[Group], Estimate]
+    scale: float = 1.0
+    """Factor from the measured value to the unit."""
 
     @property
     def axis(self) -> str:
         return f"{self.name}, {self.unit}"
+
+    def of(self, group: Group) -> Estimate:
+        """Estimate the cost of a point in the unit."""
+        return Estimate(*(self.scale * end for end in astuple(self.measured(group))))
 
 
 def run_seconds(group: Group) -> Estimate:
@@ -201,29 +204,10 @@ def run_epsilon(group: Group) -> Estimate:
     return _of_known([run.last("epsilon") for run in group.seeds])
 
 
-def _of_known(values: Sequence[float]) -> Estimate:
-    known = [value for value in values if isfinite(value)]
-    return of_seeds(known) if known else Estimate(nan)
-
-
-def _scaled(estimate: Estimate, scale: float) -> Estimate:
-    return Estimate(
-        scale * estimate.centre, scale * estimate.low, scale * estimate.high
-    )
-
-
-def _virtual_hours(group: Group) -> Estimate:
-    return _scaled(run_virtual_seconds(group), 1 / 3600)
-
-
-def _mib(group: Group) -> Estimate:
-    return _scaled(run_bytes(group), 1 / MIB)
-
-
 COSTS = {
     "seconds": RunCost("time of a run", "s", run_seconds),
-    "bytes": RunCost("bytes of a run", "MiB", _mib),
-    "virtual": RunCost("virtual time of a run", "h", _virtual_hours),
+    "bytes": RunCost("bytes of a run", "MiB", run_bytes, 1 / MIB),
+    "virtual": RunCost("virtual time of a run", "h", run_virtual_seconds, 1 / 3600),
     "energy": RunCost("energy of a run", "J", run_energy),
 }
 """Costs to weigh scores against, by their names in exports."""

@@ -16,7 +16,7 @@ from hpcfed.analysis.outcomes import run_epsilon, run_virtual_seconds
 from hpcfed.analysis.render.console import rendered, say
 from hpcfed.analysis.scaling import Scaling, scalings
 from hpcfed.analysis.statistics import Estimate
-from hpcfed.results.json_values import plain
+from hpcfed.results.as_json import plain
 from hpcfed.results.pace import PER_ROUND
 from hpcfed.results.study import StudyRecord, TrialRecord
 from hpcfed.words import DASH, bytes_text, formatted, time_text

@@ -18,13 +18,13 @@ from hpcfed.analysis.run_findings.headline import status as status_line
 from hpcfed.analysis.run_findings.headline import title
 from hpcfed.errors import UserError
 from hpcfed.options.metrics import text_of
+from hpcfed.results.as_json import run_summary
 from hpcfed.results.folder import MODEL, records, runs
 from hpcfed.results.run import RunRecord
 from hpcfed.results.safe import readable
 from hpcfed.results.sandbox import try_out
 from hpcfed.results.snapshots import Parameters, read_parameters
 from hpcfed.results.stored import read_clock, read_run, read_test_samples
-from hpcfed.results.summary import run_summary
 from hpcfed.runtime.timer import PHASES
 
 # Tables for Python: a DataFrame if pandas is installed, else numpy's structured array

@@ -29,8 +29,8 @@ from hpcfed.experiment.trackers import (
     check_key,
 )
 from hpcfed.options import RunConfig
+from hpcfed.results.as_json import read_json
 from hpcfed.results.folder import TRACKED
-from hpcfed.results.json_values import read_json
 from hpcfed.results.publish import replace_quickly
 from hpcfed.results.results import ResultsWriter
 from hpcfed.runtime.signals import Stop

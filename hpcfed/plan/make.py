@@ -24,7 +24,7 @@ from hpcfed.plan.constants import (
 )
 from hpcfed.plan.planner import Plan, Planner, best_split, candidates
 from hpcfed.plan.speeds import ASSUMED, LinkSpeed, measured_link
-from hpcfed.results.json_values import plain
+from hpcfed.results.as_json import plain
 from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.server.options import NETWORKS, ServerOptions, server_options

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hpcfed.analysis.findings import COUNT, SHARE, Kind, Row, Table
-from hpcfed.analysis.noise import MOST_VARIATION
+from hpcfed.analysis.groups import MOST_VARIATION
 from hpcfed.analysis.render.console import Output, print_tables, say
 from hpcfed.analysis.run_findings.costs import TOTAL_SECONDS
 from hpcfed.analysis.run_findings.profile import of_parts
@@ -19,8 +19,8 @@ from hpcfed.plan.speeds import TRIALS, Ceilings
 from hpcfed.profile.timeline import ROUNDS, Timeline, lanes, trace
 from hpcfed.profile.verdict import ProfiledRun, advice, words, workloads
 from hpcfed.profile.watch import ProfileWatch
+from hpcfed.results.as_json import plain
 from hpcfed.results.folder import PROFILE, TRACE
-from hpcfed.results.json_values import plain
 from hpcfed.results.profiles import Profile, Session
 from hpcfed.results.publish import publish
 from hpcfed.results.run import RunRecord

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.analysis.noise import MOST_VARIATION
+from hpcfed.analysis.groups import MOST_VARIATION
 from hpcfed.clients.network import client_layout
 from hpcfed.options import Settings
 from hpcfed.plan.speeds import Ceilings

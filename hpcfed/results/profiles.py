@@ -9,8 +9,8 @@ from typing import NamedTuple
 from pydantic import BaseModel, Field
 
 from hpcfed.errors import UserError
+from hpcfed.results.as_json import read_json
 from hpcfed.results.folder import PROFILE
-from hpcfed.results.json_values import read_json
 
 MOST_BYTES = 2**26
 """Largest profile to read: a day of a hundred ranks is some megabytes."""

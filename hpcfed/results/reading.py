@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from hpcfed.options import RunConfig, named
 from hpcfed.options.metrics import METRICS, USUAL
 from hpcfed.options.runconfig import with_old_meaning
+from hpcfed.results.as_json import parsed
 from hpcfed.results.format import CLASS_SERIES, EVALUATED, NEW_ROUNDS, SCHEMA
-from hpcfed.results.json_values import parsed
 from hpcfed.results.run import LearningRecord, NewRounds, RunRecord
 from hpcfed.results.safe import MOST, Reader
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES, series_of

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from hpcfed.results.json_values import plain, read_json
+from hpcfed.results.as_json import plain, read_json
 from hpcfed.results.publish import replace_quickly
 
 EVERY = 2.0

@@ -21,8 +21,8 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from hpcfed.errors import UserError, one_line, printable
+from hpcfed.results.as_json import parsed, plain, read_json
 from hpcfed.results.folder import PLAN, POINTS, records
-from hpcfed.results.json_values import parsed, plain, read_json
 from hpcfed.results.publish import publish
 from hpcfed.results.reading import record_of
 from hpcfed.results.run import RunRecord

@@ -14,7 +14,7 @@ from typing import Any
 from hpcfed.errors import UserError, count
 from hpcfed.options import check_unchanged, named
 from hpcfed.results import checkpoints
-from hpcfed.results.json_values import read_json
+from hpcfed.results.as_json import read_json
 from hpcfed.results.publish import publish
 from hpcfed.results.stored import changed_files, read_run
 from hpcfed.results.study import writing

@@ -14,9 +14,8 @@ import numpy as np
 from hpcfed.analysis.choices import values_of
 from hpcfed.analysis.comparison import Comparison, exported
 from hpcfed.analysis.costmodel import Fitted, fit_groups
-from hpcfed.analysis.groups import Group, Process
+from hpcfed.analysis.groups import Group, Noise, Process, noisy
 from hpcfed.analysis.labels import label, scaling_label
-from hpcfed.analysis.noise import Noise, noisy
 from hpcfed.analysis.outcomes import (
     known_metric,
     last_accuracy,
@@ -31,10 +30,9 @@ from hpcfed.analysis.scaling import Scaling, scalings
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.verdicts import verdicts
 from hpcfed.options.metrics import metric_of
-from hpcfed.results.json_values import plain
+from hpcfed.results.as_json import plain, run_summary
 from hpcfed.results.run import RunRecord
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES
-from hpcfed.results.summary import run_summary
 from hpcfed.runtime.timer import PHASES
 
 POINT = ("method", "dataset", "clients", "ranks", "columns")

@@ -13,9 +13,9 @@ from hpcfed.analysis.render.console import print_tables, say
 from hpcfed.analysis.run_findings import as_json, read_files, run_findings
 from hpcfed.analysis.run_findings.headline import status, title
 from hpcfed.errors import count
+from hpcfed.results.as_json import run_summary
 from hpcfed.results.folder import made
 from hpcfed.results.run import RunRecord
-from hpcfed.results.summary import run_summary
 
 
 def show(record: RunRecord, console: Console) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from hpcfed.analysis.findings import SHARE, Kind, Row, Table
-from hpcfed.analysis.noise import MOST_VARIATION
+from hpcfed.analysis.groups import MOST_VARIATION
 from hpcfed.analysis.render.charts import (
     Axis,
     Drawing,

@@ -11,9 +11,8 @@ from typing import Any
 
 from hpcfed.analysis.collect import Found
 from hpcfed.analysis.findings import COUNT, PER_CENT_OF, Row, Table
-from hpcfed.analysis.groups import Group
+from hpcfed.analysis.groups import MOST_DRIFT, MOST_VARIATION, Group, Noise, noisy
 from hpcfed.analysis.labels import label, size_text
-from hpcfed.analysis.noise import MOST_DRIFT, MOST_VARIATION, Noise, noisy
 from hpcfed.analysis.render.sections.section import WHICH, Section, size_name, which
 from hpcfed.errors import count
 from hpcfed.results.run import RunRecord
