@@ -62,6 +62,15 @@ AT_THE_END = {
 """What each rank has measured once a run is complete: unit and meaning, by name under
 `timing/`.
 """
+FINAL = "accuracy on the client's own test data at the end; NaN: not asked for"
+FIGURE = "what the method measures of a client at the end; NaN: not asked for"
+NEWCOMERS = (
+    "accuracy of new clients on their own test data by local updates; NaN: not there"
+)
+NEWCOMER_BYTES = (
+    "sent to a new client before its first local update, by the method's own accounting"
+)
+"""Meanings of what is not written round by round."""
 CLIENT_UNITS = {
     "rank": "rank",
     "attacker": "1",
@@ -252,69 +261,40 @@ def create_now_and_then(
     figures: Sequence[str],
 ) -> None:
     """Create the groups that are not written round by round, as far as these settings
-    need them.
+    need them. NaN and -1 mark what has not happened.
     """
-    clients = settings["clients"]
+    clients, new_clients = settings["clients"], settings.get("new_clients")
     if relocations:
-        _create_relocations(file, relocations, clients)
-    if finals:
-        _create_finals(file, finals, clients)
-    if figures:
-        _create_figures(file, figures, clients)
-    if settings.get("new_clients"):
-        _create_newcomers(file, settings)
-
-
-def _create_relocations(file: h5py.File, most: int, clients: int) -> None:
-    """Allocate entries for `most` relocations; NaN and -1 mark future ones."""
-    first = "the first round, from 0, after clients moved to other ranks"
-    where = "rank of each client from then on"
-    for declared in (
-        Declared("moves/round", (most,), ("move",), "round", first),
-        Declared("moves/seconds", (most,), ("move",), "s", "what the move took"),
-        Declared(
-            "moves/rank", (most, clients), ("move", "client"), "rank", where, "i4", -1
-        ),
-    ):
-        create(file, declared)
-
-
-def _create_finals(file: h5py.File, names: Sequence[str], clients: int) -> None:
-    """Allocate entries for what a method evaluates at the end."""
-    create_names(file, "finals/name", names)
-    meaning = "accuracy on the client's own test data at the end; NaN: not asked for"
-    shape, dimensions = (len(names), clients), ("name", "client")
-    create(file, Declared("finals/accuracy", shape, dimensions, "fraction", meaning))
-
-
-def _create_figures(file: h5py.File, names: Sequence[str], clients: int) -> None:
-    """Allocate entries for what a method measures of each client at the end."""
-    create_names(file, "figures/name", names)
-    meaning = "what the method measures of a client at the end; NaN: not asked for"
-    shape, dimensions = (len(names), clients), ("name", "client")
-    create(file, Declared("figures/value", shape, dimensions, "1", meaning))
-
-
-def _create_newcomers(file: h5py.File, settings: Mapping[str, Any]) -> None:
-    """Allocate entries for new clients: their accuracy from each start after each local
-    update, or after each round among themselves.
-    """
-    clients, rounds = settings["new_clients"], settings.get("new_rounds")
-    meaning = (
-        "sent to a new client before its first local update, by the method's own "
-        "accounting"
-    )
-    create(file, Declared("newcomers/bytes", (), (), "bytes", meaning))
-    if rounds:
-        for declared in _new_rounds(rounds, clients):
+        first = "the first round, from 0, after clients moved to other ranks"
+        where = "rank of each client from then on"
+        by_client = (relocations, clients), ("move", "client")
+        for declared in (
+            Declared("moves/round", (relocations,), ("move",), "round", first),
+            Declared(
+                "moves/seconds", (relocations,), ("move",), "s", "what the move took"
+            ),
+            Declared("moves/rank", *by_client, "rank", where, "i4", -1),
+        ):
             create(file, declared)
-        return
-    create_names(file, "newcomers/start", NEWCOMER_STARTS)
-    meaning = "accuracy of new clients on their own test data by local updates; NaN: not there"
-    # One more entry than updates: the first is the start.
-    shape = (len(NEWCOMER_STARTS), settings["new_updates"] + 1, clients)
-    dimensions = ("start", "update", "client")
-    create(file, Declared("newcomers/accuracy", shape, dimensions, "fraction", meaning))
+    for group, entry, names, unit, meaning in (
+        ("finals", "accuracy", finals, "fraction", FINAL),
+        ("figures", "value", figures, "1", FIGURE),
+    ):
+        if names:
+            create_names(file, f"{group}/name", names)
+            by_name = (len(names), clients), ("name", "client")
+            create(file, Declared(f"{group}/{entry}", *by_name, unit, meaning))
+    if new_clients:
+        create(file, Declared("newcomers/bytes", (), (), "bytes", NEWCOMER_BYTES))
+    if new_clients and settings.get("new_rounds"):
+        for declared in _new_rounds(settings["new_rounds"], new_clients):
+            create(file, declared)
+    elif new_clients:
+        create_names(file, "newcomers/start", NEWCOMER_STARTS)
+        # One more entry than updates: the first is the start.
+        shape = (len(NEWCOMER_STARTS), settings["new_updates"] + 1, new_clients)
+        by_update = shape, ("start", "update", "client")
+        create(file, Declared("newcomers/accuracy", *by_update, "fraction", NEWCOMERS))
 
 
 def _new_rounds(rounds: int, clients: int) -> Iterator[Declared]:

@@ -34,6 +34,19 @@ OF_NETWORKS = {
     ),
 }
 """Figures of each network: unit and meaning."""
+OF_TRAININGS = {
+    "round": ("round", "the round, from 0, after which it learnt"),
+    "rows": ("rows", "uploads that it learnt from"),
+    "kept": (
+        "fraction",
+        "clients whose generated update (their row less the round's start) is nearest to "
+        "the mean of their own updates",
+    ),
+}
+"""Figures of each training: unit and meaning."""
+LATENTS = "places of uploads' latents on two principal axes"
+LATENT_CLIENTS = "whose upload each of the latents is of"
+LATENT_SHARES = "share of the latents' variance on each of the two axes"
 
 
 class ServerSize(NamedTuple):
@@ -80,63 +93,34 @@ class Learning(Protocol):
 
 def create_group(file: h5py.File, size: ServerSize) -> None:
     """Create the group's datasets, with NaN for future trainings."""
-    times = size.times
     networks = list(size.steps)
-
-    def make(
-        name: str, more: tuple[int, ...], *dimensions: str, unit: str, meaning: str
-    ) -> None:
-        shape = (times, *more)
-        where = f"{GROUP}/{name}"
-        create(file, Declared(where, shape, ("time", *dimensions), unit, meaning))
-
     # Readers take the names from the file, which may be of a version with other phases.
     create_names(file, f"{GROUP}/phase_names", SERVER_PHASES)
     create_names(file, f"{GROUP}/network_names", networks)
-    make("round", (), unit="round", meaning="the round, from 0, after which it learnt")
-    make("rows", (), unit="rows", meaning="uploads that it learnt from")
-    make(
-        "kept",
-        (),
-        unit="fraction",
-        meaning="clients whose generated update (their row less the round's start) is "
-        "nearest to the mean of their own updates",
-    )
-    make(
-        "seconds",
-        (len(SERVER_PHASES),),
-        "phase",
-        unit="s",
-        meaning=f"seconds of each phase: {', '.join(SERVER_PHASES)}",
-    )
+    phases = f"seconds of each phase: {', '.join(SERVER_PHASES)}"
+    memory = "largest memory so far of a server rank"
+    # By training: name, unit, meaning, and the second dimension with its length.
+    by_time: list[tuple[str, str, str, dict[str, int]]] = [
+        *((name, *of_time, {}) for name, of_time in OF_TRAININGS.items()),
+        ("seconds", "s", phases, {"phase": len(SERVER_PHASES)}),
+        ("peak_memory", "bytes", memory, {"server rank": size.ranks}),
+    ]
     for name, (unit, meaning) in OF_NETWORKS.items():
-        make(name, (len(networks),), "network", unit=unit, meaning=meaning)
-    make(
-        "peak_memory",
-        (size.ranks,),
-        "server rank",
-        unit="bytes",
-        meaning="largest memory so far of a server rank",
-    )
+        by_time.append((name, unit, meaning, {"network": len(networks)}))
     for network, steps in size.steps.items():
         meaning = f"mean loss of each of the {network}'s steps"
-        make(f"{network}_loss", (steps,), "step", unit="1", meaning=meaning)
-    _create_latents(file)
-
-
-def _create_latents(file: h5py.File) -> None:
-    """Create the map of latents; it describes only the last training."""
-    for name, more, unit, meaning in (
-        ("latents", (2,), "1", "places of uploads' latents on two principal axes"),
-        ("latent_clients", (), "client", "whose upload each of the latents is of"),
+        by_time.append((f"{network}_loss", "1", meaning, {"step": steps}))
+    for name, unit, meaning, more in by_time:
+        shape, dimensions = (size.times, *more.values()), ("time", *more)
+        create(file, Declared(f"{GROUP}/{name}", shape, dimensions, unit, meaning))
+    # The map of latents describes only the last training.
+    for name, shape, unit, meaning in (
+        ("latents", (MOST_MAPPED, 2), "1", LATENTS),
+        ("latent_clients", (MOST_MAPPED,), "client", LATENT_CLIENTS),
+        ("latent_shares", (2,), "fraction", LATENT_SHARES),
     ):
-        where = f"{GROUP}/{name}"
-        dimensions = ("upload", "axis")[: 1 + len(more)]
-        shape = (MOST_MAPPED, *more)
-        create(file, Declared(where, shape, dimensions, unit, meaning))
-    meaning = "share of the latents' variance on each of the two axes"
-    where = f"{GROUP}/latent_shares"
-    create(file, Declared(where, (2,), ("axis",), "fraction", meaning))
+        dimensions = ("axis",) if shape == (2,) else ("upload", "axis")[: len(shape)]
+        create(file, Declared(f"{GROUP}/{name}", shape, dimensions, unit, meaning))
 
 
 def write_entry(
