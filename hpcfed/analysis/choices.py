@@ -13,9 +13,7 @@ from hpcfed.options import RunConfig, facts_of, known, named
 SIZES = ("clients", "ranks")
 """Figures are drawn over these, so they are never in a key."""
 MEASURED_ON = ("on", "stacked_seeds", "side")
-"""How a run was measured, and whether it is A or B of a comparison. These are not the
-user's options.
-"""
+"""Not options: how a run was measured, and whether it is A or B of a comparison."""
 
 
 class Combination(Mapping[str, Any]):

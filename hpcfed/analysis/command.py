@@ -156,9 +156,7 @@ def _texts(
 
 
 def _check_targets(asked: ReportRequest) -> None:
-    """Refuse, before any run is read, to replace what the page and the exports must
-    not.
-    """
+    """Refuse files that the page and the exports must not replace."""
     wanted = {
         "--out": asked.out,
         "--csv": asked.csv,
@@ -199,9 +197,7 @@ def content_of(
 
 
 def _sides(comparison: Comparison) -> str:
-    """Return the title of a comparison: the folders' names, or their paths if the names
-    are equal.
-    """
+    """Return the title of a comparison: the folders' names, or paths if equal."""
     before, after = (Path(name).name for name in comparison.names)
     if before == after:
         before, after = comparison.names

@@ -128,8 +128,6 @@ def _places(spent: Sequence[np.ndarray], *, log: bool) -> np.ndarray:
 
 
 def windows(numbers: np.ndarray, most: int | None = None) -> list[np.ndarray]:
-    """Cut numbers into windows that are drawn as one point each; windows of one number
-    if there are few.
-    """
+    """Cut numbers into windows, each drawn as one point; few stay single."""
     points = min(len(numbers), most or MOST_POINTS)
     return np.array_split(numbers, points) if points else []

@@ -24,20 +24,14 @@ from hpcfed.runtime.timer import PHASES
 MOST_VARIATION = 0.10
 """A machine counts as quiet up to this coefficient of variation of repeats' medians."""
 MOST_DRIFT = 0.15
-"""Up to this change from the first to the last third of a run's rounds, it counts as
-quiet.
-"""
+"""A run counts as quiet up to this change from its first to its last third."""
 LEAST_ROUNDS = 18
-"""Fewest counted rounds needed to check for drift: six in each third, the fewest for an
-interval.
-"""
+"""Fewest counted rounds to check for drift: an interval needs six in each third."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process: a run, or several seeds of a run that advanced together and share
-    their times.
-    """
+    """A run, or several seeds of one that advanced together and share their times."""
 
     runs: tuple[RunRecord, ...]
     warmup: int
@@ -185,9 +179,7 @@ class Group:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples trained in a round divided by its seconds, averaged over repeats like
-        `seconds`.
-        """
+        """Samples trained per second of a round, averaged like `seconds`."""
         rates = [process.samples_per_second for process in self.processes]
         # If no client trains in a round, the rate is 0 and has no logarithm.
         return of_runs(rates).centre if min(rates) > 0 else median(rates)
@@ -287,9 +279,7 @@ class Noise:
 
     group: Group
     variation: float
-    """Standard deviation of repeats' medians divided by their mean; NaN unless too
-    large.
-    """
+    """Relative standard deviation of repeats' medians; NaN unless too large."""
     drift: float
     """Largest relative change within a run; NaN unless too large."""
 

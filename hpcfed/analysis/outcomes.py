@@ -123,7 +123,12 @@ def _known(group: Group, series: str) -> bool:
 
 def last_accuracy(group: Group, name: str) -> Estimate:
     """Estimate the last value of a series of accuracies, over seeds."""
-    return known_metric("accuracy", [run.last(name) for run in group.seeds])
+    return known_mean([run.last(name) for run in group.seeds])
+
+
+def known_mean(accuracies: Sequence[float]) -> Estimate:
+    """Estimate an accuracy from the seeds that have one."""
+    return _of_known(accuracies, most=1)
 
 
 def known_metric(name: str, values: Sequence[float]) -> Estimate:

@@ -227,9 +227,7 @@ def _loss(fewest: Group, largest: Group) -> Loss | None:
 
 
 def profiled(every: Sequence[Group]) -> list[tuple[Group, Part]]:
-    """Return what `hpcfed profile` found for each profiled point: the part of the run
-    that took longest.
-    """
+    """Return the part of each profiled point that took longest."""
     found = []
     for group in every:
         for run in group.runs:

@@ -1,6 +1,4 @@
-"""Figures with their uncertainty, from several runs of a point or from the rounds of
-one run.
-"""
+"""Figures with their uncertainty, from several runs or from the rounds of one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -15,9 +13,7 @@ from hpcfed.results.pace import per_round
 
 CONFIDENCE = 0.95
 MOST_SPREAD = 4.0
-"""An interval of times is worth printing if its upper end is at most this many times
-its lower end.
-"""
+"""The largest ratio of an interval's ends that is worth printing for times."""
 MOST_POWER = 600.0
 """Largest exponent of e, so that such a number times seconds is still finite."""
 ONE_RUN = "one run each"
@@ -191,9 +187,7 @@ def subtract(before: Measurements, after: Measurements) -> Difference:
 
 
 def divide(before: Measurements, after: Measurements) -> Difference:
-    """Divide B's geometric mean by A's: a difference of logarithms, because times and
-    sizes are skewed.
-    """
+    """Divide B's geometric mean by A's: times and sizes are skewed."""
     if min(*before.values(), *after.values()) > 0:
         found = subtract(_logs(before), _logs(after))
         return replace(found, change=found.change.exp())

@@ -1,6 +1,4 @@
-"""The figures of merit of a study: what `hpcfed show` prints for each point, and what
-other programs read.
-"""
+"""A study's figures of merit, as `hpcfed show` and its --json print them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict

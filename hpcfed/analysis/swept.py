@@ -292,9 +292,7 @@ class Matters:
 
 
 def effects(every: Sequence[Group], options: Sequence[Swept]) -> list[Matters]:
-    """Return the effects of all options but the method, strongest on the score
-    first.
-    """
+    """Return the effects of all options but the method, strongest first."""
     judged = measure(every)
     # Points on other ranks add no further pairs: their accuracy is the same.
     once = fewest_ranks(every)

@@ -262,9 +262,7 @@ def _energy(group: Group) -> float:
 
 
 def _race(one: Race, options: Sequence[Swept]) -> str:
-    """Say who reaches the target first, and who with the fewest bytes; empty if only
-    one point reached it.
-    """
+    """Say who reaches the target first, and who sends least; empty for one point."""
     about = f"{condition_text(one.problem)}, target {one.target:g} %"
     fastest, leanest = one.first("seconds"), one.first("bytes")
     if fastest is None or leanest is None:

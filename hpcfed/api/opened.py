@@ -144,16 +144,12 @@ class Run:
 
     @property
     def rounds(self) -> Any:
-        """A row per round: accuracy, losses, bytes, seconds and more; NaN if a round was
-        not evaluated.
-        """
+        """A row per round: accuracy, losses, bytes, seconds …; NaN if not evaluated."""
         return self._table(_rounds)
 
     @property
     def clients(self) -> Any:
-        """A row per evaluated round and client: accuracy and other metrics, and numbers
-        of samples.
-        """
+        """A row per evaluated round and client: metrics, and numbers of samples."""
         return self._table(_clients)
 
     @property
@@ -193,9 +189,7 @@ class Run:
             return {name: arrays[name] for name in arrays.files}
 
     def summary(self) -> dict[str, Any]:
-        """Return everything except the tables of clients as plain values, as `hpcfed
-        show --json` does.
-        """
+        """Return plain values, as `hpcfed show --json` prints them."""
         summaries = [run_summary(record) for record in self.records]
         return summaries[0] if len(summaries) == 1 else {"seeds": summaries}
 

@@ -70,9 +70,7 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _module_name(module: ModuleType, kind: str) -> str:
-    """Return the name that a run uses for a module: one of our methods, a file, or an
-    object.
-    """
+    """Return a run's name for a module: one of our methods, a file, or an object."""
     if module.__name__.startswith(OURS):
         return module.__name__.removeprefix(OURS).replace("_", "-")
     file = getattr(module, "__file__", None) or ""
@@ -135,9 +133,7 @@ def _run(settings: Settings, *, quiet: bool) -> Path | None:
 
 @contextmanager
 def _unchanged() -> Iterator[None]:
-    """Restore the process afterwards: arithmetic settings, and variables that we
-    set.
-    """
+    """Restore arithmetic settings and environment variables afterwards."""
     from hpcfed.runtime.device import keeping_arithmetic
 
     before = dict(os.environ)

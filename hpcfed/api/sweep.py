@@ -42,9 +42,7 @@ class Sweep:
 
     @property
     def table(self) -> Any:
-        """A row per trial and seed: swept options, how it ended, and its last
-        figures.
-        """
+        """A row per trial and seed: swept options, its end, and its last figures."""
         swept = _swept(self.trials)
         rows: list[dict[str, Any]] = []
         for trial in self.trials:

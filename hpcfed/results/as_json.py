@@ -121,9 +121,7 @@ def run_summary(run: RunRecord) -> dict[str, Any]:
 
 
 def _metric_figures(run: RunRecord) -> dict[str, Any]:
-    """Return the best values of further metrics and the last accuracies by class, if
-    the run has them.
-    """
+    """Return the best further metrics and the last accuracies by class, if any."""
     figures: dict[str, Any] = {}
     for name in run.metrics:
         for series in (name, global_name(name)):

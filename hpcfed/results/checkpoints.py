@@ -235,9 +235,7 @@ def _load(path: Path) -> np.ndarray:
 
 
 def exist(run: Path) -> bool:
-    """Tell whether a checkpoint was ever finished, without checking that it is
-    whole.
-    """
+    """Tell whether a checkpoint was ever finished; it need not be whole."""
     return any((folder / MARKER).exists() for folder in checkpoint_folders(run))
 
 

@@ -84,9 +84,7 @@ def seed_folders(folder: Path) -> list[Path]:
 
 
 def runs(folder: Path) -> list[Path]:
-    """Return the folders of the runs in it: its seeds' folders, or the folder
-    itself.
-    """
+    """Return the folders of the runs in it: its seeds' folders, or itself."""
     check_one_kind(folder)
     begun = []
     for path in seed_folders(folder):
@@ -121,9 +119,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def check_one_kind(folder: Path) -> None:
-    """Refuse a folder with both a run and seeds of one: it is unclear which is
-    meant.
-    """
+    """Refuse a folder with both a run and seeds of one: which is meant is unclear."""
     if not (folder / RECORD).is_file():
         return
     for path in seed_folders(folder):
@@ -238,9 +234,7 @@ def leave_failure(run: Path, rank: int, text: str) -> None:
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse a folder in which one of the run's names is a link, or neither a file nor
-    a folder.
-    """
+    """Refuse a folder in which a name of the run is not a plain file or folder."""
     # Other names may be anything, and are not opened.
     for path in _entries(folder):
         if fullmatch(_FILES, path.name):
@@ -322,9 +316,7 @@ def _is_made_by_run(path: Path) -> bool:
 
 
 def made(folder: Path) -> list[str]:
-    """Return the names of what a run has created, but no hidden files; folders end in
-    /.
-    """
+    """Return the names of what a run has created, except hidden files."""
     names = []
     for path in _entries(folder):
         if _is_made_by_run(path) and not path.name.startswith("."):

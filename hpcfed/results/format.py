@@ -21,9 +21,7 @@ SCHEMA = 1
 CHUNK = 2**16
 """Bytes of a chunk, or of one round if that is more."""
 WIDE = 2**16
-"""From this size on, in bytes of a round's figures, a round without figures is not
-written.
-"""
+"""A round without figures is not written if it has at least this many bytes."""
 EVALUATED = "evaluated"
 RELOCATIONS = "moves"
 NEW_ROUNDS = "new_rounds"
@@ -59,9 +57,7 @@ AT_THE_END = {
     "load_at_start": ("1", "load of each rank's host, over a minute, as the run began"),
     "load_at_end": ("1", "the same as it ended"),
 }
-"""What each rank has measured once a run is complete: unit and meaning, by name under
-`timing/`.
-"""
+"""What each rank measures over a complete run: unit and meaning, under `timing/`."""
 FINAL = "accuracy on the client's own test data at the end; NaN: not asked for"
 FIGURE = "what the method measures of a client at the end; NaN: not asked for"
 NEWCOMERS = (

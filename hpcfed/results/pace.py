@@ -36,9 +36,7 @@ def counted(rounds: np.ndarray, warmup: int = WARMUP) -> np.ndarray:
 
 
 def per_round(rounds: Sequence[float] | np.ndarray) -> Any:
-    """Return "per round" for the counted rounds: the median along the first axis. NaN
-    if there are none.
-    """
+    """Return "per round": the median of the counted rounds; NaN without any."""
     values = np.asarray(rounds, float)
     if not len(values):
         return np.full(values.shape[1:], np.nan)

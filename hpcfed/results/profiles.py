@@ -1,6 +1,4 @@
-"""The files that `hpcfed profile` writes to a run's folder. They are read back as
-untrusted files.
-"""
+"""What `hpcfed profile` writes to a run's folder, read as untrusted files."""
 
 from math import nan
 from pathlib import Path
@@ -53,9 +51,7 @@ class Session(BaseModel):
     """Number of rounds or steps."""
     seconds: float = nan
     busy: float = nan
-    """The share of that time in which the device was busy (on a CPU: an operator of
-    torch).
-    """
+    """The share of that time in which the device, or torch on a CPU, was busy."""
     operators: list[Operator]
 
 
@@ -93,9 +89,7 @@ class Profile(BaseModel):
 
     @property
     def sessions(self) -> list[Session]:
-        """One session of each kind, from the first rank that has it: other ranks do the
-        same work.
-        """
+        """One session of each kind; other ranks do the same work."""
         found: dict[str, Session] = {}
         for rank in self.ranks:
             for session in rank.sessions:

@@ -110,9 +110,7 @@ def _hidden(path: Path) -> str:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove hidden files of this host's dead processes. A live one may be about to
-    rename its own.
-    """
+    """Remove hidden files that dead processes of this host have left."""
     beginning = _hidden(path)
     for name in os.listdir(path.parent):
         process = name.removeprefix(beginning).removesuffix(".tmp")

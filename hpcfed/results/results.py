@@ -334,9 +334,7 @@ class ResultsWriter:
         self._publish_at_once()
 
     def restore(self, path: Path, rounds: int) -> None:
-        """Copy what another writer has recorded of the first rounds, as far as the
-        shapes agree.
-        """
+        """Copy the first rounds of another writer, as far as shapes agree."""
         with readable(path, "a run"), reading(path) as old:
             facts = old.facts()
             self.was_shorter = old.shape("rounds/seconds")[0] < len(

@@ -159,9 +159,7 @@ class RunRecord:
         return float(known.mean()) if len(known) else float("nan")
 
     def best(self, name: str) -> float:
-        """Return the best value of a series, the smallest for a loss; NaN without
-        any.
-        """
+        """Return the best value of a series, the smallest of a loss; NaN if none."""
         known = self._evaluations(name)
         if not len(known):
             return float("nan")
@@ -234,9 +232,7 @@ class RunRecord:
         return not np.isnan(self.last("virtual_seconds"))
 
     def arrived_share(self) -> float:
-        """Return the share of participants whose uploads counted; NaN if no client
-        could be late.
-        """
+        """Return the share of uploads that counted; NaN if no client could be late."""
         arrived, cohort = self.rounds["arrived"], self.rounds["cohort"]
         known = np.isfinite(arrived)
         invited = float(cohort[known].sum())
@@ -270,9 +266,7 @@ class RunRecord:
         return dict(zip(PHASES, of_rounds.tolist(), strict=True))
 
     def phase_totals(self) -> dict[str, float]:
-        """Return the seconds of each phase in all rounds that have times, as the mean
-        over ranks.
-        """
+        """Return the seconds of each phase in all timed rounds: means over ranks."""
         totals = self.phases[self.untimed :].mean(1).sum(0)
         return dict(zip(PHASES, totals.tolist(), strict=True))
 

@@ -45,9 +45,7 @@ class Reader:
     """
 
     def __init__(self, group: h5py.Group, left: list[int]) -> None:
-        """`left` is the number of bytes that may still be read, for all readers of a
-        file.
-        """
+        """`left`: bytes that all readers of the file may still read."""
         self._group = group
         self._left = left
 
@@ -121,9 +119,7 @@ class Reader:
         *,
         high: float = MOST,
     ) -> np.ndarray:
-        """Read numbers from 0 to `high`, or NaN, as 64-bit floats whatever the file's
-        type.
-        """
+        """Read numbers from 0 to `high`, or NaN, as 64-bit floats."""
         values = self.numbers(name, shape, first)
         # `high` may overflow a file's short floats.
         with np.errstate(over="ignore"):
@@ -251,9 +247,7 @@ def objects(file: h5py.File) -> Iterator[Any]:
 
 
 def _opened(group: Any, name: bytes, where: str, seen: set[int]) -> Any:
-    """Open an object of a group unless it has been `seen`; refuse links to other
-    files.
-    """
+    """Open an object of a group unless it was `seen`; refuse links to other files."""
     link = group.links.get_info(name)
     if link.type == h5py.h5l.TYPE_SOFT:
         # A soft link's target is in this file, and is checked there.

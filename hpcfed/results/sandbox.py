@@ -49,9 +49,7 @@ def try_out(paths: Iterable[Path]) -> None:
 
 
 def _in_child(path: Path) -> int:
-    """Read a file in a child; return its exit code, or the negative number of the
-    signal that ended it.
-    """
+    """Read a file in a child; return its exit code, or minus the signal's number."""
     child = os.fork()
     if not child:
         # Whatever happens here, the child must never return into the program.
@@ -112,9 +110,7 @@ def _read_everything(path: Path) -> None:
 
 
 def _check_heaps(path: Path) -> None:
-    """Refuse heaps of strings with an entry of size 0, on which libhdf5 2.0.0 loops
-    forever.
-    """
+    """Refuse heaps of strings with an empty entry: libhdf5 2.0.0 loops on them."""
     with (
         open(path, "rb") as file,
         mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content,

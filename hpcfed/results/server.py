@@ -50,9 +50,7 @@ LATENT_SHARES = "share of the latents' variance on each of the two axes"
 
 
 class ServerSize(NamedTuple):
-    """How often the server's model is trained, on how many ranks, and with how many
-    steps of each network.
-    """
+    """How often, on how many ranks and in how many steps a server's model learns."""
 
     times: int
     ranks: int
@@ -130,9 +128,7 @@ def write_entry(
     learning: Learning,
     networks: Sequence[str],
 ) -> None:
-    """Write the entry of a training after this round; it reaches the disk with the next
-    rounds.
-    """
+    """Write the entry of a training; the next rounds bring it to disk."""
     group = file[GROUP]
     group["round"][entry] = round
     group["rows"][entry] = learning.rows

@@ -46,9 +46,7 @@ class SnapshotWriter:
         dtype: np.dtype,
         root: bool,
     ) -> None:
-        """`rounds` are the rounds after which snapshots are taken; the `root` also
-        writes the global row.
-        """
+        """`rounds` are those with a snapshot; the `root` also writes the global row."""
         self._folder = folder
         self._rank = rank
         self._root = root

@@ -32,15 +32,11 @@ MOST_NAMED = 8
 MOST_LINE = 10_000
 """Longest error message to read, in characters."""
 MOST_SAMPLES = 2**53
-"""The most samples of a client and a class: above this a float cannot hold every whole
-number.
-"""
+"""Most samples of a client and a class: floats hold whole numbers up to this."""
 
 
 def check_start(settings: Settings, launch: Launch) -> None:
-    """Refuse settings with which a run could not start, and an output folder that it
-    may not write to.
-    """
+    """Refuse settings that cannot start, and a folder that may not be written to."""
     check(settings, launch)
     config = settings.config
     # Last, because it accesses the disk. A resumed run is expected to be there.
@@ -83,17 +79,13 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _was_killed(record: RunRecord) -> bool:
-    """Tell whether a run that recorded no end is dead; False if only another machine
-    could tell.
-    """
+    """Tell whether a run without an end is dead; False if it ran elsewhere."""
     hosts = {rank.get("host") for rank in record.environment.get("ranks", [])}
     return hosts == {socket.gethostname()} and is_abandoned(record.folder)
 
 
 def _first_failure(folder: Path) -> str | None:
-    """Return the error of the first rank to fail; others may have failed only as a
-    consequence.
-    """
+    """Return the error of the first rank that failed; others may have followed it."""
     found = failures(folder)
     if not found:
         return None
@@ -172,9 +164,7 @@ class RunDetails:
 
 
 def read_details(folder: Path) -> RunDetails:
-    """Read the details of a run whose record was readable; raise a UserError if they
-    are not.
-    """
+    """Read the details of a run; raise a UserError if they are damaged."""
     path = folder / RECORD
     with readable(path, "a run"), reading(path) as file:
         return RunDetails(_class_counts(file), _losses(file), _latents(file))

@@ -81,9 +81,7 @@ def write_outcome(path: Path, outcome: Outcome) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a full disk or a folder that cannot be written to into one line that names
-    the file.
-    """
+    """Turn a refusal of the disk into one line that names the file."""
     try:
         yield
     except OSError as error:
@@ -109,9 +107,7 @@ def write_listing(out: Path, title: str, trials: Sequence[str]) -> None:
 
 
 def read_listing(folder: Path) -> Listing:
-    """Read the list of a study's trials. Without a list, return the trials that have a
-    folder.
-    """
+    """Read the list of a study's trials; without one, list those that have a folder."""
     try:
         listing: Listing = read_json(folder / PLAN, Listing, MOST_LISTING_BYTES)
     # An older study has no list, or somebody has put another file there.

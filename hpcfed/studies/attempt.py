@@ -88,9 +88,7 @@ def attempt_stack(
 
 
 def finished(trial: Trial) -> list[RunRecord] | None:
-    """Read a trial's runs, one for each seed; None unless all exist and are
-    complete.
-    """
+    """Read a trial's runs, one per seed; None unless all exist and are complete."""
     # No run yet, or an unreadable one: either way the trial must run.
     try:
         records = [read_run(folder) for folder in trial.run_folders]
@@ -140,9 +138,7 @@ def _run(words: Sequence[str], path: Path, limit: float) -> tuple[int | None, fl
 
 
 def _make_room(trial: Trial) -> None:
-    """Remove what an unsuccessful run has left, unless the same study is also running
-    elsewhere.
-    """
+    """Remove what an unsuccessful run has left, unless a process has claimed it."""
     if trial.folder.exists():
         check_plain(trial.folder)
         others = strangers(trial.folder)
@@ -159,9 +155,7 @@ def _make_room(trial: Trial) -> None:
 
 @contextmanager
 def _ending_with_us() -> Iterator[None]:
-    """Within the block, let SIGTERM end the process we wait for, as Ctrl-C does, and
-    then us.
-    """
+    """Let SIGTERM end the process we wait for, as Ctrl-C does, and then us."""
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -113,9 +113,7 @@ def print_dry_run(order: StudyOrder) -> None:
 def _measured(
     order: StudyOrder, works: dict[str, RunWork], done: Finished
 ) -> list[tuple[Point, RunWork, float, float]]:
-    """Return what finished trials took: the seconds of all rounds, and of the
-    process.
-    """
+    """Return the seconds of finished trials: of all rounds, and of the process."""
     measured = []
     for trial in order.trials:
         runs = done.get(trial.folder)

@@ -61,9 +61,7 @@ def _python(trial: Trial, start: Start) -> list[str]:
 
 
 def check_finished(trials: Sequence[Trial]) -> Finished:
-    """Return the runs of trials that need not run again, by folder. Refuse runs made
-    with other options.
-    """
+    """Return the runs of finished trials; refuse those made with other options."""
     done = {}
     for trial in trials:
         records = finished(trial)
@@ -137,9 +135,7 @@ def settle(trials: Sequence[Trial], start: Start) -> None:
 
 
 def run_trials(order: StudyOrder) -> int:
-    """Run the chosen unfinished trials, and gather every trial; return the number of
-    failed trials.
-    """
+    """Run the chosen unfinished trials, and gather all; return how many failed."""
     wait_for_runs(order.trials, order.out)
     # Before the first trial, so that a run with other options does not end the study
     # half-way.

@@ -106,9 +106,7 @@ class Trial:
 
     @property
     def words(self) -> list[str]:
-        """The command line, after `hpcfed`. A failed trial runs again over what it
-        left.
-        """
+        """The command line, after `hpcfed`; a failed trial runs again."""
         given = flags(self.point.given)
         return ["run", *given, "--out", str(self.folder), "--overwrite"]
 
@@ -201,9 +199,7 @@ def _reason(failure: ValidationError) -> str:
 
 
 def points(study: Study, path: Path) -> list[Point]:
-    """Return all points in order. A mistake in any of them ends the study before it
-    begins.
-    """
+    """Return all points in order; refuse a mistake in any of them."""
     made: list[Point] = []
     for variant in study.variants or {"": {}}:
         # The last option of the sweep changes fastest.

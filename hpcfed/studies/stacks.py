@@ -21,9 +21,7 @@ from hpcfed.results.study import writing
 from hpcfed.studies.plan import Trial
 
 UNFINISHED = ("stopped", "interrupted", "running")
-"""States of runs that can continue; one that still runs elsewhere has claimed its
-folder.
-"""
+"""States of runs that can continue; one that runs elsewhere has claimed its folder."""
 SERVER = "the server's model"
 MOST_COMPARED = 100
 """Most kinds of trials to search for the one nearest to a single trial."""

@@ -44,9 +44,7 @@ def order_of(
     starter: str,
     most: int,
 ) -> StudyOrder:
-    """Read a study file, or a program's equivalent of its tables; check all of it, and
-    choose points.
-    """
+    """Read a study's file, or its tables; check all of it, and choose points."""
     if not launched().alone:
         raise UserError(
             "hpcfed study starts mpirun or srun itself; start it without them"
@@ -71,9 +69,7 @@ def order_of(
 
 
 def run_study(order: StudyOrder) -> int:
-    """Run the chosen trials here, gather all, and say how it went; return the number of
-    failed trials.
-    """
+    """Run the chosen trials here, and gather all; return how many failed."""
     _make(order.out)
     with _claimed(order.out):
         _write_listing(order)

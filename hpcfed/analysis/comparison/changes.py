@@ -67,9 +67,7 @@ def changed_as_a_whole(before: Sequence[Group], after: Sequence[Group]) -> set[s
 
 
 def _values(groups: Sequence[Group]) -> Values:
-    """Return each option's values. Groups of a method without the option do not
-    count.
-    """
+    """Return each option's values, ignoring groups of methods without it."""
     found: Values = defaultdict(dict)
     defaults = RunConfig().model_dump(mode="json")
     for group in groups:
@@ -105,9 +103,7 @@ def _seeds(groups: Sequence[Group]) -> str:
 
 
 def code_changes(before: Sequence[Group], after: Sequence[Group]) -> list[Change]:
-    """Return the differences in hpcfed's source, the user's own files, versions of
-    packages and machines.
-    """
+    """Return what differs in source, the user's files, packages and machines."""
     ours, theirs = _facts(before), _facts(after)
     changes = []
     for name in dict.fromkeys((*ours, *theirs)):

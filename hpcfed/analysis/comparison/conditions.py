@@ -42,9 +42,7 @@ class Decision(IntEnum):
 
     DOES_NOT_HOLD = 0
     UNDECIDED = 1
-    """It would hold, but only by a single run of a side, which the machine's load may
-    have slowed.
-    """
+    """It would hold, but by one run of a side, which other load may have slowed."""
     HOLDS = 2
 
 
@@ -102,9 +100,7 @@ def judge_all(
     *,
     one_run_decides: bool = False,
 ) -> list[JudgedCondition]:
-    """Judge all conditions; this needs a comparison. With `one_run_decides`, none stays
-    undecided.
-    """
+    """Judge all conditions; with `one_run_decides`, none stays undecided."""
     if comparison is None:
         return []
     found = []

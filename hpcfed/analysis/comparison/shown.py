@@ -29,9 +29,7 @@ RATIO = Kind("1", ratio)
 MOST_NAMED = 5
 """Most changes or points that a sentence names; more are counted."""
 WIDEST = 60
-"""Longest name in a sentence or on the terminal, in characters; the page's tables have
-full names.
-"""
+"""Longest name in a sentence or on the terminal; tables of the page have all."""
 NOISE = (
     "one run on a side cannot tell noise; a folder of several runs may stand for A or B"
 )

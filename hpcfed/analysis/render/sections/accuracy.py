@@ -15,7 +15,7 @@ from hpcfed.analysis.curves import MOST_POINTS, curve, merged
 from hpcfed.analysis.findings import PER_CENT_OF, PLAIN, Cell, Kind, Row, Table
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import ACCURACIES, ALL_ACCURACIES, both_series, label
-from hpcfed.analysis.outcomes import known_metric, metric_limits
+from hpcfed.analysis.outcomes import known_mean, known_metric, metric_limits
 from hpcfed.analysis.render.charts import Axis, Drawing, Line, lines, stripes
 from hpcfed.analysis.render.sections.section import (
     MOST_BARS,
@@ -247,9 +247,7 @@ def _best_table(every: Sequence[Group]) -> list[Table]:
 
 
 def _best(group: Group, name: str) -> Cell:
-    return PER_CENT_OF(
-        known_metric("accuracy", [run.best(name) for run in group.seeds])
-    )
+    return PER_CENT_OF(known_mean([run.best(name) for run in group.seeds]))
 
 
 def _evaluations(run: RunRecord, name: str) -> int:
@@ -274,4 +272,4 @@ def _final(group: Group, name: str) -> Estimate:
     for run in group.seeds:
         if name in run.finals:
             means.append(mean_accuracy(run.finals[name]))
-    return known_metric("accuracy", means)
+    return known_mean(means)
