@@ -1,6 +1,4 @@
-"""Choices of options: the keys by which runs are grouped, and what distinguishes one
-choice from the others.
-"""
+"""Choices of options: keys that group runs, and what distinguishes choices."""
 
 import json
 from collections import defaultdict

@@ -56,9 +56,7 @@ class ReportRequest:
 
 
 def report(asked: ReportRequest) -> int:
-    """Write the page and the requested exports, and print the comparison of two paths;
-    return the exit code.
-    """
+    """Write the page and exports, and print a comparison; return the exit code."""
     # First, because reading a thousand runs takes a minute.
     _check_targets(asked)
     check_chart_files(asked.figures, asked.format, asked.width)
@@ -205,9 +203,7 @@ def _sides(comparison: Comparison) -> str:
 
 
 def _shared(every: list[Group]) -> str:
-    """Return `: digits, 20 clients`: what all points have in common, for the options
-    that readers ask for first.
-    """
+    """Return `: digits, 20 clients`: the data set and clients, if all share them."""
     shared = []
     for name in ("dataset", "clients"):
         if len({group.options[name] for group in every}) == 1:

@@ -178,9 +178,7 @@ def _frontier(points: Sequence[Weighed], judged: Measure) -> list[Weighed]:
 
 @dataclass(frozen=True)
 class Price:
-    """The cost of a method's round relative to the fastest method's, over the
-    conditions that both were run under.
-    """
+    """A method's cost of a round relative to the fastest's, over shared conditions."""
 
     method: str
     fastest: str
@@ -245,9 +243,7 @@ class Race:
     """Points whose seeds have all reached the target."""
 
     def first(self, spent: str) -> Group | None:
-        """Return the point that needed the least `seconds`, `virtual_seconds` or
-        `bytes`; None if these are unknown.
-        """
+        """Return the point that spent the least of this; None if unknown."""
         known = [m for m in self.arrived if isfinite(mean_to_target(m, spent))]
         if not known:
             return None

@@ -64,9 +64,7 @@ class Process:
 
     @cached_property
     def phase_means(self) -> dict[str, float]:
-        """Mean seconds of each phase over the counted rounds and ranks. Unlike the
-        median, it also covers phases that only few rounds have.
-        """
+        """Mean seconds of each phase; unlike medians, also of phases of few rounds."""
         means = self.phases.mean((0, 1))
         return dict(zip(PHASES, means.tolist(), strict=True))
 
@@ -118,17 +116,13 @@ class Group:
 
     @property
     def steps(self) -> float:
-        """Mean local steps per round of the client with the most; NaN if an older
-        version did not count them.
-        """
+        """Mean local steps of a round's busiest client; NaN in older records."""
         counted = self.first.rounds["longest_steps"]
         return float(counted.mean()) if len(counted) else nan
 
     @property
     def cohort(self) -> float:
-        """Mean number of clients that take part in a round; all clients if an old
-        record did not count them.
-        """
+        """Mean number of a round's participants; all clients in older records."""
         counted = self.first.rounds["cohort"]
         if np.isnan(counted).all():
             return float(self.clients)
@@ -227,9 +221,7 @@ def fewest_ranks(every: Sequence[Group]) -> list[Group]:
 def _with_sides(
     keys: Sequence[Combination], choices: Sequence[Combination]
 ) -> list[Combination]:
-    """Add the side to keys that look alike: a method's file may have been changed in a
-    copy with the same name.
-    """
+    """Add the side to keys that look alike: files of methods may share a name."""
     names = []
     for key, choice in zip(keys, choices, strict=True):
         names.append((label(key), choice["clients"], choice["ranks"]))

@@ -110,9 +110,7 @@ def condition_text(condition: Combination) -> str:
 
 
 def times_text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:
-    """Return a figure derived from times like `text`, but without an interval that is
-    too wide to be useful.
-    """
+    """Return a figure of times like `text`, but without an interval that is vague."""
     if not estimate.vague:
         return text(estimate, unit, scale)
     alone = text(Estimate(estimate.centre), unit, scale)

@@ -219,9 +219,7 @@ COSTS = {
 
 
 def mean_to_target(group: Group, name: str) -> float:
-    """Return the mean `seconds`, `virtual_seconds` or `bytes` until the target was
-    reached; NaN unless every seed has reached it.
-    """
+    """Return the mean of a cost up to the target; NaN unless every seed reached it."""
     reached = [run.reached() for run in group.seeds]
     values = [getattr(one, name) for one in reached if one is not None]
     if len(values) < len(reached):

@@ -22,9 +22,7 @@ Families = dict[tuple[Combination, float], list[Group]]
 
 @dataclass(frozen=True)
 class Scaling:
-    """Groups that differ only in ranks (strong), or in ranks with the same number of
-    clients on each (weak).
-    """
+    """Groups that differ only in ranks, with equal clients in all or on each rank."""
 
     key: Combination
     kind: ScalingKind
@@ -97,9 +95,7 @@ def _scaling(
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the slope of log y over log x: 1 is proportional, 0 is flat. NaN with
-    fewer than two different x.
-    """
+    """Return the slope of log y over log x: 1 is proportional; NaN for one x."""
     if len(set(x)) < 2:
         return nan
     # A power law is a straight line on logarithmic scales.
@@ -155,9 +151,7 @@ def growths(every: Sequence[Group]) -> list[Growth]:
 
 
 def power(x: Sequence[float], y: Sequence[float]) -> Estimate:
-    """Estimate the power of x that y grows with, by a straight line on logarithmic
-    scales; with an interval from three points on.
-    """
+    """Estimate the power of x that y grows with; three points have an interval."""
     from scipy import stats  # late, for the reason given in statistics.py
 
     centre = slope(x, y)

@@ -37,9 +37,7 @@ class Estimate:
 
     @property
     def vague(self) -> bool:
-        """Whether an interval of times is too wide to be useful, such as that of two
-        repeats on a busy machine.
-        """
+        """Whether an interval of times is too wide, as of two noisy repeats."""
         return self.bounded and (self.low <= 0 or self.high > MOST_SPREAD * self.low)
 
     def exp(self) -> "Estimate":
@@ -120,9 +118,7 @@ def of_seeds(
 
 
 def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
-    """Divide two independent positive figures: on a logarithmic scale, distances to the
-    ends add up as squares.
-    """
+    """Divide two independent positive figures: log distances add up as squares."""
     centre = scale * top.centre / bottom.centre
     bounded = top.bounded and bottom.bounded
     if not bounded or min(top.low, bottom.low) <= 0:  # no logarithm

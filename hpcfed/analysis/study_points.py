@@ -43,9 +43,7 @@ OF_FEW = ("virtual time", "ε")
 
 
 def study_points(study: StudyRecord) -> list[dict[str, Any]]:
-    """Return the figures of each point with a finished trial, over all its repeats and
-    seeds, in the study's order.
-    """
+    """Return the figures of each finished point, over repeats and seeds, in order."""
     processes = []
     for trial in study.trials:
         if _is_complete(trial):

@@ -206,9 +206,7 @@ def _effect(effect: Effect, judged: Measure) -> str:
 
 
 def _opposite(one: Matters, judged: Measure) -> str:
-    """Return the sentence for an option that certainly helps one method and certainly
-    harms another; empty if no two methods disagree.
-    """
+    """Say that an option certainly helps one method and harms another, else nothing."""
     helped, harmed = [], []
     for method, change in one.by_method.items():
         told = f"{method} ({text(change, judged.steps)})"

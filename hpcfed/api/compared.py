@@ -60,9 +60,7 @@ class Compared:
 
     @property
     def speed(self) -> Any:
-        """Costs of a round: seconds in total and by phase, memory, bytes and energy;
-        `change` is B / A.
-        """
+        """Costs of a round: seconds, phases, memory, bytes, energy; `change`: B / A."""
         seconds, *others = self._comparison.costs
         return _figures([seconds, *self._comparison.phases, *others])
 

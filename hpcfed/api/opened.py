@@ -50,9 +50,7 @@ def table(columns: Columns) -> Any:
 
 
 def stacked(tables: Sequence[tuple[int, Columns]]) -> Columns:
-    """Stack the tables of several seeds, with a column `seed` before the others; return
-    a single table unchanged.
-    """
+    """Stack the tables of several seeds, with a first column `seed`."""
     if len(tables) == 1:
         return tables[0][1]
     seeds = []

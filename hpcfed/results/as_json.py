@@ -20,9 +20,7 @@ _SUMMARY_FACTS = ("method", "dataset", "clients", "ranks", "seed", "model", "col
 
 
 def read_json(path: Path, kind: Any, most: int) -> Any:
-    """Read a JSON file of at most `most` bytes as this type; raise an OSError or a
-    ValueError for anything else.
-    """
+    """Read JSON of at most `most` bytes as this type; raise OSError or ValueError."""
     check_file(path, most)
     return TypeAdapter(kind).validate_python(_loaded(path.read_text()))
 

@@ -151,9 +151,7 @@ def existing(path: Path, stopping: Stopping = lambda: False) -> StoredFile:
 def complete(
     folder: Path, rounds: int, files: Sequence[StoredFile], *, keep: int = KEPT
 ) -> None:
-    """Write the marker, now that all files are on disk, and remove all but the last
-    `keep` finished checkpoints.
-    """
+    """Write the marker, and remove all but the last `keep` finished checkpoints."""
     marker = {
         "format": _FORMAT,
         "schema": _SCHEMA,
@@ -170,17 +168,13 @@ def complete(
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint. Its marker goes first, so that the rest is never mistaken
-    for a whole checkpoint.
-    """
+    """Remove a checkpoint, its marker first: the rest must not look whole."""
     (folder / MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def discard_after(run: Path, rounds: int) -> None:
-    """Remove checkpoints of later rounds than the one a run continues from: they are
-    damaged or unfinished.
-    """
+    """Remove checkpoints of later rounds, which are damaged or unfinished."""
     for folder in checkpoint_folders(run):
         if int(folder.name) > rounds:
             remove(folder)
@@ -240,17 +234,13 @@ def exist(run: Path) -> bool:
 
 
 def newest_rounds(run: Path) -> int:
-    """Return the number of rounds before the newest finished checkpoint; 0 without one.
-    This does not check that it is whole.
-    """
+    """Return the rounds before the newest finished checkpoint, whole or not; else 0."""
     finished = [path for path in checkpoint_folders(run) if (path / MARKER).exists()]
     return int(finished[-1].name) if finished else 0
 
 
 def listed(folder: Path) -> list[str]:
-    """Return the names of a checkpoint's files as its marker lists them; other files in
-    the folder do not belong to it.
-    """
+    """Return the names of a checkpoint's files, as its marker lists them."""
     return [file.name for file in _marked(folder)]
 
 
@@ -276,9 +266,7 @@ def recorded(run: Path, *, record_only: bool = False) -> list[Path]:
 
 
 def newest(run: Path, *, say: Say, below: int | None = None) -> Checkpoint | None:
-    """Return the last whole checkpoint, of those after fewer than `below` rounds;
-    report damaged ones through `say`.
-    """
+    """Return the last whole checkpoint `below` a round; report damaged ones."""
     found = common([run], say=say, below=below)
     return found[0] if found else None
 

@@ -62,16 +62,12 @@ def _locked(path: Path) -> int:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Tell whether a folder has a claim that no process of this machine holds, which
-    means that its run was killed.
-    """
+    """Tell whether no process here holds a folder's claim: its run was killed."""
     return _is_locked(folder / CLAIM) is False
 
 
 def hold(descriptor: int) -> None:
-    """Lock a file for as long as this process, or one that inherits the descriptor, has
-    it open. Without file locks, do nothing.
-    """
+    """Lock a file, if possible, as long as a process has this descriptor open."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

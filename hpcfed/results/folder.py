@@ -305,9 +305,7 @@ def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
 
 
 def _is_made_by_run(path: Path) -> bool:
-    """Tell whether a run creates such a file or folder. A run killed early leaves some
-    of them, but no record.
-    """
+    """Tell whether a run creates such a file or folder, even one killed early."""
     if fullmatch(_SEED, path.name):
         return _is_folder(path) and all(map(_is_made_by_run, _entries(path)))
     if path.name in (CHECKPOINTS, TENSORBOARD):

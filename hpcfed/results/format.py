@@ -193,9 +193,7 @@ def metric_arrays(
 
 
 def clock_arrays(rounds: int, members: int) -> Iterator[Declared]:
-    """Yield the clock table's datasets for rounds of at most `members` members; nothing
-    if the table would be too large.
-    """
+    """Yield the clock table's datasets, unless the table would be too large."""
     if rounds * members > MOST_CLOCK_ENTRIES:
         return
     for name, (unit, meaning, dtype) in CLOCK_COLUMNS.items():
@@ -216,9 +214,7 @@ def take_down_clock(
 
 
 def finite_figures(arrays: Mapping[str, np.ndarray], round: int) -> dict[str, float]:
-    """Return all finite figures of a round: series, mean seconds of ranks by phase, the
-    largest memory and the payload of all collectives.
-    """
+    """Return all finite figures of a round, those of ranks as means, maxima or sums."""
     found = {}
     for name, array in arrays.items():
         if name.startswith("rounds/"):

@@ -52,9 +52,8 @@ def recent(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def pace(seconds: Sequence[float] | np.ndarray) -> float:
-    """Return the median time of recent rounds, because one of them may have waited for
-    the server's learning. NaN if no round is done.
-    """
+    """Return the median time of recent rounds; NaN if no round is done."""
+    # The median, because a round may have waited for the server's learning.
     return float(per_round(recent(seconds)))
 
 

@@ -15,9 +15,7 @@ MOST_BYTES = 2**26
 
 
 class Part(BaseModel):
-    """The clients' training, or one of the server's networks, compared with the
-    device's ceilings; None for unknown values.
-    """
+    """Clients' training or a network of the server, by the device's ceilings."""
 
     name: str
     seconds: float

@@ -83,9 +83,7 @@ def publish(content: bytes | memoryview, path: Path) -> None:
 
 
 def replace_quickly(content: str, path: Path) -> None:
-    """Replace a file as a whole without waiting for the disk. A machine crash may lose
-    it, and a full disk leaves it as it was.
-    """
+    """Replace a whole file without waiting for the disk; a crash may lose it."""
     hidden = path.with_name(f"{_hidden(path)}{os.getpid()}.tmp")
     # Do not follow a link or wait for a pipe that somebody has put there.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK

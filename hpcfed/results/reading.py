@@ -135,9 +135,7 @@ def _facts(file: Reader) -> dict[str, Any]:
 
 
 def check_options(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored config after checking its general options like those of a command
-    line; a method's own options stay unchecked.
-    """
+    """Return a stored config with its general options checked, as a command line's."""
     stored = with_old_meaning(stored)
     fields = RunConfig.model_fields
     # An older record lacks newer options, and null means an option was not given.

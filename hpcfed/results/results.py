@@ -372,9 +372,7 @@ class ResultsWriter:
             self._arrays[name][rounds] = np.nan
 
     def _restore_command(self, text: str) -> None:
-        """Keep the command that began the run, since it reproduces the run; commands
-        that resumed it are stored beside it.
-        """
+        """Keep the command that began the run, beside those that resumed it."""
         self._environment = of_resumed(json.loads(text), self._environment)
         # HDF5 cannot replace a text in place.
         del self._file["environment"]

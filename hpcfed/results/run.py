@@ -65,9 +65,7 @@ class NewRounds:
     bytes_down: np.ndarray
 
     def curve(self, name: str) -> np.ndarray:
-        """Return the mean of `accuracy` or `trained_accuracy` over clients after every
-        round; NaN in rounds that were not evaluated.
-        """
+        """Return the mean over clients after every round; NaN if not evaluated."""
         values: np.ndarray = getattr(self, name)
         return np.array([mean_accuracy(of_round) for of_round in values])
 
@@ -113,9 +111,7 @@ class RunRecord:
     client_metrics: dict[str, np.ndarray]
     """Further metrics by name: [rounds done, evaluated clients]."""
     class_accuracy: dict[str, np.ndarray]
-    """Accuracy by class, if requested, of the clients' models and of the global one:
-    [rounds done, classes].
-    """
+    """Accuracy by class of clients' and global models, if any: [rounds, classes]."""
     figures: dict[str, np.ndarray] = field(default_factory=dict)
     """What the method measured at the end: a number for each client, by name."""
     newcomer_bytes: float = float("nan")
@@ -169,9 +165,7 @@ class RunRecord:
         return float(known.max())
 
     def _evaluations(self, name: str) -> np.ndarray:
-        """Return the values of a series without the NaN of rounds that were not
-        evaluated; empty if the run does not have this series.
-        """
+        """Return a series without NaN of unevaluated rounds; empty if unknown."""
         values = self.rounds.get(name, np.empty(0))
         return values[~np.isnan(values)]
 
@@ -240,9 +234,7 @@ class RunRecord:
 
     @property
     def untimed(self) -> int:
-        """The number of first rounds without times of ranks, because the run was later
-        resumed with another number of ranks.
-        """
+        """First rounds without times: the run was resumed on other ranks."""
         unknown = np.isnan(self.phases).any((1, 2))
         # Rounds restored by a resumed run come first.
         return 0 if unknown.all() else int(unknown.sum())
@@ -291,9 +283,7 @@ class RunRecord:
         return mean_accuracy(accuracy[joined, clients])
 
     def newcomers_last(self, start: str) -> float:
-        """Return new clients' mean accuracy over their last ten local updates, or over
-        all if there were fewer.
-        """
+        """Return new clients' mean accuracy over their last ten local updates."""
         # Entry 0 is the start, before any update.
         updates = self.newcomers[start][1:]
         return mean_accuracy(updates[-LAST_UPDATES:])
@@ -310,9 +300,7 @@ class RunRecord:
         return float(2 * mean_upload.sum())
 
     def imbalance(self) -> float:
-        """Return the slowest rank's train seconds divided by the mean over ranks, as
-        the median over rounds; NaN if unknown.
-        """
+        """Return the slowest rank's train seconds by the mean: median over rounds."""
         # The median, because the first round warms up and others may be disturbed.
         known = _known(self.rounds["imbalance"])
         return float(np.median(known)) if len(known) else float("nan")
@@ -335,9 +323,7 @@ def _known(values: np.ndarray) -> np.ndarray:
 def at_target(
     accuracy: np.ndarray | float, global_accuracy: np.ndarray | float, target: float
 ) -> Any:
-    """Tell where the global model reaches `target` per cent; without a global model,
-    where the clients' mean does.
-    """
+    """Tell where the global model, or else the clients' mean, reaches a target in %."""
     has_global = not np.isnan(global_accuracy).all()
     judged = global_accuracy if has_global else accuracy
     return judged >= target / 100

@@ -22,9 +22,7 @@ from hpcfed.errors import UserError
 MOST_BYTES = 4 * 2**30
 """Largest file that is read as a whole."""
 SLACK = 64 * 2**20
-"""Bytes that may be read beyond a file's size, because declared data that was never
-written is not in the file.
-"""
+"""Bytes to read beyond a file's size: data that was never written is not in it."""
 SPARSE = 2**30, 1000
 """A file of at least 2**30 bytes was never written as a whole if the disk holds less
 than one in 1000 of them.
@@ -40,9 +38,7 @@ MOST = 1e30
 
 
 class Reader:
-    """A group of an untrusted file. Raises a ValueError for anything without the
-    requested type, shape and size.
-    """
+    """A group of an untrusted file; other types, shapes and sizes are ValueErrors."""
 
     def __init__(self, group: h5py.Group, left: list[int]) -> None:
         """`left`: bytes that all readers of the file may still read."""
@@ -173,9 +169,7 @@ class Reader:
 
 @contextmanager
 def readable(path: Path, kind: str) -> Iterator[None]:
-    """Turn any exception of libhdf5, h5py and numpy into one line for the user. A
-    damaged or hostile file may cause any of them.
-    """
+    """Turn any exception over a damaged or hostile file into one line."""
     try:
         yield
     except UserError:

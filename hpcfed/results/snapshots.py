@@ -27,9 +27,7 @@ from hpcfed.results.safe import SLACK, Reader, check, readable
 
 KIND = "this run's snapshots"
 PER_ROW, PER_FILE = 160, 2**17
-"""Most bytes that HDF5 adds: to a row its checksum and its entry in the index, to a
-file names and headers.
-"""
+"""Most bytes that HDF5 adds to a row (checksum, index) and to a file (headers)."""
 
 
 class SnapshotWriter:
@@ -144,9 +142,7 @@ class SnapshotWriter:
         return fits
 
     def _fits(self, file: h5py.File) -> bool:
-        """Tell whether a file has this rank's clients; refuse such a file if it cannot
-        take the future snapshots.
-        """
+        """Tell whether a file has this rank's clients; refuse one without room."""
         known = Reader(file, [SLACK])
         if not np.array_equal(known.numbers("client", (None,)), self._clients):
             return False
@@ -181,9 +177,7 @@ class SnapshotWriter:
         return bool(np.isin(round, self._rounds))
 
     def write_rows(self, round: int, positions: np.ndarray, rows: np.ndarray) -> None:
-        """Write the rows of the clients at these positions; a later call in the same
-        round overwrites them.
-        """
+        """Write rows of clients at these positions; a later call overwrites them."""
         file, snapshot = self._entry(round)
         with hdf5_writing(Path(file.filename)):
             # Each row is its own chunk, so writing several at once gains nothing.
@@ -202,9 +196,7 @@ class SnapshotWriter:
             file.flush()
 
     def _entry(self, round: int) -> tuple[h5py.File, int]:
-        """Return the file, and the index of a round's snapshot in it: this run's
-        snapshots are the last ones.
-        """
+        """Return the file, and the index of a round's snapshot in it."""
         assert self._file is not None
         earlier = len(self._file["round"]) - len(self._rounds)
         number = int(np.searchsorted(self._rounds, round))
@@ -217,9 +209,7 @@ class SnapshotWriter:
 
 
 def _rewind(folder: Path, first: int) -> None:
-    """Remove the snapshots of rounds from `first` on, which will be made again; remove
-    files that have no earlier ones.
-    """
+    """Remove snapshots from round `first` on, and files without earlier ones."""
     for path in snapshots(folder):
         check_limit(path, path.stat().st_size)
         with readable(path, KIND), h5py.File(path, "r+") as file:

@@ -99,9 +99,7 @@ def _first_failure(folder: Path) -> str | None:
 
 
 def read_seeds(folder: Path) -> list[RunRecord]:
-    """Read the runs in `folder/seed-N`, in the order of their seeds; none if the folder
-    itself holds a run.
-    """
+    """Read the runs in `folder/seed-N`, by seed; none if the folder holds a run."""
     # `runs` returns the folder itself if it has no seeds.
     found = runs(folder)
     if found == [folder]:

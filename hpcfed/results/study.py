@@ -46,9 +46,7 @@ class Outcome:
     """`complete`, `failed` or, before its start, `waiting`."""
     error: str = ""
     seconds: float = nan
-    """Wall time of the whole process, including start and end; NaN if the study was
-    killed before the process ended.
-    """
+    """Wall time of the whole process; NaN if the study was killed before its end."""
     command: str = ""
 
     def __str__(self) -> str:
@@ -231,9 +229,7 @@ def read_gathered(path: Path) -> StudyRecord:
 
 
 def _read_trials(file: Reader, path: Path, unread: list[str]) -> Iterator[TrialRecord]:
-    """Read all trials. If one of its runs cannot be read, a trial has no runs, and
-    `unread` gets the reason.
-    """
+    """Read all trials; `unread` gets why one with an unreadable run has no runs."""
     columns = {column: file.texts(f"trials/{column}") for column in TABLE}
     number_of_trials = len(columns["name"])
     seconds = file.numbers("trials/seconds", (number_of_trials,))

@@ -172,13 +172,11 @@ def _ending_with_us() -> Iterator[None]:
 
 
 def _wait(process: subprocess.Popen[bytes], limit: float) -> int | None:
-    """Return the exit code; None if the process had to be ended. The launcher ends its
-    ranks when asked to.
-    """
+    """Return the exit code; None if the process had to be ended."""
     try:
         return process.wait(None if isinf(limit) else limit)
     except subprocess.TimeoutExpired:
-        process.terminate()
+        process.terminate()  # a launcher ends its ranks when asked to
         try:
             process.wait(GRACE)
         except subprocess.TimeoutExpired:
@@ -211,9 +209,7 @@ def _error(trial: Trial, code: int | None, limit: float) -> str:
 def _error_in_stack(
     trial: Trial, code: int | None, log: Path, limit: float
 ) -> str | None:
-    """Return why a trial of a stack failed; empty if it did not, and None if the
-    process failed and left it unfinished.
-    """
+    """Return why a trial of a stack failed, empty if it did not; None: run it again."""
     if finished(trial) is not None:
         return ""
     if code is None:

@@ -50,9 +50,7 @@ class Speed:
 def speed(
     measured: Sequence[tuple[Point, RunWork, float, float]], *, cuda: bool
 ) -> Speed:
-    """Derive a speed from finished runs: point, work, seconds of all rounds, and
-    seconds of the whole process.
-    """
+    """Derive a speed from finished runs: point, work, seconds of rounds, and in all."""
     rates, starts = [], []
     for point, done, rounds, process in measured:
         at_one = Speed(1.0, 0.0, 0).seconds(point, done)  # seconds at 1 FLOP/s

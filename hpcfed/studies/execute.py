@@ -43,9 +43,7 @@ Finished = dict[Path, list[RunRecord]]
 WAIT = 0.5
 """Seconds between two checks of a run that we wait for."""
 PAUSE = 20
-"""The minimum pause before the next gathering, as a multiple of the last one's
-duration: at most 5 % of the time.
-"""
+"""Pause before the next gathering, in durations of the last: at most 5 % of time."""
 
 
 def command(trial: Trial, start: Start) -> list[str]:
@@ -104,9 +102,7 @@ def _check_seeds(trial: Trial) -> None:
 
 
 def wait_for_runs(trials: Sequence[Trial], out: Path) -> None:
-    """Wait for trials that are still running: their study was killed, but they were
-    not. Trials that complete need not run again.
-    """
+    """Wait for trials that still run: their study was killed, but they were not."""
     logs = {trial.log: str(trial) for trial in trials}
     folders = {str(trial.folder) for trial in trials}
     for path in sorted((out / STACKS).glob("*.json")):
@@ -162,9 +158,7 @@ def gather_all(order: StudyOrder) -> None:
 
 
 def gather(path: Path, study: Study, text: str, every: Sequence[Trial]) -> None:
-    """Combine the runs of all trials, and how each trial went, in one file. `text` is
-    the study's own file.
-    """
+    """Combine all trials' runs and outcomes in one file; `text` is the study's own."""
     sources = []
     for trial in every:
         options = {**trial.point.given, "ranks": trial.point.ranks}

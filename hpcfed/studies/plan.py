@@ -241,9 +241,7 @@ def _check_names(made: Sequence[Point], path: Path) -> None:
 def choose(
     every: Sequence[Point], *, only: str, numbers: Sequence[int] | None
 ) -> list[Point]:
-    """Return the points whose name matches the pattern and, if numbers are given, whose
-    number is one of them.
-    """
+    """Return the points with a matching name and, if given, one of these numbers."""
     for number in numbers or ():
         if not 0 <= number < len(every):
             raise UserError(

@@ -65,9 +65,7 @@ def singles(trials: Iterable[Trial]) -> list[Stack]:
 
 
 def stacked(trials: Sequence[Trial], most: int) -> list[Stack]:
-    """Stack trials that differ only in stackable options, at most `most` together, in
-    the order of the first of each.
-    """
+    """Stack up to `most` trials that differ only in stackable options, in order."""
     shared = [_shared(trial) for trial in trials]
     alike: dict[str, list[int]] = {}
     for number, options in enumerate(shared):

@@ -79,9 +79,7 @@ def run_study(order: StudyOrder) -> int:
 
 
 def run_points(order: StudyOrder) -> int:
-    """Run the chosen trials as one job of an array: other jobs write beside it, and the
-    last one gathers. Return the number of failed trials.
-    """
+    """Run the chosen trials as one job of an array; return how many failed."""
     _make(order.out)
     execute.wait_for_runs(order.trials, order.out)
     execute.settle(order.trials, order.start)
@@ -93,9 +91,7 @@ def run_points(order: StudyOrder) -> int:
 
 
 def gather_study(order: StudyOrder) -> int:
-    """Gather what has run, as the last job of a submitted study does; return the number
-    of chosen trials that are not complete.
-    """
+    """Gather what has run, as an array's last job; return how many are incomplete."""
     _make(order.out)
     execute.settle(order.every_trial, order.start)
     execute.gather_all(order)

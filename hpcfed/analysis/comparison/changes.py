@@ -16,9 +16,7 @@ from hpcfed.results.run import RunRecord
 ABSENT = "–"
 """Shown for what a side does not have."""
 VARIABLES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NCCL_", "GLOO_")
-"""Prefixes of environment variables that may affect the time of a run; others, such as
-a job's number, always differ.
-"""
+"""Prefixes of environment variables that may affect the time of a run."""
 DIGITS = 10
 """Characters of a commit or a checksum: enough to distinguish them."""
 

@@ -1,6 +1,4 @@
-"""A and B side by side: the points that both have, how their figures differ at each
-point, and over all of them.
-"""
+"""A and B side by side: how figures differ at points of both, and over all."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -226,9 +224,7 @@ class PointPair:
 
     @cached_property
     def headlines(self) -> list[Figure]:
-        """Accuracies, of clients and of the global model, and the main metric of a task
-        if it is another one.
-        """
+        """Accuracies, and the task's main metric if it is another one."""
         names = ["accuracy"]
         if self.before.first.task == self.after.first.task:
             names.append(HEADLINES[self.before.first.task])

@@ -252,9 +252,7 @@ def _change_cell(figure: Figure | None) -> str | Cell:
 
 
 def point_table(comparison: Comparison) -> Table:
-    """Return a row for each point, if there are several. Memory and bytes have columns
-    if they differ at a point.
-    """
+    """Return a row per point; memory and bytes have columns if they differ."""
     points = comparison.points
     costs = {
         "memory, B / A": [point.ratio(MEMORY) for point in points],
