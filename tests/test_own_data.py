@@ -577,7 +577,7 @@ def test_torch_data_sets_are_gathered(function: str, functions: str) -> None:
 
 
 WRONG = [
-    ("typo", "'train_input' means nothing; did you mean 'train_inputs'?"),
+    ("typo", "unknown key 'train_input'; did you mean 'train_inputs'?"),
     ("objects", "train_inputs holds Python objects"),
     ("ragged", "have shapes [2] and [4]"),
     ("endless", "its train set of 1,000,000,000,000 items needs"),

@@ -18,6 +18,7 @@ def describe(source: Source) -> Description:
     inputs = _one_of(source, "images", "inputs")
     splits = ("train",) if _has_no_test(source) else ("train", "test")
     shapes = [_sample_shape(source, f"{split}_{inputs}") for split in splits]
+    # Integer inputs are tokens; integer images are pixels.
     tokens = inputs == "inputs" and source.header("train_inputs")[1].kind == "i"
     targets = _one_of(source, "labels", "targets", optional=tokens)
     task: Task = "next-token"
@@ -93,6 +94,7 @@ def _one_of(source: Source, first: str, second: str, *, optional: bool = False) 
 def _has_no_test(source: Source) -> bool:
     """Tell whether the test set must be split off, which requires owners."""
     names = source.names()
+    # Any test array counts: half a test set is a mistake, which is reported later.
     has_test = any(name.startswith("test_") for name in names if name in KNOWN)
     return "train_clients" in names and not has_test
 
@@ -284,6 +286,8 @@ def _vocabulary_of(source: Source, splits: Sequence[str], next_tokens: str) -> i
     """
     given = _given(source, "vocabulary")
     tokens = source.read("train_inputs")
+    # From the training set alone: a network cannot learn tokens that only the test set
+    # has.
     vocabulary = given or int(tokens.max()) + 1
     if next_tokens and not given:
         vocabulary = max(vocabulary, int(source.read(f"train_{next_tokens}").max()) + 1)

@@ -155,6 +155,7 @@ def read_all(source: Source, about: Description) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     if about.owners:
         owners = source.read("train_clients")
+        # Sorted, so that a client's number does not depend on the order of samples.
         names, numbers = np.unique(owners, return_inverse=True)
         found["owner_names"] = _texts(names)
         found["train_owners"] = numbers
@@ -168,6 +169,7 @@ def read_all(source: Source, about: Description) -> dict[str, np.ndarray]:
         if about.targets:
             targets = source.read(f"{split}_{about.targets}")
         else:
+            # Each token's target is the next one, so both are one token shorter.
             inputs, targets = inputs[:, :-1], inputs[:, 1:]
         if about.task == "regression":
             targets = targets.reshape(len(targets), -1)
@@ -185,6 +187,7 @@ def held_out(owners: np.ndarray) -> np.ndarray:
     order = np.argsort(owners, kind="stable")
     _, starts, counts = np.unique(owners[order], return_index=True, return_counts=True)
     size = np.repeat(counts, counts)
+    # A sample's number among its owner's samples, in the data set's order.
     position = np.arange(len(owners)) - np.repeat(starts, counts)
     tenth = position % HELD_OUT == HELD_OUT - 1
     last_of_few = (size > 1) & (size < HELD_OUT) & (position == size - 1)
@@ -201,6 +204,7 @@ def with_owned_test(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return dict(found)
     owners = found["train_owners"]
     test = held_out(owners)
+    # The given test set stays: the global model is judged on it, but it has no owners.
     nobodys = np.full(len(found["test_inputs"]), -1, np.int64)
     split = {
         "owner_names": found["owner_names"],

@@ -83,6 +83,7 @@ def _version(name: str, root: Path | None) -> tuple[int, ...]:
     if not is_file_name(name):
         return ()
     found = _find_npz(name, root).stat()
+    # Part of the cache's key: a notebook may write the file again between two runs.
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
@@ -191,6 +192,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     with readable(path), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         for array in KNOWN:
+            # Readers of a zip differ in which of two members with one name they take.
             if names.count(f"{array}.npy") > 1 or array in names:
                 raise UserError(
                     f"{path}: {array} is there twice or without .npy; write the file "

@@ -166,6 +166,7 @@ class ArrayDataset(Dataset):
                 digest.update(owners.tobytes())
             # Equally spaced pieces of the whole set.
             content = inputs.reshape(-1).view(np.uint8)
+            # 1 if the set is small enough to be read as a whole.
             every = max(1, -(-len(content) // FINGERPRINT_BYTES))
             for start in range(0, len(content), every * FINGERPRINT_PIECE):
                 piece = content[start : start + FINGERPRINT_PIECE]
@@ -190,6 +191,7 @@ def channel_moments(
         variance = some.var(axis=others, dtype=np.float64)
         return [len(some) / len(inputs)], mean, variance
 
+    # As many threads as cores that the launcher has given us, not as the machine has.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         found = list(threads.map(moments, range(0, len(inputs), block)))
     share, block_means, variances = (
@@ -271,6 +273,7 @@ class SyntheticDataset(Dataset):
         block = max(1, BLOCK // math.prod(self.shape))
         for start in range(0, len(index), block):
             rows = slice(start, start + block)
+            # Keyed by sample: every rank makes its own images, and all agree on them.
             keys = randomness.client_keys(self._seed, purpose, 0, samples[rows])
             noise = _centred(keys, self._size.shape).mul_(noise_amplitude)
             # Converted to the dtype of the run only at the end.
@@ -295,6 +298,7 @@ class SyntheticDataset(Dataset):
 def _labels(samples: int, classes: int, seed: int, split: Split) -> np.ndarray:
     """Return shuffled labels, with equally many of each class as far as possible."""
     rng = randomness.generator(seed, f"synthetic {split} labels")
+    # Equally many samples of each class, up to one.
     return rng.permutation(np.arange(samples) % classes)
 
 

@@ -117,6 +117,7 @@ def _digits() -> Arrays:
     labels = table[:, 64]
     test = np.zeros(len(labels), dtype=bool)
     for label in range(10):
+        # Published figures of the digits rely on this split: never change it.
         test[np.flatnonzero(labels == label)[4::5]] = True
     return {
         "train_inputs": images[~test],
@@ -232,6 +233,8 @@ def _read_cifar(name: str, root: Path) -> Arrays:
         for split, checksums in CIFAR_CHECKSUMS[name].items():
             paths = [root / CIFAR_FOLDERS[name] / file for file in checksums]
             contents = list(threads.map(_read_original, paths, checksums.values()))
+            # The bytes whose checksum was taken, not the file, which might change in
+            # between.
             batches = [
                 _ArrayUnpickler(io.BytesIO(content)).load() for content in contents
             ]
@@ -263,6 +266,7 @@ class _ArrayUnpickler(pickle.Unpickler):
             "ndarray": np.ndarray,
             "dtype": np.dtype,
         }
+        # Even the originals are not trusted: a pickle could name any function to call.
         if module.partition(".")[0] != "numpy" or name not in allowed:
             raise pickle.UnpicklingError(f"{module}.{name} is not an array")
         return allowed[name]

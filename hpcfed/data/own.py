@@ -35,6 +35,7 @@ def is_own(name: str) -> bool:
 def loaded(name: str, options: str) -> InMemory:
     """Return what the user's function gives for these keywords, which are JSON."""
     made = _called(name, json.loads(options))
+    # An object with two data sets as attributes, such as those of many libraries.
     if hasattr(made, "train") and hasattr(made, "test"):
         made = {"train": made.train, "test": made.test}
     elif isinstance(made, tuple | list) and len(made) == 2:
@@ -85,7 +86,7 @@ def _arrays(name: str, made: Mapping[Any, Any]) -> dict[str, np.ndarray]:
     for key, value in made.items():
         if key not in known:
             guess = did_you_mean(str(key), known)
-            raise UserError(f"data set {name}: {key!r} means nothing{guess}")
+            raise UserError(f"data set {name}: unknown key {key!r}{guess}")
         if key in ("train", "test"):
             arrays |= _columns(name, key, value)
         else:
@@ -110,8 +111,8 @@ def _columns(name: str, split: str, items: Any) -> dict[str, np.ndarray]:
         raise UserError(f"data set {name}: its {split} set is empty")
     if len({len(item) for item in gathered}) > 1:
         raise UserError(
-            f"data set {name}: some items of its {split} set have a client, some have "
-            "not; give all one"
+            f"data set {name}: some items of its {split} set have a client and some "
+            "do not; give every item one"
         )
     columns = {}
     kinds = ("inputs", "targets", "clients")[: len(gathered[0])]
@@ -146,6 +147,8 @@ class _Reading:
         # The first item tells how large all will be, before they are read.
         whole = self._bytes
         if self._total is not None:
+            # An extrapolation, so that a set too large is refused after its first
+            # items.
             whole = max(whole, self._bytes * self._total // self._count)
         if whole > self._most:
             of_all = "" if self._total is None else f" of {self._total:,} items"

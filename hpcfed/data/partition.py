@@ -43,6 +43,8 @@ def class_counts(
     sizes = [len(samples) for samples in lists]
     client = np.repeat(np.arange(len(lists)), sizes)
     of_samples = labels[np.concatenate([np.empty(0, np.int64), *lists])]
+    # One count over all pairs of client and class: a loop over a million clients is
+    # slow.
     counts = np.bincount(client * classes + of_samples, minlength=len(lists) * classes)
     return counts.reshape(len(lists), classes)
 

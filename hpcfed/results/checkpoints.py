@@ -160,6 +160,7 @@ def complete(
     }
     publish(json.dumps(marker, indent=1).encode(), folder / MARKER)
     # Only now: until this checkpoint is whole, a run would continue from an older one.
+    # RUN/checkpoints/ROUNDS is where `checkpoint_folder` puts it.
     run = folder.parent.parent
     every = checkpoint_folders(run)
     finished = [old for old in every if (old / MARKER).exists()]
@@ -169,6 +170,8 @@ def complete(
 
 def remove(folder: Path) -> None:
     """Remove a checkpoint, its marker first: the rest must not look whole."""
+    # Without its marker nothing here counts, even if the process dies before the next
+    # line.
     (folder / MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -219,6 +222,7 @@ def _load(path: Path) -> np.ndarray:
         version = np.lib.format.read_magic(file)
         shape, _, dtype = _HEADERS[version](file)
         promised = prod(shape) * dtype.itemsize
+        # A forged header could ask numpy for any amount of memory.
         held = path.stat().st_size - file.tell()
         # An array of objects would be a pickle, which may run any code.
         if dtype.hasobject or promised != held:

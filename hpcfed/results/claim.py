@@ -86,6 +86,7 @@ def _is_locked(path: Path) -> bool | None:
         # It does not exist, or we lack permission.
         return None
     try:
+        # Shared, so that two processes that only look do not see each other.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except BlockingIOError:

@@ -146,6 +146,7 @@ def _check_free(option: str, path: Path) -> None:
     """Refuse a path that belongs to an existing run or study."""
     # A link may lead into a run's folder.
     target = path.parent.resolve() / path.name
+    # All folders above, because a run also owns files in folders of its own.
     for folder in target.parents:
         name = target.relative_to(folder).as_posix()
         # Match names first: folders that cannot hold any of them are not opened.
@@ -294,6 +295,8 @@ def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
     # No record: the folder belongs to somebody else, or its run was killed very early.
     found = [path for path in _entries(out) if path.name not in (CLAIM, JOB)]
     made = [path for path in found if _is_made_by_run(path)]
+    # A run that ended well would have a record; a claim without one was left by a dead
+    # run.
     was_killed = claimed or bool(made) or (out / CLAIM).exists()
     if not found or (overwrite and was_killed):
         return

@@ -108,6 +108,8 @@ def create(file: h5py.File, declared: Declared, data: np.ndarray | None = None) 
         # A chunk holds whole rounds, because they are written one after the other.
         length, *others = shape
         round_bytes = prod(others) * np.dtype(dtype).itemsize
+        # Small figures share a chunk over many rounds: a chunk per round would bloat
+        # the index.
         rounds = max(1, CHUNK // max(1, round_bytes))
         more["chunks"] = (min(length, rounds), *others)
         more["fletcher32"] = True
@@ -222,6 +224,7 @@ def finite_figures(arrays: Mapping[str, np.ndarray], round: int) -> dict[str, fl
     seconds = arrays["timing/phases"][round].mean(0)
     for phase, mean in zip(PHASES, seconds.tolist(), strict=True):
         # Most methods lack some phases; these took 0 seconds.
+        # NaN, so that it is dropped below: trackers show no empty curves.
         found[f"phases/{phase}"] = mean or nan
     found["ranks/peak_memory"] = float(arrays["timing/peak_memory"][round].max())
     found["ranks/wire"] = float(arrays["timing/wire"][round].sum())
@@ -318,6 +321,7 @@ def restore_entries(ours: h5py.File, old: Reader, group: str, rounds: int) -> in
         kind = data.dims[0].label
         if where not in old or old.shape(where) != data.shape or not happened:
             continue
+        # The label of the first dimension says how entries grow.
         if kind in ("move", "time"):
             data[:happened] = old.numbers(where, data.shape, happened)
         elif kind in ("upload", "axis"):  # these describe the last training only

@@ -39,7 +39,7 @@ def check_target(option: str, path: Path) -> None:
     except OSError as error:
         raise UserError(f"cannot write {option} {path}: {error.strerror}") from None
     if kind != stat.S_IFREG:
-        found = KINDS.get(kind, "no regular file")
+        found = KINDS.get(kind, "not a regular file")
         raise UserError(
             f"{option} {path} is {found}; name a regular file, or a new one"
         )
@@ -61,6 +61,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             # name.
             file.flush()
             os.fsync(file.fileno())
+        # Atomic on POSIX: a reader opens the old file or the new one.
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
@@ -114,6 +115,8 @@ def _remove_leftovers(path: Path) -> None:
         process = name.removeprefix(beginning).removesuffix(".tmp")
         if name != f"{beginning}{process}.tmp" or not process.isdecimal():
             continue
+        # Only this host's names carry its host name, so the process id means something
+        # here.
         if not Path("/proc", process).exists():
             (path.parent / name).unlink(missing_ok=True)
 

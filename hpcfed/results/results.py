@@ -292,8 +292,10 @@ class ResultsWriter:
         self._rounds_in_file = self._rounds_done
         self._file.attrs["rounds_done"] = self._rounds_done
         self._file.flush()
+        # The image of the whole file: HDF5 never writes to the path itself.
         publish(self._file.id.get_file_image(), self._path)
         now = time.monotonic()
+        # Stacked runs publish one after the other, so each waits for the share of all.
         self._next_publish = now + PAUSE * self._sharing * (now - begin)
 
     def _publish_at_once(self) -> None:
@@ -349,6 +351,8 @@ class ResultsWriter:
                     continue
                 shape = old.shape(name)
                 alike = len(shape) == array.ndim and shape[1:] == array.shape[1:]
+                # The old file may be longer than the checkpoint: rounds after it are
+                # made again.
                 if alike and shape[0] >= rounds:
                     array[:rounds] = old.numbers(name, shape, rounds)
             self.relocations = restore_entries(self._file, old, RELOCATIONS, rounds)

@@ -270,6 +270,7 @@ class RunRecord:
         if np.isnan(accuracy).all():
             return None
         goal = share * np.nanmax(accuracy)
+        # Rounds that were not evaluated count as 0, so they never reach the goal.
         there = np.nan_to_num(accuracy) >= goal
         # argmax finds the first True.
         return int(np.argmax(there)) + 1

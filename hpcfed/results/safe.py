@@ -163,6 +163,7 @@ class Reader:
 
     def _spend(self, name: str, count: int) -> None:
         if count > self._left[0]:
+            # A few bytes of a file can declare a huge array of fill values.
             raise ValueError(f"{name} declares more than the file holds")
         self._left[0] -= count
 
@@ -206,6 +207,7 @@ def reading(path: Path, most: int = MOST_BYTES) -> Iterator[Reader]:
         raise ValueError(f"it has {size:,} bytes, and {most:,} at most are read")
     with h5py.File(path, "r") as file:
         check(file)
+        # A list, because all readers of the file spend from the same budget.
         yield Reader(file, [size + SLACK])
 
 

@@ -50,6 +50,8 @@ def try_out(paths: Iterable[Path]) -> None:
 
 def _in_child(path: Path) -> int:
     """Read a file in a child; return its exit code, or minus the signal's number."""
+    # A fork, not a new process: nothing has to be imported again, so it takes
+    # milliseconds.
     child = os.fork()
     if not child:
         # Whatever happens here, the child must never return into the program.
@@ -85,6 +87,7 @@ def _limit(kind: int, most: int) -> None:
     for limit in (soft, hard):
         if limit != resource.RLIM_INFINITY:
             most = min(most, limit)
+    # Only the soft limit: SIGXCPU then ends the child, and tells why.
     resource.setrlimit(kind, (most, hard))
 
 
