@@ -582,7 +582,7 @@ WRONG = [
     ("ragged", "have shapes [2] and [4]"),
     ("endless", "its train set of 1,000,000,000,000 items needs"),
     ("lonely", "items must be (input, target)"),
-    ("some_have_clients", "give all one"),
+    ("some_have_clients", "give every item one"),
     ("nothing", "returns NoneType; it must return a dict"),
     ("empty", "its train set is empty"),
     ("broken", "failed: RuntimeError: the disk is gone (mine.py, line"),

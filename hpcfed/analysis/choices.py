@@ -114,6 +114,7 @@ def _distinguishing(members: Sequence[Combination], always: Sequence[str]) -> li
     # Sets of members that agree in all options taken so far.
     alike = _split([list(members)], always)
     for name in (*sorted(names), *MEASURED_ON):
+        # Greedy, in alphabetical order: keys do not depend on the order of runs.
         finer = _split(alike, [name])
         if len(finer) > len(alike):
             taken.append(name)
@@ -163,6 +164,7 @@ def _idle(choice: Combination, name: str, run: RunConfig) -> bool:
     # A default of None, 0 or "" means none, or is derived from other options. Choices
     # with another value are distinguished by that value.
     default = defaults_of(choice["method"]).get(name)
+    # 0 == False in Python, so bools were handled above.
     return value in (None, 0, "") and value == default
 
 

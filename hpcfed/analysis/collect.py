@@ -101,6 +101,7 @@ def _files(path: Path) -> list[Path]:
 
 def _plain_files(path: Path, name: str) -> list[Path]:
     """Return files of this name, in order; pipes and folders do not count."""
+    # Sorted, since file systems list in any order and labels go to the first.
     found = sorted(path.rglob(name))
     return [file for file in found if file.is_file()]
 
@@ -117,6 +118,7 @@ def _add(found: Found, file: Path, unfinished: bool) -> None:
             _add_study(found, file)
         else:
             _add_run(found, file.parent, unfinished)
+    # One damaged file among a thousand must not cost the report.
     except UserError as error:
         found.unread.append(str(error))
 

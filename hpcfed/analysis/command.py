@@ -89,6 +89,8 @@ def report(asked: ReportRequest) -> int:
         _write_charts(asked.figures, asked, content)
     for one in judged:
         say(one.line)
+    # Decisions are ordered: holds, then undecided, then does not hold, from worst to
+    # best.
     worst = max((one.decision for one in judged), default=Decision.DOES_NOT_HOLD)
     if found.unread or worst is Decision.HOLDS:
         return 1
@@ -102,6 +104,7 @@ def _read(asked: ReportRequest) -> tuple[list[Found], Comparison | None]:
         return [find(paths, unfinished=unfinished)], None
     sides = [find([path], unfinished=unfinished) for path in paths]
     before, after = (groups(side.processes) for side in sides)
+    # Each side is grouped by itself: its keys must not depend on the other side.
     comparison = compare((str(paths[0]), str(paths[1])), before, after)
     return sides, comparison
 

@@ -81,6 +81,7 @@ def contests(every: Sequence[Group], options: Sequence[Swept]) -> list[Contest]:
     for group in fewest_ranks(every):
         entrant = group.options.only(["method", *own])
         condition = group.options.only(names or ("dataset", "clients"))
+        # On the fewest ranks, which come first: ranks change times, not scores.
         conditions[condition].setdefault(entrant, group)
     made = []
     for condition, entrants in conditions.items():
@@ -197,6 +198,7 @@ def prices(found: Sequence[Contest]) -> list[Price]:
     means = {}
     for name, points in by_method.items():
         means[name] = of_runs([group.seconds.centre for group in points.values()])
+    # Without any contest there is no fastest, and the loop below has nothing to do.
     fastest, *others = sorted(means, key=lambda name: means[name].centre) or [""]
     made = []
     for name in others:

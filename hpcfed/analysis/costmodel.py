@@ -240,6 +240,7 @@ def _terms(points: Sequence[Measured]) -> list[str]:
         if len(chosen) + 1 >= len(points):
             break
         work = _work([*chosen, name])
+        # Terms that are proportional over these points would share a cost arbitrarily.
         rank = np.linalg.matrix_rank([work(point) for point in points])
         if rank > len(chosen):  # else it depends linearly on the terms before it
             chosen.append(name)

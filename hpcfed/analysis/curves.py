@@ -100,6 +100,7 @@ def curve_over(
         return Line(name, [], [])
     y, low, high = [], [], []
     places = _places([seed.spent for seed in seeds], log=log)
+    # Within the range that all seeds share, so nothing is extrapolated.
     by_seed = [np.interp(places, seed.spent, seed.reached) for seed in seeds]
     for values in scale * np.transpose(by_seed):
         estimate = of_seeds(values.tolist(), least=scale * least, most=scale * most)

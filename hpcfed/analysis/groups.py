@@ -77,6 +77,7 @@ class Process:
         if not counted:
             return nan
         # Samples of all runs that share these seconds, in this process or not.
+        # The same rounds as `seconds`: those that warm up come first in both.
         trained = self.runs[0].rounds["engine_samples"][-counted:]
         return float(np.median(trained / self.seconds))
 
@@ -225,6 +226,7 @@ def _with_sides(
     names = []
     for key, choice in zip(keys, choices, strict=True):
         names.append((label(key), choice["clients"], choice["ranks"]))
+    # Only where two points would look the same: elsewhere the side is noise.
     seen = Counter(names)
     told = []
     for key, choice, name in zip(keys, choices, names, strict=True):

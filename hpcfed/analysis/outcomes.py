@@ -67,6 +67,7 @@ class Measure:
         found = difference(self.by_seed(one), self.by_seed(other))
         if not self.lower_is_better:
             return found
+        # Negated ends swap places.
         return Estimate(-found.centre, -found.high, -found.low)
 
     def better(self, one: float, other: float) -> bool:
@@ -194,6 +195,7 @@ def run_energy(group: Group) -> Estimate:
     totals = []
     for process in group.processes:
         energy = process.runs[0].energy
+        # 0 means that no counter moved, not that a run was free.
         if energy is not None and isfinite(energy) and energy > 0:
             totals.append(energy)
     return of_runs(totals) if totals else Estimate(nan)

@@ -46,6 +46,8 @@ def scalings(every: Sequence[Group]) -> list[Scaling]:
     for group in every:
         clients = float(group.clients)
         strong[group.key, clients].append(group)
+        # Floats as keys: equal divisions give equal floats, and only those belong
+        # together.
         weak[group.key, clients / group.ranks].append(group)
     return [*_several_ranks("strong", strong), *_several_ranks("weak", weak)]
 
@@ -158,6 +160,7 @@ def power(x: Sequence[float], y: Sequence[float]) -> Estimate:
     if len(x) < 3:
         return Estimate(centre)
     fitted = stats.linregress([log(value) for value in x], [log(value) for value in y])
+    # n − 2 degrees of freedom: a line has two parameters.
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 2)) * float(fitted.stderr)
     return Estimate(centre, centre - half, centre + half)
 
@@ -197,6 +200,7 @@ def limits(every: Sequence[Group]) -> list[Limit]:
 
 
 def _limit(members: Sequence[Group]) -> Limit:
+    # Ranks first: limits show where a run is spread the most.
     largest = max(members, key=lambda group: (group.ranks, group.clients))
     phases = largest.phase_means
     phase = max(phases, key=lambda name: phases[name])

@@ -174,6 +174,7 @@ def begin(fed: Federation[Options], *, buffer: int) -> State:
     )
     if not fed.num_holders:
         return state
+    # Before the first round: its uploads are known as soon as clients are invited.
     due, training = following(fed, state, 0, buffer=buffer)
     return State(w, state.versions, due, training, state.received, state.seconds)
 
@@ -187,6 +188,7 @@ def following(
         received = int(state.received) + _num_uploads(state)
         pace, training = _pace(fed, state, buffer), _read(state.training)
         table = Timetable(pace, training, now=now, received=received)
+        # Keyed by round, so that a resumed run invites the same clients.
         draw = _numbers(fed.generator("invitations", round)).__next__
         due = table.receive(fed.config.cohort_among(len(fed.sizes)), draw)
         return _table(due), _table(table.training)
@@ -203,6 +205,7 @@ def waves(
         coming = due[due[:, 3] == 0]
         positions, versions = coming[:, 1:3].astype(np.int64).T
         clients = np.flatnonzero(fed.sizes)[positions]
+        # The version that each upload finds when it arrives.
         made = (received + np.arange(len(coming))) // buffer
         staleness = made - versions
         _note(cohort.log, state, clients, staleness)
@@ -227,6 +230,7 @@ def waves(
                 needed=needed,
             )
             found.append(wave)
+            # For the waves before this one, which come later in this loop.
             needed |= frozenset(wave.versions.tolist())
         return found[::-1]
 
@@ -336,6 +340,7 @@ def _note(
     log.staleness = float(staleness.mean())
     log.virtual_seconds = float(state.due[-1, 0])
     lost = len(state.due) - len(clients)
+    # Lost clients were sent a row; those that arrive are counted when they download.
     log.bytes_down += lost * _bytes_of(state.w)
 
 

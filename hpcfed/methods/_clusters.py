@@ -197,6 +197,7 @@ def _clustered(fed: Federation[Options]) -> tuple[Tensor, Tensor, Tensor]:
     # Clients without data have basis 0: they are in a cluster but do not move its mean.
     members = torch.bincount(cluster[points.any(1)], minlength=options.clusters)
     sums = points.new_zeros(options.clusters, points.shape[1])
+    # Dividing by members, not by all: bases of clients without data add 0.
     sums = sums.index_add(0, cluster, points)
     return cluster, sums / members.clamp(min=1)[:, None], members
 
@@ -240,6 +241,7 @@ def aggregate(
     if len(state.private_at):
         before = state.private[cohort.here]
         private = rows[:, state.private_at]
+        # In place: private columns may take most of the memory (see IN_PLACE).
         state.private[cohort.here] = fed.revert_diverged(private, before, cohort)
         rows = rows[:, state.shared_at]
     choice = None if sent is None else Sent(sent, state.group_of)
@@ -252,6 +254,7 @@ def aggregate(
 
 def inherited(state: State, weights: Tensor, gene: Tensor) -> Tensor:
     """Return the new gene of clusters with uploads this round; others keep theirs."""
+    # A cluster without a participant in this round has no weight in any group.
     heard = (weights > 0).any(1, keepdim=True)
     return gene.where(heard, state.gene)
 
@@ -289,6 +292,7 @@ def arrive(fed: Federation[Options], state: S, cohort: Cohort) -> tuple[S, Tenso
     # Clusters give different numbers of columns: count those of all new clients.
     columns_given = state.gene[:, state.group_of].sum(1)
     has_data = on_device(fed.sizes > 0, fed.device)
+    # `has_data` covers the clients of all ranks, so every rank counts the same bytes.
     total = columns_given[state.cluster[has_data]].sum()
     fed.greet(rows, cohort, int(total))
     return replace(state, private=rows[:, state.private_at]), rows

@@ -90,6 +90,7 @@ def aggregate(fed: Federation, state: State, rows: Tensor, cohort: Cohort) -> St
     before = state.private[cohort.here]
     private = rows[:, state.private_at]
     state.private[cohort.here] = fed.revert_diverged(private, before, cohort)
+    # The download had the same columns, so the channel finds what members started from.
     uploads = fed.upload(rows[:, state.shared_at], cohort)
     return replace(state, shared=fed.mean(uploads, cohort))
 

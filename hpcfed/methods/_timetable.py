@@ -79,6 +79,7 @@ class Timetable:
         self._pace = pace
         self._training = list(training)
         heapify(self._training)
+        # A client trains once at a time, so whoever is in training is not idle.
         busy = [one.position for one in self._training]
         self._idle = Idle(len(pace.seconds), busy)
 
@@ -97,6 +98,7 @@ class Timetable:
         while self.received < wanted:
             one = heappop(self._training)
             self.now = one.seconds
+            # A lost client frees its place, but is not one of the uploads.
             self.received += not one.lost
             self._idle.add(one.position)
             arrivals.append(one)
@@ -175,6 +177,8 @@ class Idle:
         moved = self._moved
         self.count = last = self.count - 1
         taken = moved.get(number, number)
+        # An entry at or beyond `count` is stale, and is overwritten before it is read
+        # again.
         moved[number] = moved.get(last, last)
         return taken
 
@@ -192,6 +196,8 @@ def waves(
     for number, position in enumerate(positions):
         if versions[number] > existing or position in clients:
             runs.append(range(begin, number))
+            # All uploads before this one are in by now, and so are the versions that
+            # they make.
             begin, existing = number, (received + number) // buffer
             clients.clear()
         clients.add(position)

@@ -53,6 +53,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     w = fed.download(state.w, cohort)
     own, own_alpha = state.v[cohort.here], state.alpha[cohort.here]
     v, alpha = own, own_alpha
+    # Both from zero in every round, like local momentum anywhere.
     w_velocity = v_velocity = w.new_zeros(w.shape)
     for step in range(fed.options.local_steps):
         mixture = _mixture(w, v, alpha)

@@ -46,6 +46,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = fed.train(w, cohort)
     before = state.v[cohort.here]
     pull = Pull(Strengths(squared=fed.options.ditto_lambda), reference=w)
+    # Not `train`: the round's loss, snapshot and clock are those of w.
     v = fed.finetune(before, cohort.here, pull=pull)
     state.v[cohort.here] = fed.revert_diverged(v, before, cohort)
     rows = fed.upload(rows, cohort)

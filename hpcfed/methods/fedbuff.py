@@ -93,6 +93,7 @@ def summed(
     """
     size, cohort, rows = fed.options.buffer, wave.cohort, received.rows
     # The buffer of each member, counted from the one in which the wave begins.
+    # Members are in the order of ids; this gives each one's place among all arrivals.
     arrives = wave.first + np.argsort(wave.order)
     buffer_of = arrives // size - wave.first // size
     here = cohort.chosen
@@ -133,6 +134,7 @@ def stepped(
             waiting = server.samples + samples[number]
             server = Server(server.w, buffer, waiting)
             version = wave.first // size + number + 1
+            # The last buffer of a wave may stay unfilled: it waits in the state.
             if version * size <= end:
                 w = made[version] = moved(fed, server, rate)
                 server = Server(w, buffer.new_zeros(len(w)), waiting.new_zeros(()))

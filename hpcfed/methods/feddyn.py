@@ -64,6 +64,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     w = fed.download(state.w, cohort)
     own = state.own[cohort.here]
     pull = Pull(Strengths(squared=alpha), reference=w)
+    # The gradient of −⟨gᵢ, θ⟩ is −gᵢ.
     rows = fed.train(w, cohort, pull=pull, correction=-own)
 
     gradients = own - alpha * (rows - w)
@@ -77,6 +78,8 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows, cohort = fed.arrived(rows, cohort)
     state.own[cohort.here] = gradients
     mean = fed.mean(rows, cohort)
+    # The mean over the cohort times its share is the mean over all clients, where
+    # others have not moved.
     share = _share_heard(fed, cohort).to(mean.dtype)
     h = state.h - alpha * share * (mean - state.w)
     h[statistics:] = 0

@@ -100,6 +100,7 @@ def shares(options: Options, layout: Layout, updates: Tensor) -> Tensor:
     """Return the share of large updates in each layer: [clients, candidates]."""
     # Running statistics, which follow the parameters, have no gradient.
     sizes = updates[:, : layout.num_parameters].abs()
+    # The mean over the whole row: layers compete by the same threshold.
     large = sizes > options.gene_threshold * sizes.mean(1, keepdim=True)
     found = []
     for name in candidates(options, layout):

@@ -85,6 +85,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     # Weights that are 0 without a gradient stay 0, and so do their running statistics.
     rows = fed.train(rows, cohort, gates=gates if fed.options.train_pruned else None)
     # A client that diverges in its first round prunes in its next: NaN has no norm.
+    # A full mask marks a client that has not pruned yet.
     first = mask.all(1, keepdim=True) & rows.isfinite().all(1, keepdim=True)
     mask = _strongest(fed, rows).where(first, mask)
     # After its first training a client drops channels here. With --no-train-pruned, it

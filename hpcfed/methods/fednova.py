@@ -43,6 +43,7 @@ def round(
     tau_eff = weight.new_tensor(cohort.weights) @ weight
     factor = (tau_eff / weight)[cohort.chosen].to(w.dtype)
     # w + τ_eff (rowᵢ − w) / ‖aᵢ‖₁
+    # lerp also takes factors above 1, for clients with few steps.
     normalised = torch.lerp(w, rows, factor[:, None])
     statistics = slice(fed.layout.num_parameters, None)
     normalised[:, statistics] = rows[:, statistics]

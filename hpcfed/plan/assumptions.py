@@ -49,6 +49,7 @@ def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
     size = client_size(config)
     if isnan(size):
         validates = methods.load(config.method).VALIDATES
+        # Unknown without the data: deal it out as a run would.
         size = float(train_sizes(config, validates=validates).mean())
     in_round, judged = local_work(settings, size)
     # Seconds of a client's step, and of its training before an evaluation.
@@ -56,6 +57,7 @@ def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
     finetuning = judged.flops / flops
     # A forward pass over about as much data as a step.
     forward = FLOPS * work.training * work.batch_size / flops / FORWARD_AND_BACKWARD
+    # Only these hosted clients are judged.
     share = (config.evaluate_clients or config.clients) / config.clients
     in_flight = work.batch_size * work.activations
     each = FLOAT * floats_of_client(columns=work.columns, activations=in_flight)

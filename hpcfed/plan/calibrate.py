@@ -231,6 +231,7 @@ def small_run(
     given["rounds"], given["evaluate_every"] = ROUNDS, EVERY
     given["clients"] = hosted or clients
     if hosted:
+        # As many as asked for train; the other hosted clients are only judged.
         given |= {"cohort": clients}
     given |= fewer(settings, clients=clients, hosted=hosted or clients)
     while True:
@@ -292,6 +293,8 @@ def _point(settings: Settings, record: RunRecord, ranks: int) -> RoundPoint:
     numbers = np.arange(WARMUP, record.rounds_done)
     evaluated = (numbers + 1) % EVERY == 0
     plain = ~evaluated
+    # Slowest ranks of each phase may differ, so this may be a little negative;
+    # `_spread` clips it.
     rest = wall - train - judged - learnt
     # The same rule as in a plan, so that its errors are the same in both.
     work = settings.options.local_work(settings.config, client_layout(settings.config))
@@ -320,6 +323,7 @@ def _spread(seconds: np.ndarray) -> Spread:
 def _measure_link(ranks: int, device: str) -> list[LinkPoint]:
     """Time all-reduces between ranks of this machine."""
     output = start(ranks, ["hpcfed.plan.speeds", device])
+    # The last line: launchers may print notices before it.
     found = json.loads(output.strip().splitlines()[-1])
     return [LinkPoint(ranks=ranks, **point) for point in found]
 

@@ -174,6 +174,7 @@ def _check(request: PlanRequest, settings: Settings) -> None:
     config = settings.config
     if settings.options.has_server:
         # The plan itself determines the number of server ranks.
+        # With one server rank added, all checks of a run apply to the workers.
         one = config.model_copy(update={"server_ranks": 1})
         check_start(replace(settings, config=one), Launch("plan", 0, ranks + 1))
         return
@@ -200,6 +201,7 @@ def make_plan(request: PlanRequest, settings: Settings) -> Plan:
         notes.append(
             "the server's model: not measured, so not planned; use --calibrate"
         )
+    # Ranks that also train the server's model hold both.
     fullest = rounds[ranks].memory.middle if made.best is None else made.best.memory
     if room and fullest > room:
         notes.append(
