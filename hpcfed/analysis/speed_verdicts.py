@@ -31,6 +31,7 @@ def _largest(found: Sequence[Scaling]) -> list[Scaling]:
     best: dict[Combination, Scaling] = {}
     for one in found:
         known = best.get(one.key)
+        # The most clients keep ranks busiest, so they show scaling best.
         if known is None or one.clients > known.clients:
             best[one.key] = one
     return list(best.values())

@@ -88,6 +88,7 @@ def of_rounds(values: Sequence[float]) -> Estimate:
     # number of values to cut from each end that leaves 95 % between.
     number = len(ordered)
     cut = int(stats.binom.ppf(tail, number, 0.5))
+    # ppf returns the first value at or above the tail; more than it may lie outside.
     if stats.binom.cdf(cut, number, 0.5) > tail:
         cut -= 1
     if cut < 0:
@@ -172,6 +173,7 @@ class Difference:
 def subtract(before: Measurements, after: Measurements) -> Difference:
     """Subtract the mean of A's measurements from that of B's."""
     # Repeats of one seed cannot be paired in any meaningful order.
+    # With one seed all pairs would be repeats of each other, paired by chance.
     several = len({seeds for seeds, _ in before}) > 1
     if several and before.keys() == after.keys():
         change = difference(after, before, paired=True)
@@ -210,6 +212,8 @@ def mean_change(changes: Sequence[Estimate], *, over_runs: bool) -> Difference:
         centre = fmean(centres)
         down = hypot(*(change.centre - change.low for change in changes))
         up = hypot(*(change.high - change.centre for change in changes))
+        # Errors of independent points add up as squares, and the mean divides by their
+        # number.
         whole = Estimate(centre, centre - down / number, centre + up / number)
         return Difference(whole, f"runs of {number} points", over_runs=True)
     spread = of_seeds(centres, least=-inf)

@@ -54,6 +54,7 @@ def study_points(study: StudyRecord) -> list[dict[str, Any]]:
     found = scalings(every)
     made = [_figures(group, found) for group in every]
     order = [process.source for process in processes]
+    # The study's order, not that of labels: other programs rely on it.
     return sorted(made, key=lambda one: order.index(one["point"]))
 
 

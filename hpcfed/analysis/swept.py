@@ -45,6 +45,7 @@ class Swept:
             return False
         # Logarithms, because equal factors are equal steps on a logarithmic axis.
         factors = [log(after / before) for before, after in pairwise(self.values)]
+        # Also for decreasing steps: values are sorted, so all factors are positive.
         return max(factors) <= GEOMETRIC * min(factors)
 
 
@@ -112,6 +113,7 @@ def families(
             others.append(key)
     found: dict[Combination, list[Group]] = defaultdict(list)
     for group in every:
+        # Points of methods without the option have no value to compare.
         if group.options.get(name) is not None:
             found[group.options.only(others)].append(group)
     telling = {}
@@ -245,6 +247,7 @@ def time_effect(found: dict[Combination, list[Group]], option: Swept) -> Effect 
     centres = {}
     for choice, members in found.items():
         centres[choice] = {
+            # Negative, so that larger is better, as for scores.
             value_json(group, option.name): -log(group.seconds.centre)
             for group in members
         }
@@ -268,6 +271,7 @@ def _effect(
         mean = fmean(changes)
         best, worst = (one, other) if mean >= 0 else (other, one)
         if furthest is None or abs(mean) > furthest[0]:
+            # All in the direction of the mean; those that go against it stay negative.
             signed = [change if mean >= 0 else -change for change in changes]
             furthest = (abs(mean), best, worst, signed)
     if furthest is None:

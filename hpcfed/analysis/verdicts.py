@@ -79,7 +79,9 @@ def verdicts(every: Sequence[Group]) -> list[Verdict]:
         Verdict("Which options matter?", _matters(every, options), "options"),
         Verdict("How does it scale over ranks?", strong_answers(strong), "scaling"),
         Verdict(
-            "And with as many clients on every rank?", weak_answers(weak), "scaling"
+            "And with the same number of clients on every rank?",
+            weak_answers(weak),
+            "scaling",
         ),
         Verdict(
             "How does it scale by clients?", client_answers(growths(every)), "clients"

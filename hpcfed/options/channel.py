@@ -50,6 +50,7 @@ def channel_parts(config: RunConfig, method: MethodTraits | None = None) -> list
         lost = f", {config.dropout_rate:.0%} lost" if config.dropout_rate else ""
         said["arrive"] = f"arrive: each at its own pace{lost}"
         said["aggregate"] = "aggregate: by staleness"
+    # The tuple decides the order, not the code above: pages and `build_channel` agree.
     return [said[part] for part in CHANNEL if part in said]
 
 
@@ -94,4 +95,4 @@ def _arrival(config: RunConfig) -> str:
         losses.append(f"the first {config.cohort_size} of {invited}")
     if config.dropout_rate:
         losses.append(f"{config.dropout_rate:.0%} lost")
-    return ", ".join(losses) or "all are waited for"
+    return ", ".join(losses) or "the server waits for all"

@@ -82,6 +82,7 @@ def check_switches(settings: Settings) -> None:
     for option, wanted in idle(settings).items():
         if option in settings.asked:
             flag = flag_of(option)
+            # The message shows the flag as the user typed it.
             if given.get(option) is False:
                 flag = flag.replace("--", "--no-", 1)
             raise UserError(f"{flag} changes nothing without {wanted}")
@@ -99,6 +100,7 @@ def idle(settings: Settings) -> dict[str, str]:
         for need in facts_of(field).needs:
             if not need.met(run):
                 found[option] = need.text(run)
+    # What a method decides by code, because a fact beside the option could not say it.
     for option, wanted, on in settings.options.switches(settings.config):
         if not on:
             found[option] = wanted
@@ -184,6 +186,7 @@ def check_results(config: RunConfig) -> None:
     rounds = config.rounds * (of_clients + 1000)
     # New clients are evaluated before and after each update, from up to three starts.
     updates = config.new_rounds or config.new_updates + 1
+    # Three starts of eight bytes each.
     newcomers = 24 * updates * config.new_clients
     needed, there = (rounds + newcomers) * config.num_seeds, machine.usable()
     if needed > there:

@@ -26,6 +26,7 @@ its errors are 0 on average.
 
 def _packs_by(*kinds: str) -> Need:
     used = " or ".join(kinds)
+    # Either direction will do: downloads are packed by the same options.
     return Need(f"--compress {used}", lambda run: bool(run.packings & set(kinds)))
 
 

@@ -123,6 +123,7 @@ class DataOptions(OptionGroup):
     @property
     def root(self) -> Path:
         """The folder of the data sets."""
+        # An empty variable counts as unset.
         return self.data_root or Path(os.environ.get("HPCFED_DATA") or "data")
 
     def data(self) -> DatasetInfo:

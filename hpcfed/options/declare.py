@@ -173,6 +173,7 @@ def synonyms() -> dict[str, set[str]]:
 
 def _state(field: FieldInfo, **facts: Any) -> None:
     """Replace some facts of an option."""
+    # Facts are frozen: a copy takes their place.
     made = replace(facts_of(field), **facts)
     field.json_schema_extra = cast(JsonDict, {"facts": made})
 
@@ -185,6 +186,8 @@ def zero_unsets(field: FieldInfo) -> bool:
 def means_off(field: FieldInfo, value: Any) -> bool:
     """Tell whether a value means off: a default such as 0, None or False."""
     default = field.default
+    # 0, None, False and "" mean off by themselves; words such as "none" say so by a
+    # fact.
     return bool(value == default and (not default or facts_of(field).off))
 
 
@@ -242,6 +245,7 @@ class OptionGroup(BaseModel):
                 continue  # `methods.load` refuses it, and names the method
             if poses:
                 _state(field, problem=True)
+            # As classes are made: methods that are never loaded cost nothing.
             _synonyms.setdefault(name, set()).update(facts_of(field).also.split())
 
     @field_validator("*")

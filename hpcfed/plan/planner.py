@@ -96,6 +96,7 @@ class Planner:
         """Predict the seconds of all rounds on `ranks` workers."""
         config = self._settings.config
         found = self.round(ranks)
+        # Rounded up: the last round is always evaluated.
         evaluations = -(-config.rounds // config.evaluate_every)
         return found.seconds * config.rounds + found.evaluation * evaluations
 
@@ -105,6 +106,8 @@ class Planner:
         trainers = server_ranks or ranks
         learning = self.learning(options, trainers, options.zero_stage)
         times = num_learnings(options, self._settings.config.rounds)
+        # Of a worker and of a server rank; the fuller of the two decides whether the
+        # run fits.
         memory = [self.round(workers).memory.middle, learning.memory.middle]
         return Split(
             server_ranks=server_ranks,
@@ -120,6 +123,7 @@ def candidates(ranks: int, batches: Sequence[int]) -> list[int]:
     every network's batch evenly, with at least two samples per rank for the batch norm,
     and leaves a worker.
     """
+    # A number divides all batches if it divides their greatest common divisor.
     common, most = gcd(*batches), min(batches) // 2
     own = range(1, min(ranks - 1, most) + 1)
     return [0, *(number for number in own if common % number == 0)]

@@ -41,6 +41,7 @@ class Load:
 
 def train_sizes(config: RunConfig, *, validates: bool) -> np.ndarray:
     """Return each client's number of training samples, as a run would assign them."""
+    # Known without dealing out samples, which may take seconds for many clients.
     even = config.dataset == "synthetic" and config.partition == "iid"
     if even or config.partition == "dominant":
         return np.full(config.clients, config.train_per_client)
@@ -86,6 +87,7 @@ def _busiest(
     totals = np.bincount(there, steps[cohort], ranks)
     most = np.zeros(ranks)
     np.maximum.at(most, there, steps[cohort])
+    # The rule by which `place` has put clients there.
     rank = int(np.argmax(totals + weight * most))
     return Load(
         clients=int(np.count_nonzero(there == rank)),
@@ -162,8 +164,10 @@ def fit_rates(points: Sequence[RoundPoint], row_bytes: float, link: LinkSpeed) -
     for point in points:
         if point.ranks > 1:
             doublings = log2(point.ranks)
+            # Relative to one rank alone, which the rates describe so far.
             slower.append((point.train.middle / found.train(point) - 1) / doublings)
             between = ring_allreduce(row_bytes, point.ranks, link)
+            # What neither the ranks' own work nor the bytes between them explain.
             more = point.rest.middle - found.rest(point, 1) - between
             added.append(more / doublings)
     if not slower:
@@ -235,6 +239,7 @@ def mean_load(loads: Sequence[Load]) -> Load:
     """Return the mean over sampled cohorts."""
     return Load(
         clients=round(fmean(load.clients for load in loads)),
+        # Memory must suffice in every round; seconds add up, so their mean counts.
         hosted=max(load.hosted for load in loads),
         longest=fmean(load.longest for load in loads),
         steps=fmean(load.steps for load in loads),
@@ -318,6 +323,7 @@ def stacked(constants: Calibration, clients: int) -> int:
         # Free memory is what the clients' samples leave; other users of it are unknown.
         free = max(0.0, machine.memory - work.client_bytes * clients)
         most = MEMORY_SHARE * free / (FLOAT * floats)
+    # Equal stacks, as `Stacks.cut` makes them.
     stacks = ceil(clients / max(1, int(most)))
     return ceil(clients / stacks)
 

@@ -72,6 +72,7 @@ def fit_steps(points: Sequence[ServerPoint], machine: MeasuredMachine) -> StepRa
         # A network cannot be faster than its ceilings, but a measurement may say so.
         return max(point.seconds - known, 0.05 * point.seconds)
 
+    # ZeRO's share is added separately, by `zero_overhead`.
     plain = [point for point in points if not point.zero_stage]
     cost = fit_cost(plain, lambda point: (point.stages, point.activations), rest)
     stage, activation = cost.coefficients
@@ -130,6 +131,7 @@ def zero_preparation(measured: Sequence[ZeroPreparation], stage: int) -> float:
 def exchange(size: NetworkSize, ranks: int, stage: int, link: LinkSpeed) -> float:
     """Return the seconds per step in which ranks exchange gradients and parameters."""
     whole = FLOAT * size.parameters
+    # Batch norm over all ranks: one tiny collective each way, whose latency counts.
     norms = 2 * size.stages * ring_allreduce(8, ranks, link)
     if stage < 3:
         # Gradients are summed. From stage 1 on that is a reduce-scatter, and then the
@@ -239,6 +241,7 @@ def _besides(
     launches, flops = inversion_work(sizes["denoiser"], options, clients)
     each = 0.0
     for found in constants.preparations:
+        # What arithmetic does not explain is the launching of kernels.
         left = found.invert - found.flops / constants.machine.flops
         each = max(each, left / found.launches)
     cold = [(found.flops, found.first) for found in constants.preparations]
@@ -307,6 +310,8 @@ def fit_memory(points: Sequence[ServerPoint]) -> tuple[float, float]:
     largest: dict[float, ServerPoint] = {}
     for point in sorted(points, key=lambda point: point.activations):
         if not point.zero_stage:
+            # Sorted by activations, so the larger network of a process replaces the
+            # smaller.
             largest[point.memory] = point
 
     def held(point: ServerPoint) -> float:

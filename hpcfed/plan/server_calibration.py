@@ -140,6 +140,7 @@ class _Clock:
         self._report = self._model.learn(self._rows, self._look)
 
     def _look(self, network: str, done: int, steps: int, losses: Tensor) -> None:
+        # Twice only: each look waits for the device, and so would slow the steps.
         if done in (WARMUP, steps):
             self._synchronize()
             self._looks[network][done] = time.perf_counter()

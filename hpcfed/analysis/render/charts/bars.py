@@ -143,6 +143,7 @@ def histogram(
     name, drawn as vertical lines with their names in the legend.
     """
     known = np.asarray([value for value in values if x.shows(value)])
+    # The square-root rule, within limits that a reader can take in.
     bins = int(min(MOST_BINS, max(4, np.ceil(np.sqrt(len(known))))))
     counts, edges = np.histogram(known, bins=bins)
     data: list[Record] = []
@@ -245,6 +246,7 @@ def _means(values: np.ndarray, down: int, across: int) -> np.ndarray:
     known = np.isfinite(values)
     sums = []
     for table in (np.where(known, values, 0.0), known.astype(float)):
+        # reduceat sums unequal last blocks, too, which a reshape could not.
         rows = np.add.reduceat(table, np.arange(0, table.shape[0], down), 0)
         sums.append(np.add.reduceat(rows, np.arange(0, table.shape[1], across), 1))
     total, counts = sums

@@ -192,6 +192,7 @@ def short(value: float) -> float | None:
     """Round a number to five digits, to keep pages small; None if it is not finite."""
     if not isfinite(value):
         return None
+    # Five digits: a page of a thousand runs would double in size with seventeen.
     rounded = float(f"{value:.5g}")
     return int(rounded) if rounded == int(rounded) else rounded
 

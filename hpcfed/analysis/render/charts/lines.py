@@ -84,6 +84,7 @@ def lines(title: str, every: Sequence[Line], x: Axis, y: Axis) -> Drawing:
     if any(set(line.ends) - set(line.near_ends) for line in every):
         where["y"]["scale"]["domain"] = _domain(every, y)
     place = {**where, "color": series_colour(names)}
+    # First, so that lines are drawn over their intervals.
     layers = _intervals(coloured, place)
     layers.append(layer("line", place, names=names, zoom=("x", "y"), clip=True))
     layers.append(_points(coloured, x, y, place))
@@ -174,4 +175,5 @@ def _edges(across: Sequence[float]) -> list[float]:
     if len(across) < 2:
         return [at + half for at in across for half in (-0.5, 0.5)]
     middles = [(one + other) / 2 for one, other in pairwise(across)]
+    # The outer steps are as wide on both sides of their point.
     return [2 * across[0] - middles[0], *middles, 2 * across[-1] - middles[-1]]

@@ -77,6 +77,7 @@ def _domain(
     everything else. The margin at both ends is a share of the axis.
     """
     least, most = min(values), max(values)
+    # One value alone has no spread: its size stands in for it.
     reach = (most - least) or abs(most) or 1.0
     low = max(min([*ends, *values]), least - reach)
     high = min(max([*ends, *values]), most + reach)
