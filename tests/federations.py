@@ -38,6 +38,7 @@ def assembled(**values: Any) -> Setup:
         "clients": 4,
         "precision": "fp64",
         "device": "cpu",
+        "batch_size": 64,  # two epochs of some steps each, the last one with a short batch
         **values,
     }
     options = methods.load(values.get("method", "fedavg")).Options

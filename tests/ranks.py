@@ -66,7 +66,8 @@ class Family:
 LATER = "--new-clients 5 --new-updates 2 --join-rounds 2 --new-classes 0.4"
 TOGETHER = "--new-clients 5 --new-rounds 4 --join-rounds 2 --new-classes 0.4"
 GENFED = Family(
-    common="--clients 9 --participation 0.6 --alpha 0.3 --precision fp64 --device cpu --epochs 1 --model mlp",
+    common="--clients 9 --participation 0.6 --alpha 0.3 --precision fp64 --device cpu --epochs 1 "
+    "--batch-size 40 --model mlp",
     short="",
     runs={
         "genfed": "--method genfed --schedule constant --rho-max 3 --attack ipm --supplement --supplement-share 0.1",
@@ -90,7 +91,7 @@ GENFED = Family(
 )
 GENEFL = Family(
     common="--clients 9 --participation 0.7 --partition sharding --classes-per-client 2 --precision fp64 --device cpu "
-    "--epochs 1 --clusters 3",
+    "--epochs 1 --batch-size 40 --clusters 3",
     short="--model cnn-bn",
     runs={
         "genefl": f"--method genefl --gene-layers 2 {TOGETHER}",

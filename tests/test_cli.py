@@ -30,6 +30,7 @@ from tests.runs import mistake
 
 KNOWN = [*RunConfig.model_fields, *all_method_fields()]
 QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
+QUICK += ["--batch-size", "64"]
 
 
 @pytest.mark.parametrize(

@@ -837,11 +837,11 @@ def test_float_images_are_not_changed_by_reading_them() -> None:
 def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.datasets import load_digits
 
-    table, bunch = loading._digits_table(), load_digits()
+    table, bunch = loading.digits_table(), load_digits()
     assert np.array_equal(table[:, :64], bunch.data)
     assert np.array_equal(table[:, 64], bunch.target)
     monkeypatch.setattr(loading.importlib.util, "find_spec", lambda _: None)
-    assert np.array_equal(loading._digits_table(), table), (
+    assert np.array_equal(loading.digits_table(), table), (
         "without the file, the library's own loader must give the same"
     )
 

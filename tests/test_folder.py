@@ -26,8 +26,7 @@ from hpcfed.results.folder import check_export, check_out, empty
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import environment
 from hpcfed.runtime.signals import STOPPED, Stop
-from tests import jobs
-from tests.runs import LONG, SERVER, flags, mistake, same, started
+from tests.runs import SERVER, flags, mistake, same, started
 from tests.stopped_run import StopAfter
 
 QUICK = flags(clients=4, rounds=4, method="fedper")
@@ -89,24 +88,6 @@ def test_damaged_checkpoints_are_no_reason_to_begin_anew(
         and "Traceback" not in said
     )
     assert (out / "run.h5").read_bytes() == record
-
-
-def test_a_run_outlives_its_terminal(tmp_path: Path) -> None:
-    """A hangup changes nothing, from the first moment on."""
-    out = tmp_path / "run"
-    words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--out", str(out)]
-    with subprocess.Popen(
-        words, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        time.sleep(0.3)
-        process.send_signal(signal.SIGHUP)
-        jobs.wait_for_a_checkpoint(out)
-        process.send_signal(signal.SIGHUP)
-        time.sleep(0.5)
-        assert process.poll() is None
-        process.send_signal(signal.SIGUSR2)
-        told = process.communicate(timeout=30)[1]
-    assert process.returncode == STOPPED, told
 
 
 def test_an_early_interrupt_is_one_line() -> None:
@@ -184,14 +165,14 @@ def test_an_added_method_is_a_change(
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *words], check=True)
     monkeypatch.setattr(version, "PACKAGE", package)
-    first = environment._source(package)
+    first = environment.source_of(package)
     assert first["changed"] is False and len(first["commit"]) == 40
     (tmp_path / "notes.txt").write_text("no part of the program")
-    assert environment._source(package) == first
+    assert environment.source_of(package) == first
     short = f"{version.__version__} (commit {first['commit'][:10]}"
     assert version.source.__wrapped__() == f"{short})"
     (package / "mine.py").write_text("x = 1")
-    second = environment._source(package)
+    second = environment.source_of(package)
     assert second["changed"] is True and second["sha256"] != first["sha256"]
     assert version.source.__wrapped__() == f"{short}, changed)"
 
@@ -201,7 +182,7 @@ def test_a_wheel_says_what_it_is(
 ) -> None:
     package = tmp_path / "hpcfed"
     package.mkdir()
-    about = environment._source(package)
+    about = environment.source_of(package)
     assert set(about) == {"version", "sha256"} and len(about["sha256"]) == 64
     monkeypatch.setattr(version, "PACKAGE", package)
     number = version.__version__

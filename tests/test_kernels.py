@@ -487,18 +487,18 @@ def test_group_norm_shift_and_activation(
 @pytest.mark.gpu
 def test_norms_of_the_usual_sizes_are_served_by_kernels() -> None:
     x = activations(2, 64, 8, device="cuda", dtype=torch.bfloat16)
-    assert norms._serves(x, 64) and norms._serves(x, 8) and not norms._serves(x, 4)
-    assert norms._serves(x, 24) and norms._serves(x, 2048)
-    assert not norms._serves(x, 2056)
+    assert norms.serves(x, 64) and norms.serves(x, 8) and not norms.serves(x, 4)
+    assert norms.serves(x, 24) and norms.serves(x, 2048)
+    assert not norms.serves(x, 2056)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 8])
 def test_blocks_of_group_norm_hold_whole_groups(groups: int) -> None:
     """Every channel has one thread, whatever the width of the network."""
     for channels in range(8 * groups, 2049, 8 * groups):
-        width = norms._width(channels // groups, channels)
+        width = norms.block_width(channels // groups, channels)
         assert channels % width == 0 and width % (channels // groups) == 0
-        threads = norms._threads(width)
+        threads = norms.block_threads(width)
         assert threads % (width // 8) == 0 and 128 <= threads <= 256
 
 

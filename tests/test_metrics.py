@@ -29,7 +29,7 @@ from hpcfed.clients.metrics import class_accuracy, metric, wanted_sums
 from hpcfed.clients.objective import OBJECTIVES, Sums
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import AfterTraining, evaluate
-from hpcfed.experiment.progress import _evaluation
+from hpcfed.experiment.progress import evaluation_text
 from hpcfed.federation.aggregation import (
     NOT_FINITE,
     _right_answers_or_loss,
@@ -367,13 +367,13 @@ def test_what_cannot_be_measured_is_one_line(
 def test_the_progress_line_has_the_tasks_main_metric() -> None:
     nan = float("nan")
     base = {"train_loss": 1.5, "accuracy": nan, "global_accuracy": nan}
-    assert _evaluation({**base, "global_loss": nan}) == ""
+    assert evaluation_text({**base, "global_loss": nan}) == ""
     usual = {**base, "accuracy": 0.25, "global_accuracy": 0.5, "global_loss": 2.0}
-    assert _evaluation(usual) == "clients 25.00%  global 50.00%"
+    assert evaluation_text(usual) == "clients 25.00%  global 50.00%"
     text = {**usual, "perplexity": 9.25, "global_perplexity": 8.0}
-    assert _evaluation(text) == "perplexity  clients 9.25  global 8"
+    assert evaluation_text(text) == "perplexity  clients 9.25  global 8"
     numbers = {**base, "global_loss": 0.125, "loss": 0.25}
-    assert _evaluation(numbers) == "test loss  clients 0.25  global 0.125"
+    assert evaluation_text(numbers) == "test loss  clients 0.25  global 0.125"
 
 
 def test_a_server_without_right_answers_selects_by_loss() -> None:

@@ -24,7 +24,7 @@ from hpcfed.clients.job import Recipe, TrainingJob
 from hpcfed.clients.network import client_network
 from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
-from hpcfed.experiment.materials import _check_same, _outline
+from hpcfed.experiment.materials import check_same_network, outline
 from hpcfed.models.choice import choose
 from hpcfed.models.forward import FunctionalDropout
 from hpcfed.models.layout import Layout
@@ -503,12 +503,12 @@ def test_a_network_that_differs_between_ranks_is_one_line() -> None:
             self.first = first
 
         def role_allgather(self, value: Any) -> list[Any]:
-            return [_outline(self.first), value]
+            return [outline(self.first), value]
 
     config = RunConfig(model="tests/own/networks.py:Net")
 
     def check(first: nn.Module, second: nn.Module) -> None:
-        _check_same(config, second, OfTwo(first))  # type: ignore[arg-type]
+        check_same_network(config, second, OfTwo(first))  # type: ignore[arg-type]
 
     wide, drawn = nn.Linear(8, 7), nn.Linear(8, 6)
     same = copy.deepcopy(drawn)

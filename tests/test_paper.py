@@ -540,7 +540,7 @@ def test_a_server_learns_in_one_cell_after_the_other(tmp_path: Path) -> None:
 
 
 def test_the_study_of_pfedgpa_is_whole() -> None:
-    options = paper._parse(
+    options = paper.parse_arguments(
         [str(BENCHMARKS / "paper/pfedgpa.toml"), "--out", "out", "--seeds", "0..2"]
     )
     study = paper.read_study(options.study)
@@ -629,7 +629,7 @@ def test_columns_of_any_kind_and_rows_that_are_variants(
 
 
 def test_the_study_of_genfed_is_whole() -> None:
-    options = paper._parse(
+    options = paper.parse_arguments(
         [str(BENCHMARKS / "paper/genfed.toml"), "--out", "out", "--seeds", "0..4"]
     )
     study = paper.read_study(options.study)
@@ -683,7 +683,7 @@ def test_seconds_to_the_target_leave_evaluations_out() -> None:
 
 
 def test_the_study_of_genefl_is_whole() -> None:
-    options = paper._parse(
+    options = paper.parse_arguments(
         [str(BENCHMARKS / "paper/genefl.toml"), "--out", "out", "--seeds", "0..2"]
     )
     study = paper.read_study(options.study)

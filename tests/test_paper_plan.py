@@ -15,7 +15,7 @@ from benchmarks.paper.cells import Outcome, Outcomes
 from benchmarks.paper.plan import Line, read_line
 from benchmarks.paper.runs import alarm, resumed
 from benchmarks.paper.study import MEASURES, Printed, Study
-from benchmarks.paper.tables import Entry, _print_measure, near_text
+from benchmarks.paper.tables import Entry, near_text, print_measure
 from hpcfed.errors import UserError
 from hpcfed.results.stored import read_seeds
 from hpcfed.runtime.signals import STOPPED, Stop
@@ -110,7 +110,7 @@ def test_a_named_table_reads_as_the_papers(capsys: pytest.CaptureFixture[str]) -
         ("digits", "never", "fedavg"): found(80, nan, nan),
         ("cifar10", "20", "fedavg"): found(80, 30, 10.0),
     }
-    _print_measure(study.tables[0], list(done), done, study)
+    print_measure(study.tables[0], list(done), done, study)
     # 4 s by 40 s is 0.10: more than 0.01 from 0.07, but within a factor of two.
     title = "seconds to the target accuracy by those of the rival, digits"
     assert capsys.readouterr().out.splitlines() == [
@@ -230,7 +230,7 @@ def test_a_killed_cell_goes_on_from_its_checkpoint(
     # writing took, and the last is that of the stop.
     often = ["--set", "checkpoint_minutes=1e-9"]
     assert paper.main([*words, *often]) == STOPPED
-    options: argparse.Namespace = paper._parse(words)
+    options: argparse.Namespace = paper.parse_arguments(words)
     (cell,) = paper.plan(paper.read_study(study), options)
     assert cell.settings.config.checkpoint_minutes == 1
     written = (cell.folder / "seed-0/checkpoints").iterdir()

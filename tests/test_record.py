@@ -289,7 +289,7 @@ def test_the_checkout_is_looked_at_and_not_written_to(tmp_path: Path) -> None:
         subprocess.run([*git, *words], check=True)
     os.utime(tmp_path / "file", (1e9, 1e9))
     index = (tmp_path / ".git/index").read_bytes()
-    source = environment._source(tmp_path / "hpcfed")
+    source = environment.source_of(tmp_path / "hpcfed")
     assert source["changed"] is False
     assert (tmp_path / ".git/index").read_bytes() == index
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,7 @@ from hpcfed.experiment.run import run_setup
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.results import checkpoints
-from hpcfed.results.folder import checkpoint_folder
+from hpcfed.results.folder import RECORD, checkpoint_folder
 from hpcfed.results.snapshots import SnapshotWriter
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import STOPPED, Stop
@@ -43,19 +44,21 @@ from tests.stopped_run import StopAfter
 def test_a_resumed_run_is_the_uninterrupted_one(method: str, tmp_path: Path) -> None:
     """Bit for bit, for every method: what is recorded of every round and at the end."""
     # pFedGPA's server learns after four rounds, and again after six.
-    rounds, stopped_after = (6, 3) if method == "pfedgpa" else (4, 2)
+    rounds, cut_after = (6, 3) if method == "pfedgpa" else (4, 2)
     options = {**SMALL, "method": method, **OWN.get(method, {}), "rounds": rounds}
-    run_setup(assembled(**options), tmp_path_of(tmp_path, "whole"), quiet=True)
-    cut = tmp_path_of(tmp_path, "cut")
-    stop = StopAfter(stopped_after)
-    run_setup(assembled(**options), cut, quiet=True, stop=stop)
-    assert stop.agreed
+    options["checkpoint_every"] = cut_after
+    whole, cut = tmp_path_of(tmp_path, "whole"), tmp_path_of(tmp_path, "cut")
+    run_setup(assembled(**options), whole, quiet=True)
+    # What is there of the run if it is killed right after the first checkpoint.
+    there = checkpoint_folder(cut, cut_after)
+    shutil.copytree(checkpoint_folder(whole, cut_after), there)
+    shutil.copy(there / RECORD, cut)
     record = read_run(cut)
-    assert record.status == "stopped" and record.rounds_done == stopped_after
+    assert record.status == "running" and record.rounds_done == cut_after
     run_setup(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
-    same(tmp_path / "whole", cut)
-    with h5py.File(cut / "run.h5") as file:
-        assert file.attrs["resumed"].tolist() == [stopped_after]
+    same(whole, cut)
+    with h5py.File(cut / RECORD) as file:
+        assert file.attrs["resumed"].tolist() == [cut_after]
 
 
 def tmp_path_of(parent: Path, name: str) -> Path:
@@ -171,18 +174,7 @@ def test_a_complete_run_is_left_as_it_is(
     seeds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has no checkpoint, so going on would begin anew, over results that are whole."""
-    words = [
-        "run",
-        "--model",
-        "mlp",
-        "--clients",
-        "3",
-        "--rounds",
-        "2",
-        "--device",
-        "cpu",
-    ]
-    words += ["--out", str(tmp_path / "run")]
+    words = ["run", *flags(clients=3, rounds=2), "--out", str(tmp_path / "run")]
     cli.main([*words, *seeds])
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
@@ -291,14 +283,21 @@ def test_arrays_of_another_run_are_refused(
         run_setup(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
 
 
-def test_a_signal_stops_a_run_that_can_go_on(tmp_path: Path) -> None:
-    """SIGTERM here; SIGINT stops seeds, and SIGUSR2 ranks of the server, below."""
+def test_a_run_outlives_its_terminal_and_can_be_stopped(tmp_path: Path) -> None:
+    """A hangup changes nothing, from the first moment on. SIGTERM stops the run here;
+    SIGINT stops seeds, and SIGUSR2 ranks of the server, below.
+    """
     out = tmp_path / "run"
     words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--out", str(out)]
     with subprocess.Popen(
         words, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
+        time.sleep(0.3)
+        process.send_signal(signal.SIGHUP)
         jobs.wait_for_a_checkpoint(out)
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         told = process.communicate(timeout=30)[1]
     assert process.returncode == STOPPED, told

@@ -291,7 +291,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Started:
             return code, 1.0
         return 0, 1.0
 
-    monkeypatch.setattr(attempt, "_run", run)
+    monkeypatch.setattr(attempt, "run_logged", run)
     return processes
 
 
@@ -355,7 +355,7 @@ def test_a_stack_that_fails_as_a_whole_is_halved(
 ) -> None:
     """Four points have too little memory; two have enough, but for the last point."""
     text = TINY + "[sweep]\nlr = [0.02, 0.05, 0.1, 0.4]\n"
-    run = attempt._run
+    run = attempt.run_logged
 
     def crowded(
         command: Sequence[str], log: Path, limit: float
@@ -372,7 +372,7 @@ def test_a_stack_that_fails_as_a_whole_is_halved(
         here.append((["too large", str(len(lines))], log))
         return code, seconds
 
-    monkeypatch.setattr(attempt, "_run", crowded)
+    monkeypatch.setattr(attempt, "run_logged", crowded)
     with pytest.raises(SystemExit):
         study(tmp_path, text)
     tried = []
@@ -597,6 +597,6 @@ def test_a_process_of_a_study_holds_its_log(tmp_path: Path) -> None:
         "import sys; from hpcfed.results.claim import is_held; from pathlib import Path"
     )
     looks += f"; sys.exit(7 if is_held(Path({str(log)!r})) else 8)"
-    code, _ = attempt._run([sys.executable, "-c", looks], log, 60)
+    code, _ = attempt.run_logged([sys.executable, "-c", looks], log, 60)
     assert code == 7, log.read_text()
     assert not is_held(log)

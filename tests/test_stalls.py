@@ -55,7 +55,7 @@ def given_up(monkeypatch: pytest.MonkeyPatch, *waits: float) -> list[tuple[str, 
     monkeypatch.setattr(os, "_exit", leave)
     clock, told = Clock(*waits), []
     with suppress(Ended):
-        stalls._watch(
+        stalls.watch(
             lambda: (1, "train"),
             STALL,
             lambda phase, waited: told.append((phase, waited)),

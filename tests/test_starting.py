@@ -24,7 +24,7 @@ ARRAYS = {
 
 def test_arrays_are_found_where_another_process_has_put_them() -> None:
     place, here = sharing.put(ARRAYS)
-    there = sharing._get(place)
+    there = sharing.attach(place)
     assert there is not None
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(here[name], array, strict=True)
@@ -33,9 +33,9 @@ def test_arrays_are_found_where_another_process_has_put_them() -> None:
     there["labels"][0] = 9
     assert here["labels"][0] == 3, "what one rank changes no other sees"
     wrong = replace(place, token=bytes(sharing.TOKEN_BYTES))
-    assert sharing._get(wrong) is None, "some other process's file"
+    assert sharing.attach(wrong) is None, "some other process's file"
     os.close(place.file)
-    assert sharing._get(place) is None
+    assert sharing.attach(place) is None
     assert here["images"].sum() == ARRAYS["images"].sum(), "they outlive the file"
 
 
@@ -59,17 +59,17 @@ def test_open_mpi_opens_no_layer_that_sleeps_unless_somebody_names_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "mca-params.conf"
-    monkeypatch.setattr(mpi, "_parameter_files", lambda: [tmp_path / "none", file])
+    monkeypatch.setattr(mpi, "parameter_files", lambda: [tmp_path / "none", file])
     file.write_text("# btl = self\npml = ob1\n")
     monkeypatch.setenv(mpi.OMPI_LAYERS, "tcp,self")
-    mpi._spare_a_second()
+    mpi.spare_a_second()
     assert os.environ[mpi.OMPI_LAYERS] == "tcp,self"
     monkeypatch.delenv(mpi.OMPI_LAYERS)
-    mpi._spare_a_second()
+    mpi.spare_a_second()
     assert os.environ[mpi.OMPI_LAYERS] == "^ofi"
     monkeypatch.delenv(mpi.OMPI_LAYERS)
     file.write_text("pml = ob1\n  btl = ^tcp\n")
-    mpi._spare_a_second()
+    mpi.spare_a_second()
     assert mpi.OMPI_LAYERS not in os.environ
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.analysis.collect import find
-from hpcfed.data.files import _TORCHVISION_FILES
+from hpcfed.data.files import TORCHVISION_FILES
 from hpcfed.errors import UserError
 from hpcfed.options import check, check_unchanged
 from hpcfed.plan.work import run_work
@@ -221,7 +221,7 @@ def test_the_studies_that_come_along_are_right(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A plan asks whether a data set is there, and does not read it.
-    _, *files = _TORCHVISION_FILES["cifar10"]
+    _, *files = TORCHVISION_FILES["cifar10"]
     for split in ("train", "t10k"):
         for kind in ("images-idx3", "labels-idx1"):
             files.append(f"FashionMNIST/raw/{split}-{kind}-ubyte")
@@ -596,17 +596,17 @@ def test_choosing_points(tmp_path: Path) -> None:
 def test_why_a_trial_failed(said: str, reason: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(said)
-    assert attempt._reason(log, 1).startswith(f"exit code 1: {reason}")
+    assert attempt.exit_reason(log, 1).startswith(f"exit code 1: {reason}")
 
 
 def test_sigterm_ends_a_trial_with_the_study(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as end, attempt._ending_with_us():
-        process = subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(60)"]
-        )
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        attempt._wait(process, float("inf"))
-    assert end.value.code == 143 and process.poll() is not None
+    log = tmp_path / "log"
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SystemExit) as end:
+        attempt.run_logged([sys.executable, "-c", program], log, float("inf"))
+    assert end.value.code == 143
+    assert not Path("/proc", log.read_text().strip()).exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -638,10 +638,10 @@ def test_a_failed_trial_makes_room_for_nobody_else(trial: Trial) -> None:
         claimed(trial.folder / "seed-0"),
         pytest.raises(UserError, match="another run is writing to"),
     ):
-        attempt._make_room(trial)
+        attempt.make_room(trial)
     (trial.folder / "notes.md").touch()
     with pytest.raises(UserError, match=r"notes.md was not made by a run"):
-        attempt._make_room(trial)
+        attempt.make_room(trial)
     assert (trial.folder / "seed-0/run.h5").exists()
 
 

@@ -22,7 +22,7 @@ from hpcfed.experiment.trackers import (
     WeightsAndBiases,
     check_key,
 )
-from hpcfed.experiment.tracking import Tracking, _thinned
+from hpcfed.experiment.tracking import Tracking, thinned
 from hpcfed.options import named
 from hpcfed.results.folder import TRACKED, check_out, empty, strangers
 from hpcfed.results.results import ResultsWriter
@@ -189,11 +189,11 @@ def test_losses_are_means_over_windows_and_steps_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_LOSSES", 2)
-    points = _thinned({"denoiser": np.array([1.0, 3.0, 8.0, np.nan])}, 1)
+    points = thinned({"denoiser": np.array([1.0, 3.0, 8.0, np.nan])}, 1)
     assert points == [Figures(6, {"server_losses/denoiser": 2.0})], (
         "a window with NaN has no mean"
     )
-    points = _thinned({"a": np.array([5.0]), "b": np.array([6.0, 8.0, 9.0])}, 0)
+    points = thinned({"a": np.array([5.0]), "b": np.array([6.0, 8.0, 9.0])}, 0)
     assert points == [
         Figures(1, {"server_losses/a": 5.0}),
         Figures(2, {"server_losses/b": 7.0}),

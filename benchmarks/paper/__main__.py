@@ -62,7 +62,7 @@ def _positive(word: str) -> int:
     return int(word)
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     failed = 0
     try:
-        options = _parse(arguments)
+        options = parse_arguments(arguments)
         if options.plan is not None:
             cells = read_plan(options.plan, options)
         else:

@@ -124,7 +124,7 @@ def _print_study(cells: Sequence[Cell], *, unfinished: bool) -> None:
     asked = [cell.names for cell in cells]
     tables = study.tables or [Table(measure=name) for name in study.measures]
     for table in tables:
-        _print_measure(table, asked, done, study)
+        print_measure(table, asked, done, study)
     _print_ablation(done, study)
     devices = ", ".join(sorted({found.device for found in done.values()}))
     seconds = sum(found.seconds for found in done.values())
@@ -152,7 +152,7 @@ def _print_ablation(done: Outcomes, study: Study) -> None:
         _print_table(head, rows)
 
 
-def _print_measure(
+def print_measure(
     table: Table,
     asked: Sequence[tuple[str, str, str]],
     done: Outcomes,

@@ -20,7 +20,7 @@ IDX_FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "emnist": "EMN
 IDX_ARRAYS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 """Contents of the four files of an MNIST-like set."""
 
-_TORCHVISION_FILES = {
+TORCHVISION_FILES = {
     "svhn": ["train_32x32.mat", "test_32x32.mat"],
     "cifar10": [
         "cifar-10-batches-py",
@@ -175,7 +175,7 @@ def _missing_file(name: str, root: Path) -> str:
             if not _plain_or_gz(folder / file):
                 return f"{file} (or .gz) in {folder}"
         return ""
-    for file in _TORCHVISION_FILES[name]:
+    for file in TORCHVISION_FILES[name]:
         if not (root / file).exists():
             return f"{file} in {root}"
     return ""

@@ -123,7 +123,7 @@ def make_material(
     network = client_network(config)
     own = config.model_info() is None
     if own:
-        _check_same(config, network, world)
+        check_same_network(config, network, world)
     make_engine: Callable[..., Engine] = Engine
     if config.simulate_training is not None:
         make_engine = partial(WaitingEngine, seconds=config.simulate_training)
@@ -192,14 +192,14 @@ def _holdings(
     )
 
 
-def _check_same(config: RunConfig, network: nn.Module, world: World) -> None:
+def check_same_network(config: RunConfig, network: nn.Module, world: World) -> None:
     """Refuse a user's network that differs between ranks, for example because its
     constructor draws sizes or weights without torch, or because hosts have different
     files.
     """
     if world.num_workers == 1:
         return
-    first, *others = world.role_allgather(_outline(network))
+    first, *others = world.role_allgather(outline(network))
     for rank, other in enumerate(others, 1):
         if other.keys() == first.keys():
             different = [name for name in first if not _alike(first[name], other[name])]
@@ -217,7 +217,7 @@ _Outline = tuple[str, float, float]
 """Shape and type of a tensor, the sum of its magnitudes, and its sum."""
 
 
-def _outline(network: nn.Module) -> dict[str, _Outline]:
+def outline(network: nn.Module) -> dict[str, _Outline]:
     found = {}
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         values = torch.nan_to_num(tensor.detach().to(torch.float64))

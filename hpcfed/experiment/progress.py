@@ -111,7 +111,7 @@ class RunProgress:
 
     def _latest(self, round: int, values: dict[str, float]) -> str:
         """Return the round's figures, or with those of the last evaluation."""
-        found = _evaluation(values)
+        found = evaluation_text(values)
         if found:
             # A bar has no room for the round's number, which it shows anyway.
             at = "" if self._bar is not None else f" (round {round + 1})"
@@ -209,7 +209,7 @@ def _virtual(values: dict[str, float]) -> str:
     return "" if isnan(seconds) else f"virtual {duration(seconds)}"
 
 
-def _evaluation(values: dict[str, float]) -> str:
+def evaluation_text(values: dict[str, float]) -> str:
     """Return the task's main metric; empty if the round was not evaluated."""
     # NaN for methods without a global model, and for rounds between evaluations.
     name = _headline(values)

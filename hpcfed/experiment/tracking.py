@@ -116,7 +116,7 @@ class Tracking:
         """Copy new losses now: the file is closed before the trackers are."""
         for learning in range(len(self._losses), self._results.learnings):
             losses = self._results.losses(learning)
-            self._losses.append(_thinned(losses, learning))
+            self._losses.append(thinned(losses, learning))
 
     def _round(self, round: int) -> Figures:
         return Figures(round + 1, self._results.figures(round))
@@ -143,7 +143,7 @@ def _read_marks(path: Path) -> dict[str, TrackerMark]:
         return {}
 
 
-def _thinned(losses: dict[str, np.ndarray], learning: int) -> list[Figures]:
+def thinned(losses: dict[str, np.ndarray], learning: int) -> list[Figures]:
     """Return means over windows of steps, one network after the other."""
     points = []
     for network, values in losses.items():

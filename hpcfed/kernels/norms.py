@@ -59,7 +59,7 @@ def batch_norm(
     """Apply batch norm and leaky ReLU; in training, use the batch's own statistics and
     include them in the running ones.
     """
-    if training and _serves(x, x.shape[1]):
+    if training and serves(x, x.shape[1]):
         y: Tensor = _LeakyBatchNorm.apply(
             x, weight.float(), bias.float(), running, eps, slope
         )
@@ -99,7 +99,7 @@ def group_norm(
 ) -> Tensor:
     """Apply group norm, a shift [samples, channels], and SiLU."""
     per = x.shape[1] // groups
-    if _serves(x, per):
+    if serves(x, per):
         y: Tensor = _GroupNorm.apply(
             x, weight.float(), bias.float(), shift.float(), per, eps
         )
@@ -238,7 +238,7 @@ class _GroupNorm(torch.autograd.Function):
             "group_forward", channels, per, x.dtype, eps, x.device.index
         )
         kernel(
-            (channels // _width(per, channels), samples),
+            (channels // block_width(per, channels), samples),
             x,
             weight,
             bias,
@@ -262,13 +262,13 @@ class _GroupNorm(torch.autograd.Function):
         kernel = _group_kernel(
             "group_backward", channels, ctx.per, x.dtype, ctx.eps, x.device.index
         )
-        grid = (channels // _width(ctx.per, channels), samples)
+        grid = (channels // block_width(ctx.per, channels), samples)
         length = x[0, 0].numel()
         kernel(grid, x, dy, weight, bias, shift, moments, dx, d_shift, d_weight, length)
         return dx, d_weight.sum(0), d_shift.sum(0), d_shift, None, None
 
 
-def _serves(x: Tensor, together: int) -> bool:
+def serves(x: Tensor, together: int) -> bool:
     """Return whether the kernels support these activations, if `together` neighbouring
     channels are summed together.
     """
@@ -277,7 +277,7 @@ def _serves(x: Tensor, together: int) -> bool:
     return whole_vectors and known_type and x.numel() > 0 and cuda.available(x.device)
 
 
-def _width(per: int, channels: int) -> int:
+def block_width(per: int, channels: int) -> int:
     """Return the channels of a block: whole groups of `per`, at least 64 channels if
     there are that many, and a divisor of the total.
     """
@@ -289,7 +289,7 @@ def _width(per: int, channels: int) -> int:
     return channels
 
 
-def _threads(width: int) -> int:
+def block_threads(width: int) -> int:
     """Return the threads of a block: as many positions as fit, each with a thread for
     every vector of channels. If the width is not a power of two, a few threads are
     unused.
@@ -311,7 +311,7 @@ def _batch_kernel(
         "norms.cu",
         name,
         batch_macros(channels, dtype, slope, backward),
-        threads=_threads(channels),
+        threads=block_threads(channels),
     )
 
 
@@ -321,7 +321,7 @@ def batch_macros(
     own = (
         ("BATCH", 1),
         ("WIDTH", channels),
-        ("THREADS", _threads(channels)),
+        ("THREADS", block_threads(channels)),
         ("SLOPE", f"{float(slope)!r}f"),
         ("BACKWARD", int(backward)),
     )
@@ -333,18 +333,18 @@ def _group_kernel(
     name: str, channels: int, per: int, dtype: torch.dtype, eps: float, device: int
 ) -> cuda.Kernel:
     macros = group_macros(channels, per, dtype, eps)
-    threads = _threads(_width(per, channels))
+    threads = block_threads(block_width(per, channels))
     return cuda.Kernel("norms.cu", name, macros, threads=threads)
 
 
 def group_macros(
     channels: int, per: int, dtype: torch.dtype, eps: float
 ) -> cuda.Macros:
-    width = _width(per, channels)
+    width = block_width(per, channels)
     own = (
         ("GROUP", 1),
         ("WIDTH", width),
-        ("THREADS", _threads(width)),
+        ("THREADS", block_threads(width)),
         ("CHANNELS", channels),
         ("PER", per),
         ("EPS", f"{float(eps)!r}f"),

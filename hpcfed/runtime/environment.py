@@ -132,10 +132,10 @@ def _cuda() -> str | None:
 
 @cache  # imported code does not change, and a program may make a hundred runs
 def _own_source() -> dict[str, Any]:
-    return _source(PACKAGE)
+    return source_of(PACKAGE)
 
 
-def _source(package: Path) -> dict[str, Any]:
+def source_of(package: Path) -> dict[str, Any]:
     """Describe the running program: version and checksum of the package on disk and, in
     a checkout, its commit and whether it was `changed` since.
     """

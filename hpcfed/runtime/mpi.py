@@ -20,7 +20,7 @@ def all_ranks(launch: Launch) -> Any:
     if launch.alone:
         return None
     # Before the import, which starts MPI and reads the variable.
-    _spare_a_second()
+    spare_a_second()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -39,7 +39,7 @@ def all_ranks(launch: Launch) -> Any:
     return comm
 
 
-def _spare_a_second() -> None:
+def spare_a_second() -> None:
     """Keep Open MPI from opening a layer that sleeps for a second when it is closed.
 
     That layer, ofi, provides one-sided communication, which hpcfed does not use.
@@ -47,12 +47,12 @@ def _spare_a_second() -> None:
     or the machine stay: --mca btl is this same variable, and setting it would override
     the parameter files.
     """
-    said = OMPI_LAYERS in os.environ or any(map(_names_layers, _parameter_files()))
+    said = OMPI_LAYERS in os.environ or any(map(_names_layers, parameter_files()))
     if not said:
         os.environ[OMPI_LAYERS] = "^ofi"
 
 
-def _parameter_files() -> list[Path]:
+def parameter_files() -> list[Path]:
     """Return where Open MPI looks for parameters of the user and of the machine."""
     files = [
         Path("~/.openmpi/mca-params.conf").expanduser(),

@@ -52,7 +52,7 @@ def once_per_host(world: World, make: Callable[[], Arrays]) -> Arrays:
             host.bcast(place, root=0)
     else:
         place = host.bcast(None, root=0)
-        found = None if place is None else _get(place)
+        found = None if place is None else attach(place)
         arrays = make() if found is None else found
     # The descriptor must stay open until the last rank has mapped it.
     host.Barrier()
@@ -87,7 +87,7 @@ def put(arrays: Arrays) -> tuple[Place, Arrays]:
         raise
 
 
-def _get(place: Place) -> Arrays | None:
+def attach(place: Place) -> Arrays | None:
     """Return arrays that another process shares; None if out of reach."""
     try:
         # The memory has no name, but Linux lists a process's open files.

@@ -66,7 +66,7 @@ def ending_stalls(
         return
     over = threading.Event()
     watcher = threading.Thread(
-        target=_watch,
+        target=watch,
         args=(progress, seconds, give_up, over),
         name="stalls",
         daemon=True,
@@ -79,13 +79,14 @@ def ending_stalls(
         watcher.join()
 
 
-def _watch(
+def watch(
     progress: Progress,
     seconds: float,
     give_up: GiveUp,
     over: threading.Event,
     clock: Clock = time.monotonic,
 ) -> None:
+    """Look at the phase again and again until `over`; end the process when it stalls."""
     # Looks often enough that even a short limit is met within an eighth of it.
     awake = Awake(min(1.0, seconds / 8), clock)
     seen, since = progress(), awake.look()

@@ -44,7 +44,7 @@ def attempt(
     A trial that `goes_on` keeps what it has written.
     """
     _prepare(trial, goes_on=goes_on)
-    code, seconds = _run(words, trial.log, limit)
+    code, seconds = run_logged(words, trial.log, limit)
     reason = _error(trial, code, limit)
     status = "failed" if reason else "complete"
     outcome = Outcome(status, reason, seconds, shlex.join(words))
@@ -73,7 +73,7 @@ def attempt_stack(
             trial.log.write_text(f"ran together with {others}: see {path.stem}.log\n")
     log = path.with_suffix(".log")
     # More trials may take proportionally longer.
-    code, seconds = _run(words, log, limit * len(stack.trials))
+    code, seconds = run_logged(words, log, limit * len(stack.trials))
     outcomes: list[Outcome | None] = []
     for trial, command in zip(stack.trials, commands, strict=True):
         share = seconds / len(stack.trials)
@@ -102,13 +102,15 @@ def _prepare(trial: Trial, *, goes_on: bool) -> None:
     check_target("the log", trial.log)
     with writing(trial.log):
         if not goes_on:
-            _make_room(trial)
+            make_room(trial)
         trial.folder.parent.mkdir(parents=True, exist_ok=True)
         # If we were killed, an old outcome would be taken for the new attempt's.
         trial.outcome.unlink(missing_ok=True)
 
 
-def _run(words: Sequence[str], path: Path, limit: float) -> tuple[int | None, float]:
+def run_logged(
+    words: Sequence[str], path: Path, limit: float
+) -> tuple[int | None, float]:
     """Run a process with its output in a log; return its exit code (None: it exceeded
     `limit` seconds), and the seconds it took.
     """
@@ -137,7 +139,7 @@ def _run(words: Sequence[str], path: Path, limit: float) -> tuple[int | None, fl
     return code, time.monotonic() - begin
 
 
-def _make_room(trial: Trial) -> None:
+def make_room(trial: Trial) -> None:
     """Remove what an unsuccessful run has left, unless a process has claimed it."""
     if trial.folder.exists():
         check_plain(trial.folder)
@@ -203,7 +205,7 @@ def _error(trial: Trial, code: int | None, limit: float) -> str:
         return f"took longer than the limit of {limit:g} s"
     if code == 0 and finished(trial) is not None:
         return ""
-    return _reason(trial.log, code)
+    return exit_reason(trial.log, code)
 
 
 def _error_in_stack(
@@ -218,7 +220,7 @@ def _error_in_stack(
         # The others have reached their end, so it has failed by itself.
         return _recorded_error(trial)
     if code == STOPPED:
-        return _reason(log, code)
+        return exit_reason(log, code)
     return None
 
 
@@ -233,7 +235,7 @@ def _recorded_error(trial: Trial) -> str:
     return "it has left no result"
 
 
-def _reason(log: Path, code: int) -> str:
+def exit_reason(log: Path, code: int) -> str:
     """Return the run's own last message; else the first line of a notice between rules,
     as mpirun writes it; else the last line.
     """
