@@ -308,10 +308,13 @@ def _files() -> set[Path]:
     folders = {str(path.parent) for path in files}
     # There are thousands of modules: pathlib paths would take a tenth of a second.
     for name, module in list(sys.modules.items()):
+        is_users = name.startswith(_FILE)
+        if not folders and not is_users:
+            continue
         origin = getattr(module, "__file__", None)
         if not isinstance(origin, str):
             continue
-        if name.startswith(_FILE) or os.path.dirname(origin) in folders:
+        if is_users or os.path.dirname(origin) in folders:
             files.add(Path(origin))
     return files
 

@@ -287,8 +287,9 @@ class ResultsWriter:
         self._file.attrs["seconds"] = seconds
         # Earlier rounds are in the file already.
         fresh = slice(self._rounds_in_file, self._rounds_done)
-        for name, array in self._arrays.items():
-            write_rounds(self._file[name], array, fresh)
+        if fresh.start < fresh.stop:
+            for name, array in self._arrays.items():
+                write_rounds(self._file[name], array, fresh)
         self._rounds_in_file = self._rounds_done
         self._file.attrs["rounds_done"] = self._rounds_done
         self._file.flush()
