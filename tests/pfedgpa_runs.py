@@ -12,7 +12,7 @@ from hpcfed.results.stored import read_run
 from hpcfed.runtime.timer import PHASES
 from hpcfed.server.rank import ServerRank
 from hpcfed.server.transport import Colocated
-from tests.runs import SERVER, SHORT
+from tests.runs import SERVER
 
 COLUMNS = 4810  # of the MLP on the digits
 TINY: dict[str, Any] = {
@@ -21,7 +21,6 @@ TINY: dict[str, Any] = {
     "rounds": 4,
     "bank_rounds": 3,
     "precision": "fp32",
-    **SHORT,
     **SERVER,
 }
 """A server that learns in ten steps: where it is wrong does not matter, only what is

@@ -1,9 +1,14 @@
 """Not a test: a worker sends 64 MiB and a small message to a server rank that does not
-look until the worker has gone on, and both tell how it went.
+look until the worker has gone on, and both tell how it went. Then the same ranks make
+the run of the arguments.
 """
+
+import sys
 
 import torch
 
+from hpcfed.cli import parse_run
+from hpcfed.experiment.run import run
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.link import Link
 
@@ -30,3 +35,4 @@ else:
     assert empty.shape == (0, large.shape[1])
     print("received as sent", flush=True)
 world.close()
+run(parse_run(sys.argv[1:]))

@@ -18,6 +18,7 @@ def learned(
         clients=20,
         alpha=alpha,
         precision="fp32",
+        batch_size=16,
         seed=seed,
     )
     state = s.method.init(s.federation)

@@ -286,7 +286,7 @@ def test_options_of_adam_reach_the_clients() -> None:
     fed = s.federation
     recipe = fed.recipe(0)
     expected = Recipe(
-        1, 16, 0.001, optimiser="adamw", beta1=0.5, beta2=0.6, epsilon=1e-3
+        1, 64, 0.001, optimiser="adamw", beta1=0.5, beta2=0.6, epsilon=1e-3
     )
     assert recipe == expected
     cohort = fed.sample(0)

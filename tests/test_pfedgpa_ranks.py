@@ -10,6 +10,7 @@ import pytest
 from hpcfed import cli
 from hpcfed.methods import pfedgpa
 from hpcfed.results.stored import read_run
+from tests.conftest import Finished
 from tests.federations import assembled
 from tests.pfedgpa_runs import COLUMNS, STARTS, TINY, assert_seconds_fit, losses
 from tests.runs import flags, started
@@ -175,27 +176,37 @@ def test_a_server_rank_for_three_workers_and_two_seeds(
         assert (own / "server.h5").exists()
 
 
-def test_workers_that_learn_themselves_and_two_server_ranks_that_share_the_optimiser(
-    alone: dict[int, Path], apart: Path, tmp_path: Path, mpirun: Callable
-) -> None:
-    among = tmp_path / "among"
-    result = mpirun(2, "-m", "hpcfed", "run", *flags(**ROLES), "--out", among)
+@pytest.fixture(scope="module")
+def among(
+    tmp_path_factory: pytest.TempPathFactory, mpirun: Callable
+) -> tuple[Path, Finished]:
+    """The run of two workers that are the server as well, and what its job told: before
+    it, the ranks exchange rows.
+    """
+    folder = tmp_path_factory.mktemp("among") / "run"
+    words = [*flags(**ROLES), "--out", folder]
+    result = mpirun(2, "-m", "mpi4py", HERE / "sending.py", *words)
     assert result.returncode == 0, result.stderr
-    assert_same_run(among, alone[0])
-    assert_same_run(apart / "two", among)
-    for folder in (among, apart / "two"):
+    return folder, result
+
+
+def test_workers_that_learn_themselves_and_two_server_ranks_that_share_the_optimiser(
+    alone: dict[int, Path], apart: Path, among: tuple[Path, Finished]
+) -> None:
+    assert_same_run(among[0], alone[0])
+    assert_same_run(apart / "two", among[0])
+    for folder in (among[0], apart / "two"):
         assert_wire(folder, clients=3)
         memory = read_run(folder).learnings[0].peak_memory
         assert memory.shape == (2,) and (memory > 2**26).all()
 
 
-def test_uploads_leave_while_the_worker_goes_on(mpirun: Callable) -> None:
+def test_uploads_leave_while_the_worker_goes_on(among: tuple[Path, Finished]) -> None:
     """64 MiB, which no MPI keeps in a buffer of its own, to a rank that looks only after
     the worker has gone on. If sending waited, both would wait until the time is over.
     """
-    result = mpirun(2, HERE / "sending.py", timeout=90)
-    assert result.returncode == 0, result.stderr
-    assert "received as sent" in result.stdout and "all gone" in result.stdout
+    told = among[1].stdout
+    assert "received as sent" in told and "all gone" in told
 
 
 @pytest.mark.parametrize(
