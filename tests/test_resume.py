@@ -361,9 +361,9 @@ def test_what_is_judged_at_the_end_is_the_same_after_the_last_checkpoint(
         "lr_decay": 0.5,
         "checkpoint_every": ROUNDS,
     }
-    whole, cut = tmp_path_of(tmp_path, "whole"), tmp_path_of(tmp_path, "cut")
-    for folder in (whole, cut):
-        run_setup(assembled(**options), folder, quiet=True)
+    whole = tmp_path_of(tmp_path, "whole")
+    run_setup(assembled(**options), whole, quiet=True)
+    cut = shutil.copytree(whole, tmp_path / "cut")
     with h5py.File(cut / "run.h5", "r+") as file:
         file.attrs["status"] = "running"
         del file["finals"]
@@ -553,8 +553,8 @@ def test_mistakes_with_resume(
 
 def test_a_run_of_several_seeds_goes_on(tmp_path: Path) -> None:
     options = flags(clients=4, rounds=4, method="fedper", seeds="0,2")
-    started(*options, "--out", tmp_path / "whole")
-    started(*options, "--checkpoint-every", 2, "--out", tmp_path / "cut")
+    whole = started(*options, "--checkpoint-every", 2, "--out", tmp_path / "whole")
+    shutil.copytree(whole, tmp_path / "cut")
     for seed in (0, 2):
         checkpoint = tmp_path / f"cut/seed-{seed}/checkpoints/00000004"
         (checkpoint / "complete.json").unlink()
