@@ -103,8 +103,8 @@ class Stacks:
         except torch.OutOfMemoryError as error:
             if len(members) == 1:
                 error.add_note(
-                    "not even one client finds memory: smaller batches or a smaller "
-                    "network need less"
+                    "not even one client fits in memory: use smaller batches or a "
+                    "smaller network"
                 )
                 raise
         # Outside the handler, because the exception keeps alive whatever the failed

@@ -135,7 +135,10 @@ def _supplement(setup: Setup) -> Iterator[str]:
     whole = len(setup.dealt.partition.validation)
     asked = int(np.count_nonzero(given.samples))
     if not asked:
-        yield f"supplement: no client has fewer than {given.below:g} samples and asks"
+        yield (
+            f"supplement: every client has at least {given.below:g} samples, so none "
+            "gets more"
+        )
         return
     yield (
         f"supplement: {count(asked, 'client')} with fewer than {given.below:g} samples "
@@ -168,6 +171,7 @@ def _noised_statistics(layout: Layout) -> Iterator[str]:
     """Warn of variances that noise may make negative."""
     if layout.num_columns > layout.num_parameters:
         yield (
-            "buffers, as batch norm has them, are clipped and noised as all columns "
-            "are: networks without them, as cnn-pfl, bear privacy better"
+            "buffers, such as those of batch norm, are clipped and noised like all "
+            "columns; networks without buffers, such as cnn-pfl, suffer less from "
+            "privacy"
         )

@@ -39,7 +39,7 @@ extern "C" __global__ void next_token(float* logits, float* losses, const int64*
   for (int k = threadIdx.x; k < VOCABULARY; k += blockDim.x) most = fmaxf(most, x[k]);
   most = over_block(most, NOTHING, largest);
   for (int k = threadIdx.x; k < VOCABULARY; k += blockDim.x) all += expf(x[k] - most);
-  // Nobody writes before all have read the target's logit: this waits for all threads.
+  // This waits for all threads, so none writes before all have read the target's logit.
   all = over_block(all, 0, sum);
   const float count = counts[token / tokens];
   for (int k = threadIdx.x; k < VOCABULARY; k += blockDim.x)

@@ -79,7 +79,7 @@ class Timetable:
         self._pace = pace
         self._training = list(training)
         heapify(self._training)
-        # A client trains once at a time, so whoever is in training is not idle.
+        # A client trains once at a time, so a client in training is not idle.
         busy = [one.position for one in self._training]
         self._idle = Idle(len(pace.seconds), busy)
 

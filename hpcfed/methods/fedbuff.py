@@ -30,7 +30,7 @@ EXTENDS = fedavg
 class Options(_asynchronous.Options, _server_rate.Options):
     buffer: int = option(
         10,
-        "B: updates of which the server makes a step, as in 10",
+        "B: number of updates per step of the server, as in 10",
         ge=1,
         counts="uploads",
     )

@@ -120,8 +120,8 @@ class StackedBatchNorm2d(StackedLayer):
             count = x.new_full((clients, 1), slots * pixels)
         else:
             weight = valid.to(x.dtype)[:, :, None, None, None]
-            # 0 for clients that only pad the stack: their NaN reaches nobody, since
-            # rows do not mix.
+            # 0 for clients that only pad the stack: their NaN stays in their own rows,
+            # which do not mix with others.
             count = valid.sum(1, keepdim=True).to(x.dtype) * pixels
         # Two passes, mean first: a sum of squares would lose digits in float32.
         mean = (x * weight).sum((1, 3, 4)) / count

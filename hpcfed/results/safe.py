@@ -191,7 +191,7 @@ def check_file(path: Path, most: int = 2**62) -> int:
         raise ValueError("it is not a plain file")
     size = found.st_size
     if size > most:
-        raise ValueError(f"it has {size:,} bytes, and {most:,} at most are read")
+        raise ValueError(f"it has {size:,} bytes; hpcfed reads at most {most:,}")
     # st_blocks counts units of 512 bytes, whatever the disk's block size.
     least_size, share = SPARSE
     if size >= least_size and found.st_blocks * 512 * share < size:
@@ -204,7 +204,7 @@ def reading(path: Path, most: int = MOST_BYTES) -> Iterator[Reader]:
     """Open a file that is to be read as a whole."""
     size = path.stat().st_size
     if size > most:
-        raise ValueError(f"it has {size:,} bytes, and {most:,} at most are read")
+        raise ValueError(f"it has {size:,} bytes; hpcfed reads at most {most:,}")
     with h5py.File(path, "r") as file:
         check(file)
         # A list, because all readers of the file spend from the same budget.

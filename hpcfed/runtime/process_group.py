@@ -183,8 +183,8 @@ def choose_backend(
     if wanted == "nccl":
         return (
             "nccl",
-            "as --backend says; ranks share a GPU, so this proves that a run is right "
-            "and is not fast",
+            "as --backend says; ranks share a GPU, so this tests that a run is "
+            "right, not how fast it is",
         )
     return (
         "gloo",

@@ -31,7 +31,8 @@ MOST_NAMED = 5
 WIDEST = 60
 """Longest name in a sentence or on the terminal; tables of the page have all."""
 NOISE = (
-    "one run on a side cannot tell noise; a folder of several runs may stand for A or B"
+    "one run per side cannot tell noise from a difference; A or B may be a folder of "
+    "several runs"
 )
 """Added to figures that need several runs."""
 ARROW = "\N{RIGHTWARDS ARROW}"

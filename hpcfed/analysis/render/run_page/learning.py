@@ -21,18 +21,19 @@ LOSSES = {"train_loss": "local training", "global_loss": "global model, all test
 """Losses that every run records."""
 ROUNDS = Axis("rounds", whole=True)
 COVERED = (
-    "ε covers the rows that the server makes of uploads, round by round, and what is made "
-    "of them; by local noise, the uploads. It does not cover what is counted from clients "
-    "as they are: accuracy and loss, who took part, arrived or was excluded, norms, bytes "
-    "and virtual time; nor an end of the run that followed from them. Every run and every "
-    "seed on the same data spends its own ε."
+    "ε covers the rows that the server computes from uploads in every round, and "
+    "everything computed from them; with local noise, the uploads themselves. It "
+    "does not cover what is measured directly on clients: accuracy and loss, who "
+    "took part, arrived or was excluded, norms, bytes and virtual time. Nor does it "
+    "cover that a run ended because of these. Every run and every seed on the same "
+    "data spends its own ε."
 )
 """What ε on a run's page covers."""
 COVERED_BY_DP_SGD = (
-    "ε is that of one sample of one client, in the eyes of whoever sees what its client "
-    "sends. It covers what clients learn by local training, and not accuracy and loss, "
-    "which are counted from their data as it is. Every run and every seed on the same data "
-    "spends its own ε."
+    "ε is that of one sample of one client, against anyone who sees what this client "
+    "sends. It covers what clients learn by local training, but not accuracy and "
+    "loss, which are measured directly on their data. Every run and every seed on "
+    "the same data spends its own ε."
 )
 
 
