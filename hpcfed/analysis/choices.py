@@ -2,8 +2,8 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, cached_property
 from typing import Any
 
 from hpcfed.options import RunConfig, facts_of, known, named
@@ -14,42 +14,29 @@ MEASURED_ON = ("on", "stacked_seeds", "side")
 """Not options: how a run was measured, and whether it is A or B of a comparison."""
 
 
-class Combination(Mapping[str, Any]):
-    """Options with their values, usable as a key. Two are equal if the values are equal
-    as JSON; the order of the options is kept, but does not matter.
+class Combination(dict[str, Any]):
+    """Options with their values, usable as a key; never changed once it is made. Two
+    are equal if the values are equal as JSON; the order of the options is kept, but
+    does not matter.
     """
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
+    @cached_property
+    def _identity(self) -> str:
         # Values may be lists, which have no hash, or NaN, which differs from itself.
-        self._identity = json.dumps(self._values, sort_keys=True)
+        return json.dumps(self, sort_keys=True)
 
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         return hash(self._identity)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Combination):
-            return False
-        return self._identity == other._identity
+        return isinstance(other, Combination) and self._identity == other._identity
 
-    def __repr__(self) -> str:
-        return f"Combination({self._values!r})"
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # dict has its own, which knows no NaN
 
     def only(self, names: Sequence[str]) -> "Combination":
         """Return the options with these names, in this order, if present."""
-        chosen = {}
-        for name in names:
-            if name in self:
-                chosen[name] = self[name]
+        chosen = {name: self[name] for name in names if name in self}
         return Combination(chosen)
 
     def without(self, *names: str) -> "Combination":

@@ -5,8 +5,6 @@ from html import escape
 from os import PathLike
 from typing import Any
 
-import numpy as np
-
 from hpcfed.analysis.collect import find
 from hpcfed.analysis.comparison import Comparison
 from hpcfed.analysis.comparison import compare as compare_groups
@@ -14,7 +12,7 @@ from hpcfed.analysis.comparison.changes import Change
 from hpcfed.analysis.comparison.comparison import Figure
 from hpcfed.analysis.comparison.shown import changed, verdicts
 from hpcfed.analysis.groups import groups
-from hpcfed.api.opened import path_of, table
+from hpcfed.api.opened import path_of, table_of
 from hpcfed.errors import UserError, remark
 
 
@@ -62,12 +60,13 @@ class Compared:
     def speed(self) -> Any:
         """Costs of a round: seconds, phases, memory, bytes, energy; `change`: B / A."""
         seconds, *others = self._comparison.costs
-        return _figures([seconds, *self._comparison.phases, *others])
+        figures = [seconds, *self._comparison.phases, *others]
+        return table_of([_row(figure) for figure in figures])
 
     @property
     def accuracy(self) -> Any:
         """Accuracies after the last round, or the task's metric; `change` is B − A."""
-        return _figures(self._comparison.headlines)
+        return table_of([_row(figure) for figure in self._comparison.headlines])
 
     @property
     def points(self) -> Any:
@@ -80,7 +79,7 @@ class Compared:
             about["ranks"] = point.before.ranks
             for figure in (point.seconds, *point.headlines):
                 rows.append(about | _row(figure))
-        return _table(rows)
+        return table_of(rows)
 
     def __repr__(self) -> str:
         return "\n".join(self.verdicts)
@@ -93,14 +92,10 @@ class Compared:
 
 def _changes(changes: Sequence[Change]) -> Any:
     rows = []
-    for change in changes:
-        rows.append({"name": change.name, "a": change.before, "b": change.after})
-        rows[-1]["default"] = change.default
-    return _table(rows, ("name", "a", "b", "default"))
-
-
-def _figures(figures: Sequence[Figure]) -> Any:
-    return _table([_row(figure) for figure in figures])
+    for one in changes:
+        rows.append({"name": one.name, "a": one.before, "b": one.after})
+        rows[-1]["default"] = one.default
+    return table_of(rows, ("name", "a", "b", "default"))
 
 
 def _row(figure: Figure) -> dict[str, Any]:
@@ -114,11 +109,3 @@ def _row(figure: Figure) -> dict[str, Any]:
         "high": figure.change.high,
         "told_apart": figure.told_apart,
     }
-
-
-def _table(rows: Sequence[dict[str, Any]], names: Sequence[str] = ()) -> Any:
-    """Return a table of rows; without rows, an empty table with these columns."""
-    columns = {}
-    for name in dict.fromkeys((*names, *(name for row in rows for name in row))):
-        columns[name] = np.array([row.get(name) for row in rows])
-    return table(columns)

@@ -6,6 +6,7 @@ Rounds are counted from 1 here, as in the progress display.
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
+from itertools import chain
 from math import isnan
 from os import PathLike
 from pathlib import Path
@@ -47,6 +48,19 @@ def table(columns: Columns) -> Any:
     for name, values in columns.items():
         array[name] = values
     return array
+
+
+def table_of(
+    rows: Sequence[Mapping[str, Any]],
+    names: Sequence[str] = (),
+    *,
+    unknown: float | None = None,
+) -> Any:
+    """Return a table of rows; without rows, an empty one with columns of these names."""
+    columns = {}
+    for name in dict.fromkeys(chain(names, *rows)):
+        columns[name] = np.array([row.get(name, unknown) for row in rows])
+    return table(columns)
 
 
 def stacked(tables: Sequence[tuple[int, Columns]]) -> Columns:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import nan
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from hpcfed.api.opened import Run, path_of, table
+from hpcfed.api.opened import Run, path_of, table_of
 from hpcfed.errors import UserError
 from hpcfed.options.metrics import global_name
 from hpcfed.results.folder import records
@@ -54,7 +53,7 @@ class Sweep:
                 about[name] = trial.point.given.get(name)
             figures = _figures(trial)
             rows += [about | of_seed for of_seed in figures]
-        return table(_columns(rows))
+        return table_of(rows, unknown=nan)
 
     def _repr_html_(self) -> str:
         shown = self.table
@@ -119,9 +118,8 @@ def _swept(every: tuple[Trial, ...]) -> list[str]:
 
 def _figures(trial: Trial) -> list[dict[str, Any]]:
     """Return the last figures of each seed; nothing for a trial without a record."""
-    unknown = float("nan")
     if not records(trial.folder):
-        return [{"seed": -1, "accuracy": unknown, "global_accuracy": unknown}]
+        return [{"seed": -1, "accuracy": nan, "global_accuracy": nan}]
     found = []
     for record in Run(trial.folder).records:
         figures: dict[str, Any] = {"seed": record.facts["seed"]}
@@ -133,11 +131,3 @@ def _figures(trial: Trial) -> list[dict[str, Any]]:
         figures["seconds"] = float(record.rounds["seconds"].sum())
         found.append(figures)
     return found
-
-
-def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    columns = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name, float("nan")) for row in rows]
-        columns[name] = np.array(values)
-    return columns

@@ -86,11 +86,8 @@ def seed_folders(folder: Path) -> list[Path]:
 def runs(folder: Path) -> list[Path]:
     """Return the folders of the runs in it: its seeds' folders, or itself."""
     check_one_kind(folder)
-    begun = []
-    for path in seed_folders(folder):
-        # A link counts, too; it is refused later, with its name.
-        if os.path.lexists(path / RECORD):
-            begun.append(path)
+    # A link counts, too; it is refused later, with its name.
+    begun = [path for path in seed_folders(folder) if os.path.lexists(path / RECORD)]
     return begun or [folder]
 
 

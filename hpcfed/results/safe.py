@@ -137,11 +137,8 @@ class Reader:
         if len(data.shape) != 1 or data.shape[0] > MOST_ENTRIES:
             raise ValueError(f"{name} is not a list, or is too long")
         strings = data.asstr()
-        texts = []
         # One by one: all may point to one long string, which the file holds only once.
-        for number in range(data.shape[0]):
-            texts.append(self._text(name, strings[number]))
-        return texts
+        return [self._text(name, strings[number]) for number in range(data.shape[0])]
 
     def _dataset(self, name: str) -> h5py.Dataset:
         data = self._group[name]
