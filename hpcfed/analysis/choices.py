@@ -2,11 +2,14 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from hpcfed.options import RunConfig, facts_of, known, named
+
+Item = TypeVar("Item")
+Alike = TypeVar("Alike", bound=Hashable)
 
 SIZES = ("clients", "ranks")
 """Figures are drawn over these, so they are never in a key."""
@@ -44,6 +47,16 @@ class Combination(dict[str, Any]):
         return self.only(others)
 
 
+def grouped(
+    items: Iterable[Item], by: Callable[[Item], Alike]
+) -> dict[Alike, list[Item]]:
+    """Return items that are alike together, by what they have in common."""
+    found: dict[Alike, list[Item]] = defaultdict(list)
+    for item in items:
+        found[by(item)].append(item)
+    return found
+
+
 def distinguish(choices: Sequence[Combination]) -> list[Combination]:
     """Return a key for each choice: its method, and the options that distinguish it
     from the others of its method, beyond clients and ranks.
@@ -53,9 +66,7 @@ def distinguish(choices: Sequence[Combination]) -> list[Combination]:
     adding information.
     """
     always = _always(choices)
-    by_method: dict[str, list[Combination]] = defaultdict(list)
-    for choice in choices:
-        by_method[choice["method"]].append(choice)
+    by_method = grouped(choices, lambda choice: str(choice["method"]))
     # Once per method, because it looks at every option of every choice: once per choice
     # took minutes for a thousand runs.
     names = {}
@@ -118,11 +129,9 @@ def _split(
         if len(members) == 1:  # nothing left to distinguish
             made.append(members)
             continue
-        by_value: dict[str, list[Combination]] = defaultdict(list)
-        for choice in members:
-            values = [choice.get(name) for name in names]
-            by_value[json.dumps(values)].append(choice)
-        made += by_value.values()
+        made += grouped(
+            members, lambda choice: json.dumps(list(map(choice.get, names)))
+        ).values()
     return made
 
 

@@ -1,25 +1,22 @@
-"""Who is best: methods under equal conditions, the Pareto frontier (points that no
-other point beats in both score and cost), the price of a method, and who reaches a
-target first.
+"""Who is best: methods under equal conditions, and the Pareto frontier (points that no
+other point beats in both score and cost).
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import isfinite
 
-from hpcfed.analysis.choices import Combination
+from hpcfed.analysis.choices import Combination, grouped
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.outcomes import (
     COSTS,
     Measure,
     RunCost,
-    mean_to_target,
     measure,
-    run_bytes,
 )
-from hpcfed.analysis.statistics import Estimate, of_runs, ratio
+from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.swept import Swept, problem
 from hpcfed.options import RunConfig
 
@@ -133,10 +130,8 @@ def frontiers(every: Sequence[Group], options: Sequence[Swept]) -> list[Frontier
 
     Scores on other data, or on another split between clients, are not comparable.
     """
-    problems: dict[Combination, list[Group]] = defaultdict(list)
-    for group in every:
-        problems[problem(group, options)].append(group)
     found = []
+    problems = grouped(every, lambda group: problem(group, options))
     for posed, members in problems.items():
         judged = measure(members)
         # Ranks only change the cost: a frontier needs choices of other options.
@@ -175,92 +170,3 @@ def _frontier(points: Sequence[Weighed], judged: Measure) -> list[Weighed]:
             best.pop()
         best.append(point)
     return best
-
-
-@dataclass(frozen=True)
-class Price:
-    """A method's cost of a round relative to the fastest's, over shared conditions."""
-
-    method: str
-    fastest: str
-    times: Estimate
-    """The ratio of times."""
-    sent: float
-    """The ratio of bytes sent; NaN if the fastest sends nothing."""
-
-
-def prices(found: Sequence[Contest]) -> list[Price]:
-    """Compare the rounds of all methods with those of the fastest."""
-    by_method: dict[str, dict[Combination, Group]] = defaultdict(dict)
-    for contest in found:
-        for group in contest.ranking:
-            by_method[contest.entrant(group)][contest.condition] = group
-    means = {}
-    for name, points in by_method.items():
-        means[name] = of_runs([group.seconds.centre for group in points.values()])
-    # Without any contest there is no fastest, and the loop below has nothing to do.
-    fastest, *others = sorted(means, key=lambda name: means[name].centre) or [""]
-    made = []
-    for name in others:
-        base = by_method[fastest]
-        mine = by_method[name]
-        pairs = [(mine[where], base[where]) for where in mine if where in base]
-        if pairs:
-            times = _over_pairs([ratio(one.seconds, two.seconds) for one, two in pairs])
-            made.append(Price(name, fastest, times, _bytes_ratio(pairs)))
-    return made
-
-
-def _over_pairs(ratios: Sequence[Estimate]) -> Estimate:
-    """Return a ratio over several pairs of points; for one pair, with the interval of
-    its repeats.
-
-    Pairs may agree by chance, which says nothing if the repeats of one are far apart.
-    """
-    if len(ratios) == 1:
-        return ratios[0]
-    together = of_runs([one.centre for one in ratios])
-    loose = [one for one in ratios if one.vague]
-    if not loose:
-        return together
-    return Estimate(together.centre, loose[0].low, loose[0].high)
-
-
-def _bytes_ratio(pairs: Sequence[tuple[Group, Group]]) -> float:
-    sent = []
-    for one, other in pairs:
-        if run_bytes(other).centre:
-            sent.append(run_bytes(one).centre / run_bytes(other).centre)
-    return of_runs(sent).centre if sent else nan
-
-
-@dataclass(frozen=True)
-class Race:
-    """Points of one problem with the same target."""
-
-    problem: Combination
-    target: float
-    points: int
-    arrived: list[Group]
-    """Points whose seeds have all reached the target."""
-
-    def first(self, spent: str) -> Group | None:
-        """Return the point that spent the least of this; None if unknown."""
-        known = [m for m in self.arrived if isfinite(mean_to_target(m, spent))]
-        if not known:
-            return None
-        return min(known, key=lambda group: mean_to_target(group, spent))
-
-
-def races(every: Sequence[Group], options: Sequence[Swept]) -> list[Race]:
-    """Find all points that had a target, by problem."""
-    problems: dict[tuple[Combination, float], list[Group]] = defaultdict(list)
-    for group in every:
-        target = group.first.target
-        if target is not None:
-            problems[problem(group, options), target].append(group)
-    made = []
-    for (posed, target), members in problems.items():
-        arrived = [m for m in members if isfinite(mean_to_target(m, "seconds"))]
-        made.append(Race(posed, target, len(members), arrived))
-    return made

@@ -2,7 +2,7 @@
 that something else ran on the machine.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.analysis.choices import Combination, distinguish
+from hpcfed.analysis.choices import Combination, distinguish, grouped
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.statistics import Estimate, middle, of_rounds, of_runs
 from hpcfed.options import RunConfig, facts
@@ -195,9 +195,7 @@ def _over_processes(found: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def groups(processes: Sequence[Process]) -> list[Group]:
     """Group processes with the same options, in the order of their labels."""
-    by_options: dict[Combination, list[Process]] = defaultdict(list)
-    for process in processes:
-        by_options[_options(process)].append(process)
+    by_options = grouped(processes, _options)
     # What distinguishes a choice depends on all others, so keys come after grouping.
     keys = _with_sides(distinguish(list(by_options)), list(by_options))
     made = []

@@ -2,11 +2,10 @@
 limits it, and whether it can be predicted.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from math import isfinite
 
-from hpcfed.analysis.choices import Combination
+from hpcfed.analysis.choices import Combination, grouped
 from hpcfed.analysis.costmodel import Fitted
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import (
@@ -154,9 +153,7 @@ def _limits(found: Sequence[Limit], options: Sequence[Swept]) -> list[str]:
     if len(found) <= MOST_SENTENCES:
         return [_limit(limit, options) for limit in found]
     # Many choices often have the same limit.
-    by_phase: dict[str, list[Limit]] = defaultdict(list)
-    for limit in found:
-        by_phase[limit.phase].append(limit)
+    by_phase = grouped(found, lambda limit: limit.phase)
     sentences = []
     for phase, members in sorted(by_phase.items(), key=lambda item: -len(item[1])):
         shares = [limit.share for limit in members]

@@ -11,7 +11,7 @@ from math import exp, inf, isfinite, log, nan
 from statistics import fmean
 from typing import Any
 
-from hpcfed.analysis.choices import SIZES, Combination, values_of
+from hpcfed.analysis.choices import SIZES, Combination, grouped, values_of
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.outcomes import Measure, measure
@@ -111,11 +111,9 @@ def families(
     for key in dict.fromkeys(chain(*(group.key for group in every))):
         if key in RunConfig.model_fields and key not in (name, *others):
             others.append(key)
-    found: dict[Combination, list[Group]] = defaultdict(list)
-    for group in every:
-        # Points of methods without the option have no value to compare.
-        if group.options.get(name) is not None:
-            found[group.options.only(others)].append(group)
+    # Points of methods without the option have no value to compare.
+    having = [group for group in every if group.options.get(name) is not None]
+    found = grouped(having, lambda group: group.options.only(others))
     telling = {}
     for choice, members in found.items():
         if len(_values(members, name)) > 1:

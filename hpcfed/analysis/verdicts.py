@@ -4,21 +4,13 @@ A question without an answer has no verdict.
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, nan
 
-from hpcfed.analysis.contests import (
-    Contest,
-    Frontier,
-    Price,
-    Race,
-    contests,
-    frontiers,
-    prices,
-    races,
-)
+from hpcfed.analysis.choices import Combination, grouped
+from hpcfed.analysis.contests import Contest, Frontier, contests, frontiers
 from hpcfed.analysis.costmodel import fit_groups
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import (
@@ -29,7 +21,7 @@ from hpcfed.analysis.labels import (
     times_text,
     value_text,
 )
-from hpcfed.analysis.outcomes import COSTS, Measure, mean_to_target, measure
+from hpcfed.analysis.outcomes import COSTS, Measure, mean_to_target, measure, run_bytes
 from hpcfed.analysis.scaling import growths, scalings
 from hpcfed.analysis.speed_verdicts import (
     client_answers,
@@ -38,7 +30,7 @@ from hpcfed.analysis.speed_verdicts import (
     strong_answers,
     weak_answers,
 )
-from hpcfed.analysis.statistics import Estimate
+from hpcfed.analysis.statistics import Estimate, of_runs, ratio
 from hpcfed.analysis.swept import (
     Effect,
     Matters,
@@ -46,6 +38,7 @@ from hpcfed.analysis.swept import (
     choice_text,
     effects,
     point_text,
+    problem,
     swept,
 )
 from hpcfed.errors import count
@@ -230,9 +223,8 @@ def _opposite(one: Matters, judged: Measure) -> str:
 def _costs(
     every: Sequence[Group], found: Sequence[Frontier], options: Sequence[Swept]
 ) -> list[str]:
-    methods = few(list(map(_price, prices(contests(every, options)))), "method")
-    raced = [_race(one, options) for one in races(every, options)]
-    targets = few(list(filter(None, raced)), "problem")
+    methods = few(list(_prices(contests(every, options))), "method")
+    targets = few(list(_races(every, options)), "problem")
     ends = few(list(_ends(found, options)), "problem")
     sentences = [*methods, *targets, *ends]
     energies = [group for group in every if isfinite(_energy(group))]
@@ -246,43 +238,97 @@ def _costs(
     return sentences
 
 
-def _price(one: Price) -> str:
-    sentence = (
-        f"A round of {one.method} takes {times_text(one.times, ' times')} as long "
-    )
-    sentence += f"as one of {one.fastest}"
-    # An unknown ratio (NaN) is not above the limit.
-    if abs(one.sent - 1) > SAME_BYTES:
-        sentence += f" and sends {number(one.sent)} times the bytes"
-    return f"{sentence}."
+def _prices(found: Sequence[Contest]) -> Iterator[str]:
+    """Compare the rounds of all methods with those of the fastest, under the conditions
+    that both were run under.
+    """
+    by_method: dict[str, dict[Combination, Group]] = defaultdict(dict)
+    for contest in found:
+        for group in contest.ranking:
+            by_method[contest.entrant(group)][contest.condition] = group
+    means = {}
+    for name, points in by_method.items():
+        means[name] = of_runs([group.seconds.centre for group in points.values()])
+    fastest, *others = sorted(means, key=lambda name: means[name].centre) or [""]
+    for name in others:
+        base, mine = by_method[fastest], by_method[name]
+        pairs = [(mine[where], base[where]) for where in mine if where in base]
+        if not pairs:
+            continue
+        times = _over_pairs([ratio(one.seconds, two.seconds) for one, two in pairs])
+        told = f"A round of {name} takes {times_text(times, ' times')} as long as one "
+        told += f"of {fastest}"
+        sent = _bytes_ratio(pairs)
+        # An unknown ratio (NaN) is not above the limit.
+        if abs(sent - 1) > SAME_BYTES:
+            told += f" and sends {number(sent)} times the bytes"
+        yield f"{told}."
+
+
+def _over_pairs(ratios: Sequence[Estimate]) -> Estimate:
+    """Return a ratio over several pairs of points; for one pair, with the interval of
+    its repeats.
+
+    Pairs may agree by chance, which says nothing if the repeats of one are far apart.
+    """
+    if len(ratios) == 1:
+        return ratios[0]
+    together = of_runs([one.centre for one in ratios])
+    loose = [one for one in ratios if one.vague]
+    if not loose:
+        return together
+    return Estimate(together.centre, loose[0].low, loose[0].high)
+
+
+def _bytes_ratio(pairs: Sequence[tuple[Group, Group]]) -> float:
+    sent = []
+    for one, other in pairs:
+        if run_bytes(other).centre:
+            sent.append(run_bytes(one).centre / run_bytes(other).centre)
+    return of_runs(sent).centre if sent else nan
 
 
 def _energy(group: Group) -> float:
     return COSTS["energy"].of(group).centre
 
 
-def _race(one: Race, options: Sequence[Swept]) -> str:
-    """Say who reaches the target first, and who sends least; empty for one point."""
-    about = f"{condition_text(one.problem)}, target {one.target:g} %"
-    fastest, leanest = one.first("seconds"), one.first("bytes")
-    if fastest is None or leanest is None:
-        return f"{about}: no point reached it with all its seeds."
-    if one.points < 2:
-        return ""
-    seconds = number(mean_to_target(fastest, "seconds"))
-    mib = number(mean_to_target(leanest, "bytes") / MIB)
-    told = f"{choice_text(fastest, options)} is first, after {seconds} s"
-    if fastest.key == leanest.key:
-        told += f", and sends the fewest bytes, {mib} MiB"
-    else:
-        told += f"; {choice_text(leanest, options)} sends the fewest bytes, {mib} MiB"
-    clocked = one.first("virtual_seconds")
-    if clocked is not None:
-        when = time_text(mean_to_target(clocked, "virtual_seconds"))
-        told += (
-            f"; {choice_text(clocked, options)} is first in virtual time, after {when}"
-        )
-    return f"{about}: {told}."
+def _races(every: Sequence[Group], options: Sequence[Swept]) -> Iterator[str]:
+    """Say who reaches a target first, and who with the fewest bytes, for each problem
+    with several points.
+    """
+    problems = grouped(every, lambda one: (problem(one, options), one.first.target))
+    for (posed, target), members in problems.items():
+        if target is None:
+            continue
+        about = f"{condition_text(posed)}, target {target:g} %"
+        fastest, leanest = _first(members, "seconds"), _first(members, "bytes")
+        if fastest is None or leanest is None:
+            yield f"{about}: no point reached it with all its seeds."
+            continue
+        if len(members) < 2:
+            continue
+        seconds = number(mean_to_target(fastest, "seconds"))
+        mib = number(mean_to_target(leanest, "bytes") / MIB)
+        told = f"{choice_text(fastest, options)} is first, after {seconds} s"
+        if fastest.key == leanest.key:
+            told += f", and sends the fewest bytes, {mib} MiB"
+        else:
+            leanest_text = choice_text(leanest, options)
+            told += f"; {leanest_text} sends the fewest bytes, {mib} MiB"
+        clocked = _first(members, "virtual_seconds")
+        if clocked is not None:
+            when = time_text(mean_to_target(clocked, "virtual_seconds"))
+            clocked_text = choice_text(clocked, options)
+            told += f"; {clocked_text} is first in virtual time, after {when}"
+        yield f"{about}: {told}."
+
+
+def _first(members: Sequence[Group], spent: str) -> Group | None:
+    """Return the point that spent the least of this up to its target, with all seeds;
+    None if no point has reached it, or the spent amount is unknown.
+    """
+    known = [group for group in members if isfinite(mean_to_target(group, spent))]
+    return min(known, key=lambda one: mean_to_target(one, spent), default=None)
 
 
 def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:

@@ -1,16 +1,17 @@
 """A and B side by side: how figures differ at points of both, and over all."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import inf, isfinite, isnan, nan
 from operator import attrgetter
 from statistics import fmean
 
 import numpy as np
 
-from hpcfed.analysis.choices import Combination, distinguish
+from hpcfed.analysis.choices import Combination, distinguish, grouped
 from hpcfed.analysis.comparison.changes import (
     Change,
     changed_as_a_whole,
@@ -325,12 +326,10 @@ def compare(
         return None
     changed = changed_as_a_whole(before, after)
     # Lists, because runs of an older version may lack an option of their method.
-    partners: dict[Combination, list[Group]] = defaultdict(list)
-    for group in after:
-        partners[group.options.without(*changed)].append(group)
+    partners = grouped(after, lambda group: group.options.without(*changed))
     pairs, alone = [], []
     for group in before:
-        candidates = partners[group.options.without(*changed)]
+        candidates = partners.get(group.options.without(*changed))
         if candidates:
             pairs.append((group, candidates.pop(0)))
         else:
@@ -354,10 +353,7 @@ def compare(
 
 def _overall(every: Sequence[Sequence[Figure]]) -> list[Figure]:
     """Return each figure over the points that have it, in the order of the first."""
-    by_name: dict[str, list[Figure]] = defaultdict(list)
-    for of_point in every:
-        for figure in of_point:
-            by_name[figure.name].append(figure)
+    by_name = grouped(chain.from_iterable(every), lambda figure: figure.name)
     return [overall(figures) for figures in by_name.values()]
 
 
