@@ -124,14 +124,16 @@ def _split(
     alike: Sequence[Sequence[Combination]], names: Sequence[str]
 ) -> list[Sequence[Combination]]:
     """Split sets of choices further, so that members of each agree in these options."""
+
+    def values(choice: Combination) -> str:
+        return json.dumps([choice.get(name) for name in names])
+
     made: list[Sequence[Combination]] = []
     for members in alike:
         if len(members) == 1:  # nothing left to distinguish
             made.append(members)
             continue
-        made += grouped(
-            members, lambda choice: json.dumps(list(map(choice.get, names)))
-        ).values()
+        made += grouped(members, values).values()
     return made
 
 

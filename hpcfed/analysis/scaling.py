@@ -1,6 +1,5 @@
 """How the time of a round depends on ranks and clients, and what limits it."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from hpcfed.analysis.choices import Combination
+from hpcfed.analysis.choices import Combination, grouped
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.statistics import CONFIDENCE, Estimate, ratio
 from hpcfed.errors import UserError
@@ -41,14 +40,9 @@ class Scaling:
 
 def scalings(every: Sequence[Group]) -> list[Scaling]:
     """Find all sets of groups on several numbers of ranks, strong scaling first."""
-    strong: Families = defaultdict(list)
-    weak: Families = defaultdict(list)
-    for group in every:
-        clients = float(group.clients)
-        strong[group.key, clients].append(group)
-        # Floats as keys: equal divisions give equal floats, and only those belong
-        # together.
-        weak[group.key, clients / group.ranks].append(group)
+    # Floats as keys: equal divisions give equal floats, and only those belong together.
+    strong = grouped(every, lambda group: (group.key, float(group.clients)))
+    weak = grouped(every, lambda group: (group.key, group.clients / group.ranks))
     return [*_several_ranks("strong", strong), *_several_ranks("weak", weak)]
 
 
@@ -128,9 +122,7 @@ class Growth:
 
 def growths(every: Sequence[Group]) -> list[Growth]:
     """Find all sets of groups with several numbers of clients."""
-    alike: dict[tuple[Combination, int], list[Group]] = defaultdict(list)
-    for group in every:
-        alike[group.key, group.ranks].append(group)
+    alike = grouped(every, lambda group: (group.key, group.ranks))
     made = []
     for (key, ranks), members in alike.items():
         if len(members) < 2:
@@ -193,9 +185,7 @@ class Limit:
 
 def limits(every: Sequence[Group]) -> list[Limit]:
     """Find the limit of each choice of options, at its most ranks and clients."""
-    choices: dict[Combination, list[Group]] = defaultdict(list)
-    for group in every:
-        choices[group.key].append(group)
+    choices = grouped(every, lambda group: group.key)
     return [_limit(members) for members in choices.values()]
 
 

@@ -249,6 +249,7 @@ def _prices(found: Sequence[Contest]) -> Iterator[str]:
     means = {}
     for name, points in by_method.items():
         means[name] = of_runs([group.seconds.centre for group in points.values()])
+    # Without any contest there is no fastest, and the loop below has nothing to do.
     fastest, *others = sorted(means, key=lambda name: means[name].centre) or [""]
     for name in others:
         base, mine = by_method[fastest], by_method[name]

@@ -4,11 +4,11 @@ options and commands.
 
 import json
 import shlex
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import Any
 
+from hpcfed.analysis.choices import grouped
 from hpcfed.analysis.collect import Found
 from hpcfed.analysis.findings import COUNT, PER_CENT_OF, Row, Table
 from hpcfed.analysis.groups import MOST_DRIFT, MOST_VARIATION, Group, Noise, noisy
@@ -99,9 +99,7 @@ def environment(every: Sequence[Group]) -> Section:
 
 def _rows(every: Sequence[Group]) -> list[list[str]]:
     """Return a row for each different environment, with its number of points."""
-    alike: dict[tuple[str, ...], list[Group]] = defaultdict(list)
-    for group in every:
-        alike[tuple(_environment(group))].append(group)
+    alike = grouped(every, lambda group: tuple(_environment(group)))
     rows = []
     for cells, members in alike.items():
         first = min(str(group.first.facts.get("started", "?")) for group in members)

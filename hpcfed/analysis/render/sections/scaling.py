@@ -1,10 +1,10 @@
 """How a round's time depends on ranks and clients: measurements and a model."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isnan, nan
 
+from hpcfed.analysis.choices import grouped
 from hpcfed.analysis.costmodel import TERMS, Fitted, Measured
 from hpcfed.analysis.findings import COUNT, MS, PER_CENT_OF, PLAIN, Kind, Row, Table
 from hpcfed.analysis.groups import Group
@@ -198,9 +198,7 @@ def _model_charts(one: Fitted) -> Iterator[Drawing]:
 
 
 def _over_ranks(one: Fitted) -> Drawing:
-    alike: dict[tuple[float, float], list[Measured]] = defaultdict(list)
-    for point in one.points:
-        alike[point.clients, point.columns].append(point)
+    alike = grouped(one.points, lambda point: (point.clients, point.columns))
     drawn: list[Line] = []
     # The largest sizes matter most.
     for (clients, _), members in sorted(alike.items(), reverse=True)[:MOST_SIZES]:
@@ -222,9 +220,7 @@ def _over_ranks(one: Fitted) -> Drawing:
 
 
 def _over_clients(one: Fitted) -> Drawing:
-    alike: dict[tuple[int, float], list[Measured]] = defaultdict(list)
-    for point in one.points:
-        alike[point.ranks, point.columns].append(point)
+    alike = grouped(one.points, lambda point: (point.ranks, point.columns))
     drawn: list[Line] = []
     for (ranks, _), members in sorted(alike.items(), reverse=True)[:MOST_SIZES]:
         ordered = sorted(members, key=lambda point: point.clients)

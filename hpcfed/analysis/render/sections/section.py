@@ -1,11 +1,10 @@
 """A section of the page, and what all sections share: cells, lines, and charts of bars."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from hpcfed.analysis.choices import SIZES, Combination
+from hpcfed.analysis.choices import SIZES, Combination, grouped
 from hpcfed.analysis.findings import COUNT, Cell, Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label, option_text
@@ -120,19 +119,13 @@ def by_key_and_ranks(
     every: Sequence[Group],
 ) -> dict[tuple[Combination, int], list[Group]]:
     """Group points that differ only in clients."""
-    families: dict[tuple[Combination, int], list[Group]] = defaultdict(list)
-    for group in every:
-        families[group.key, group.ranks].append(group)
-    return families
+    return grouped(every, lambda group: (group.key, group.ranks))
 
 
 def by_key(every: Sequence[Group]) -> dict[Combination, list[Group]]:
     """Group points that differ only in clients and ranks, and sort by these."""
-    families: dict[Combination, list[Group]] = defaultdict(list)
     by_size = sorted(every, key=lambda group: (group.ranks, group.clients))
-    for group in by_size:
-        families[group.key].append(group)
-    return families
+    return grouped(by_size, lambda group: group.key)
 
 
 def one_size_each(every: Sequence[Group]) -> bool:

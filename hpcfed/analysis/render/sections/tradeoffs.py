@@ -9,7 +9,7 @@ from math import isfinite, nan
 from operator import attrgetter
 from statistics import fmean
 
-from hpcfed.analysis.choices import Combination
+from hpcfed.analysis.choices import Combination, grouped
 from hpcfed.analysis.contests import Frontier, Weighed, frontiers
 from hpcfed.analysis.findings import (
     MEBIBYTES,
@@ -158,9 +158,7 @@ def _lines(
     """
     known = [one for one in members if isfinite(judged.estimate(one).centre)]
     beside = _without_noise(known)
-    found: dict[Combination, list[Group]] = defaultdict(list)
-    for group in sorted(filter(_is_private, known), key=_epsilon):
-        found[_line(group)].append(group)
+    found = grouped(sorted(filter(_is_private, known), key=_epsilon), _line)
     kinds = {str(choice["privacy"]) for choice in found}
     drawn, compared = [], {}
     for some in found.values():
