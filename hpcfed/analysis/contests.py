@@ -64,6 +64,7 @@ class Contest:
 
 def contests(every: Sequence[Group], options: Sequence[Swept]) -> list[Contest]:
     """Compare the methods under each condition that several of them were run under."""
+    # Options of every run make up the condition; a method's own distinguish entrants.
     shared = set(RunConfig.model_fields) | {"on", "stacked_seeds"}
     names = []
     own = []
@@ -151,6 +152,7 @@ def _weighed(members: Sequence[Group], judged: Measure, cost: RunCost) -> list[W
     points = []
     for group in members:
         point = Weighed(group, judged.estimate(group), cost.of(group))
+        # An unknown cost is NaN, which is not above 0 either.
         if isfinite(point.score.centre) and point.cost.centre > 0:
             points.append(point)
     return sorted(points, key=lambda point: point.cost.centre)
@@ -163,6 +165,7 @@ def _frontier(points: Sequence[Weighed], judged: Measure) -> list[Weighed]:
             best.append(point)
             continue
         last = best[-1]
+        # Points come cheapest first, so only the best one so far has to be beaten.
         if not judged.better(point.score.centre, last.score.centre):
             continue
         # Of two with the same cost, keep the better one.

@@ -59,6 +59,7 @@ class Compared:
     @property
     def speed(self) -> Any:
         """Costs of a round: seconds, phases, memory, bytes, energy; `change`: B / A."""
+        # Phases come right below the seconds that they are parts of.
         seconds, *others = self._comparison.costs
         figures = [seconds, *self._comparison.phases, *others]
         return table_of([_row(figure) for figure in figures])

@@ -262,6 +262,7 @@ def _clock(record: RunRecord) -> Columns:
 
 
 def _timing(record: RunRecord) -> Columns:
+    # All ranks of one round after the other, as `ravel` lays them out.
     rounds, ranks = record.wall.shape
     columns = {
         "round": np.repeat(np.arange(1, rounds + 1), ranks),

@@ -112,6 +112,7 @@ def _swept(every: tuple[Trial, ...]) -> list[str]:
         for name in trial.point.given:
             names[name] = set()
     for name, values in names.items():
+        # As text, because a list, such as --seeds, cannot be in a set.
         values.update(repr(trial.point.given.get(name)) for trial in every)
     return [name for name, values in names.items() if len(values) > 1]
 
@@ -119,6 +120,7 @@ def _swept(every: tuple[Trial, ...]) -> list[str]:
 def _figures(trial: Trial) -> list[dict[str, Any]]:
     """Return the last figures of each seed; nothing for a trial without a record."""
     if not records(trial.folder):
+        # Not NaN, which would turn the seeds of all rows into floats.
         return [{"seed": -1, "accuracy": nan, "global_accuracy": nan}]
     found = []
     for record in Run(trial.folder).records:

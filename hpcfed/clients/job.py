@@ -42,6 +42,7 @@ class RateSchedule(NamedTuple):
         if self.kind == "constant":
             return torch.ones_like(at, dtype=torch.float64)
         if self.kind == "step":
+            # Never 0: options read 0 as None, and a third is rounded up.
             every = -(-total // 3) if self.drop_every is None else self.drop_every
             return self.drop ** (at // every).double()
         if self.kind == "cosine":
@@ -165,6 +166,7 @@ class TrainingJob:
         at = on_device(positions, self.rows.device)
         return replace(
             self,
+            # `columns` is one mask for all clients, so it stays as it is.
             rows=self.rows[at],
             clients=self.clients[positions],
             keys=self.keys[at],

@@ -115,6 +115,7 @@ def _read(path: Path) -> _Table:
             "memory to read; save it as an .npz (file:PATH.npz)"
         )
     try:
+        # Excel puts a byte order mark first, which would become part of a name.
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
@@ -161,7 +162,7 @@ def _roles(table: _Table, options: Mapping[str, Any]) -> _Roles:
             f"{table.path}: task is {task!r}; it may be {' or '.join(TASKS)}"
         )
     found = {}
-    # Names may be in capitals.
+    # Names may be in capitals. Reversed, so that the first of two like names wins.
     lower = {name.lower(): name for name in reversed(table.names)}
     for kind, words in USUAL.items():
         usual = [lower[word] for word in words if word in lower]
@@ -212,6 +213,7 @@ def _inputs(table: _Table, roles: _Roles) -> np.ndarray:
                 f"{table.path}: column {name} has {len(words)} different words; leave it "
                 f'out as in --dataset-options \'{{"drop": ["{name}"]}}\''
             )
+        # Row k of the identity is the one-hot code of word k.
         features.append(np.eye(len(words))[which])
     return np.concatenate(features, axis=1)
 
@@ -223,6 +225,7 @@ def _targets(table: _Table, roles: _Roles) -> dict[str, np.ndarray]:
         raise UserError(
             f"{table.path}: column {roles.target} holds words; regression needs numbers"
         )
+    # Whole numbers are taken for classes, unless `task` says otherwise.
     whole = numbers is None or bool((numbers == np.round(numbers)).all())
     if roles.task == "regression" or (roles.task is None and not whole):
         assert numbers is not None
@@ -316,6 +319,7 @@ def _splits(folder: Path, chosen: Mapping[str, str]) -> dict[str, Any]:
         ) from None
     with plugins.one_line_of(f"{folder} is not a data set that `save_to_disk` wrote"):
         found = datasets.load_from_disk(str(folder))
+    # A `DatasetDict` has splits and is a dict; a `Dataset` is neither.
     if not isinstance(found, Mapping):
         return {"train": found}
     splits = {}

@@ -87,6 +87,8 @@ def windows(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Cut tokens into inputs and next tokens, both [windows, length]."""
     predicted = max(0, len(tokens) - 1)
     rows = -(-predicted // length)
+    # Padding is token 0, like any other input: only its target says that it does not
+    # count.
     inputs = np.zeros(rows * length, np.int32)
     targets = np.full(rows * length, NO_TARGET, np.int32)
     inputs[:predicted] = tokens[:predicted]
@@ -135,6 +137,7 @@ def _tokens(path: Path, kind: str) -> np.ndarray:
         raise UserError(
             f"{path} is not UTF-8; convert it, or use --text-tokens bytes"
         ) from None
+    # Four bytes for every character, so that the array has one number each.
     return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
@@ -144,6 +147,7 @@ def _numbered(files: list[_File]) -> tuple[list[_File], int]:
     known = np.unique(np.concatenate(seen))
     numbered = []
     for file in files:
+        # Clipped, because a character after the last known one would be out of range.
         at = np.searchsorted(known, file.tokens).clip(max=len(known) - 1)
         tokens = np.where(known[at] == file.tokens, at + 1, UNKNOWN)
         numbered.append(_File(file.client, tokens, file.num_train))

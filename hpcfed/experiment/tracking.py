@@ -99,6 +99,7 @@ class Tracking:
     def _write(self, most: int) -> None:
         if not self._trackers:
             return
+        # A copy, because a tracker that fails is removed within the loop.
         for name, tracker in list(self._trackers.items()):
             mark = self._marks[name]
             with self._surviving(name):
@@ -139,6 +140,7 @@ def _read_marks(path: Path) -> dict[str, TrackerMark]:
             path, dict[str, TrackerMark], MOST_BYTES
         )
         return marks
+    # Missing, or damaged: trackers then begin with round 1 again.
     except (OSError, ValueError):
         return {}
 

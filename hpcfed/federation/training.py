@@ -335,6 +335,7 @@ class LocalTraining:
         if columns is None:
             return cost.training
         mask = columns.cpu().numpy()
+        # Methods train the same few sets of columns in every round.
         key = mask.tobytes()
         if key not in self._costs:
             self._costs[key] = cost.training_of(self.layout.trained_by(mask))

@@ -98,6 +98,8 @@ def geometry(module: Any, x: Tensor, dy: Tensor) -> ConvolutionSizes | None:
     if not bf16 or not cuda.available(x.device) or module.groups > 1:
         return None
     for sizes in (module.kernel_size, module.stride, module.padding):
+        # Padding may be a word, such as "same"; the kernel has one size for both
+        # dimensions.
         if isinstance(sizes, str) or len(set(sizes)) > 1:
             return None
     kernel = module.kernel_size[0]
@@ -137,6 +139,7 @@ def convolution_squares(x: Tensor, dy: Tensor, sizes: ConvolutionSizes) -> Tenso
     kernel = _convolution_kernel(sizes, x.device.index)
     kernel((down, across * parts), x, dy, squares, samples, channels, outputs)
     by_tap = squares.sum(0).unflatten(1, (sizes.kernel, sizes.kernel))
+    # From [outputs, height, width, channels] to torch's order of a weight.
     return by_tap.permute(0, 3, 1, 2)
 
 

@@ -92,6 +92,7 @@ class Options(options.Options):
 def server_rate(fed: Federation[Options], round: int) -> float:
     """Return the server's learning rate in a round."""
     o = fed.options
+    # Rounds count from 0, so the first one has the full rate.
     rate = o.server_lr * o.server_lr_decay**round
     if o.server_lr_schedule == "constant":
         return rate
@@ -99,6 +100,7 @@ def server_rate(fed: Federation[Options], round: int) -> float:
         o.server_lr_schedule,
         drop_every=o.server_lr_step_size,
         drop=o.server_lr_step_factor,
+        # A share, because the schedule only knows factors on the rate.
         lowest=o.server_lr_min / o.server_lr,
         warmup=o.server_lr_warmup,
     )

@@ -23,6 +23,7 @@ class StackedRecurrent(StackedLayer):
         self, plain: nn.GRU | nn.LSTM, batch: Batch, name: str, numbers: Iterator[int]
     ) -> None:
         super().__init__(plain, batch, name, numbers)
+        # torch drops out between layers only, so a single layer has no dropout.
         if plain.dropout and plain.num_layers > 1:
             raise TypeError(f"{type(plain).__name__} with dropout does not stack")
         if getattr(plain, "proj_size", 0):
@@ -76,7 +77,9 @@ class StackedRecurrent(StackedLayer):
                 suffix = f"_l{layer}" + ("_reverse" if direction else "")
                 turned = x.flip(2) if direction else x
                 hidden, *states = self._direction(turned, suffix)
+                # Turned back, so that both directions of a position stand side by side.
                 outputs.append(hidden.flip(2) if direction else hidden)
+                # In torch's order: each layer forward, then reverse.
                 last.append(states)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         kinds = zip(*last, strict=True)
@@ -179,10 +182,12 @@ def gru_step(x: Tensor, recurrent: Tensor, state: Tensor) -> tuple[Tensor, Tenso
             state.reshape(-1, width),
         )
         return new.view_as(state), kept
+    # torch's order of gates: reset, update, new.
     xr, xz, xn = x.chunk(3, -1)
     hr, hz, hn = recurrent.chunk(3, -1)
     r = torch.sigmoid(xr + hr)
     z = torch.sigmoid(xz + hz)
+    # r also scales the recurrent bias in hn, so the two biases cannot be added up.
     n = torch.tanh(xn + r * hn)
     return n + z * (state - n), torch.cat([r, z, n, hn], -1)
 
@@ -196,7 +201,10 @@ def gru_step_backward(
     if d.is_cuda:
         width = state.shape[-1]
         dx, dr, direct, _, _ = torch.ops.aten._thnn_fused_gru_cell_backward(
-            d.reshape(-1, width), kept, False
+            # False: no gradients of biases, which are sums of the gates' gradients.
+            d.reshape(-1, width),
+            kept,
+            False,
         )
         shape = (*d.shape[:-1], 3 * width)
         return dx.view(shape), dr.view(shape), direct.view_as(d)
@@ -205,6 +213,7 @@ def gru_step_backward(
     dz = d * (state - n) * z * (1 - z)
     dr_gate = dn * hn * r * (1 - r)
     dx = torch.cat([dr_gate, dz, dn], -1)
+    # Only the new gate differs: r scaled its recurrent part.
     dr = torch.cat([dr_gate, dz, dn * r], -1)
     return dx, dr, d * z
 
@@ -267,6 +276,7 @@ def lstm_step(
             cell.reshape(-1, width),
         )
         return state.view_as(cell), new.view_as(cell), gates
+    # torch's order of gates: input, forget, cell, output.
     i, f, g, o = (x + recurrent).chunk(4, -1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     new = f * cell + i * g

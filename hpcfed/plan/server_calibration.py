@@ -70,6 +70,7 @@ def measure_server(
     built: list[ZeroPreparation] = []
     for stage in (1, 2, 3):
         remark(f"calibrating: the server's model, ZeRO stage {stage}")
+        # `plain`, `widths`, `sizes` and `clock` are still those of the last size above.
         staged = plain.model_copy(update={"zero_stage": stage})
         first, again = (_learnt(staged, widths, world.device) for _ in range(2))
         points += again.points(sizes)

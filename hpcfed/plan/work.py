@@ -136,6 +136,7 @@ def trained(
         steps += one.times * float(num_steps(sizes, length_of(one))[0])
         flops += FLOPS * seen * multiply_adds
     if fisher:
+        # As `federation/training.py` counts it while a run measures it.
         flops += FLOPS * fisher * size * sample.training
     return ClientTraining(samples, steps, flops)
 
@@ -156,6 +157,7 @@ def memory_traffic(config: RunConfig, *, samples: float, steps: float) -> float:
     moments = 2
     if config.optimiser == "sgd":
         moments = 1 if config.momentum else 0
+    # Twice each: rows in the passes, gradients, and rows in the update.
     per_step = 6 + 2 * moments
     floats = 2 * samples * activations + per_step * steps * layout.num_parameters
     return FLOAT * floats

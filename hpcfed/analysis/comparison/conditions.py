@@ -90,6 +90,7 @@ def _condition(text: str) -> Condition:
         raise wrong from None
     if not isfinite(amount) or amount < 0:
         raise wrong
+    # Costs are compared as ratios, B / A, and accuracies as differences.
     limit = 1 + amount / 100 if in_per_cent else amount
     return Condition(name, limit, text)
 
@@ -140,6 +141,8 @@ def _decide(condition: Condition, figure: Figure) -> Decision:
 
 def _worse(figure: Figure) -> float:
     """Return the ratio, or the points lost."""
+    # `neutral` is 1 for the ratio of a cost, of which more is worse, and 0 for the
+    # difference of an accuracy, of which less is.
     centre = figure.change.centre
     return centre if figure.neutral else -centre
 

@@ -170,6 +170,7 @@ class LocalNoise:
         """Return how often the most frequent participant has taken part."""
         none = torch.zeros(self.num_clients, dtype=torch.int64)
         counts = self.memory.common("participations", none).clone()
+        # The members of all ranks, so that every rank keeps the same counts.
         counts[torch.from_numpy(cohort.clients)] += 1
         self.memory.keep("participations", counts)
         return int(counts.max())

@@ -99,6 +99,7 @@ def _draw(look: Look, console: Console) -> View:
 
 def _tell(look: Look, console: Console, every: float) -> View:
     """Print a line now and then, and one at the end."""
+    # The clock is far above 0, so the first line is due at once.
     due = 0.0
     for view in _views(look):
         now = time.monotonic()
