@@ -50,6 +50,8 @@ def client_network(
     if weights is not None and not of_adapters:
         _start(network, weights, config)
     if config.lora is not None:
+        # torch draws adapters by its global generator: seed it here, and restore it
+        # after.
         with torch.random.fork_rng(devices=[]):
             draw = randomness.generator(seed, "adapters").integers(2**62)
             torch.manual_seed(int(draw))
@@ -61,6 +63,7 @@ def client_network(
                 train=config.lora_train or "",
             )
         if double:
+            # Again, for the adapters.
             network.double()
     if weights is not None and of_adapters:
         _start(network, weights, config)

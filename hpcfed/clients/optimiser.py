@@ -65,6 +65,7 @@ class StackOptimiser:
     @property
     def fits_backward(self) -> bool:
         """Whether weights may take their step in the backward pass, layer by layer."""
+        # Clipping needs the norm of the whole gradient before the first weight moves.
         return self._adam is None and not self._recipe.clip
 
     def reserve(self, gradient: Tensor) -> None:
@@ -157,6 +158,7 @@ class StackOptimiser:
         """
         # The columns between weights that have updated themselves.
         edges = [0]
+        # Entries come in the order of their columns, so edges ascend.
         for e in self._layout.entries:
             if e.name in updated:
                 edges += [e.start, e.stop]

@@ -96,6 +96,7 @@ class StackPull:
 
     def terms(self, count: int) -> Terms:
         """Return the terms of the first clients, for steps in one pass."""
+        # Views: every step writes its sums there for the next one.
         plain, masked = self._sums[:, :count]
         mask = None if self._mask is None else self._mask[0][:count]
         return Terms(self._strengths, self._reference[0][:count], mask, plain, masked)

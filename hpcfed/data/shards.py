@@ -117,6 +117,7 @@ def shard(
     longest = int(sizes.max(initial=1))
     index = np.zeros((len(sizes), longest), dtype=np.int64)
     owned = np.arange(longest) < sizes[:, None]
+    # A boolean index goes row by row, in the order in which the lists were joined.
     index[owned] = positions
     inputs = dataset.inputs(split, samples, device=device, dtype=dtype)
     if device.type == "cuda" and inputs.ndim == 4:

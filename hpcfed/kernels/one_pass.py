@@ -63,6 +63,7 @@ def descend(
     found = None
     of_terms: tuple[Tensor | None, ...] = (None, None, None, None, None)
     if terms is not None:
+        # As in `pull`: a slope per layer, one for the row, one for masked columns.
         found = rows.new_empty(clients, layers + 2)
         _, slopes, _ = pull.kernels(terms.strengths, rows.device.index)
         heads = (layers + 2, clients)

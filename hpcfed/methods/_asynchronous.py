@@ -184,6 +184,7 @@ def following(
 ) -> tuple[Tensor, Tensor]:
     """Return `due` and `training` of this round, which follows the state's `due`."""
     with fed.timed("sample"):
+        # The round before ended with its last arrival.
         now = float(state.due[-1, 0]) if len(state.due) else 0.0
         received = int(state.received) + _num_uploads(state)
         pace, training = _pace(fed, state, buffer), _read(state.training)
@@ -204,6 +205,7 @@ def waves(
         due = state.due.numpy()
         coming = due[due[:, 3] == 0]
         positions, versions = coming[:, 1:3].astype(np.int64).T
+        # The timetable numbers only clients with data.
         clients = np.flatnonzero(fed.sizes)[positions]
         # The version that each upload finds when it arrives.
         made = (received + np.arange(len(coming))) // buffer
@@ -317,6 +319,7 @@ def _read(table: Tensor) -> Iterator[InTraining]:
 
 
 def _table(training: list[InTraining]) -> Tensor:
+    # An empty list would have only one dimension.
     return torch.tensor(training, dtype=torch.float64).reshape(-1, 4)
 
 
@@ -373,5 +376,6 @@ def after(
     }
     new = State(state.w, state.versions, **fields)
     rows = [versions[number] for number in older_versions(new, buffer=buffer)]
+    # `stack` refuses an empty list.
     none = state.versions[:0]
     return {**fields, "versions": torch.stack(rows) if rows else none}

@@ -88,6 +88,7 @@ class Options(ServerOptions):
                 "server.h5 of an earlier run"
             )
         guided = config.new_clients and self.guided_updates
+        # Given by the user: `fit` has lowered the default.
         if guided and self.guided_start > self.diffusion_steps:
             raise UserError(
                 f"--guided-start {self.guided_start} is beyond --diffusion-steps "

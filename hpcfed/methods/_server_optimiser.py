@@ -70,6 +70,7 @@ def adaptive_round(
     m = beta * state.m + (1 - beta) * delta
     v = second_moment(state.v, delta.square())
     rate = server_rate(fed, cohort.round)
+    # Without Adam's bias correction, as in Algorithm 2.
     step = rate * m / (v.sqrt() + tau)
     return State(moved(state.w, step, mean), m, v)
 

@@ -33,6 +33,7 @@ def receive(
     # For the channel's stages, each wave is its clients' first upload, not a second.
     cohort.in_flight.downloads = cohort.in_flight.uploads = 0
     cohort.in_flight.wave = wave.number
+    # `upload` replaces the norms of the wave before, but the log is of all waves.
     norms = log.update_norms
     starts = fed.download(_starts(wave, versions), cohort)
     rows = fed.train(starts, cohort, phase=wave.number, pull=_pull(starts, mu))

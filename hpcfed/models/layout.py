@@ -119,6 +119,7 @@ def check_whole(layout: "Layout", rows: Tensor) -> None:
 
 def largest_whole(dtype: torch.dtype) -> int:
     """Return the number up to which a float type holds all whole numbers exactly."""
+    # 2^24 in float32: from there on, neighbouring floats are 2 apart.
     return int(2 / torch.finfo(dtype).eps)
 
 
@@ -139,6 +140,7 @@ class Layout:
                 tensors.append((name, parameter, True))
             elif send_frozen:
                 frozen.append((name, parameter, False))
+        # A state dict has no buffers that are not persistent.
         kept = network.state_dict().keys() - idle_counters(network)
         for name, buffer in network.named_buffers():
             if name in kept:
@@ -247,8 +249,10 @@ def idle_counters(network: nn.Module) -> set[str]:
     """
     found = set()
     for name, module in network.named_modules():
+        # A user's own class may read its counter.
         of_torch = type(module).__module__.startswith("torch.nn.")
         if of_torch and getattr(module, "momentum", None) is not None:
+            # The network itself has an empty name.
             found.add(f"{name}.{COUNTER}".lstrip("."))
     return found
 

@@ -104,5 +104,6 @@ def read_profile(folder: Path) -> Profile | None:
         found: Profile = read_json(path, Profile, MOST_BYTES)
         return found
     except (OSError, ValueError) as error:
+        # pydantic writes several lines, but an error has one.
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: not a profile of a run: {reason}") from None

@@ -115,6 +115,7 @@ def submit_study(order: StudyOrder, extra: Sequence[str], *, dry_run: bool) -> N
     file = str(order.path.resolve())
     script = [str(shipped.top() / SCRIPT), file, "--out", str(out)]
     jobs = []
+    # Sorted, because `groupby` only joins neighbours.
     by_size = sorted(order.chosen, key=_processes)
     for processes, members in groupby(by_size, key=_processes):
         numbers = ",".join(str(point.number) for point in members)
