@@ -19,7 +19,7 @@ from hpcfed.analysis.groups import Group, Process, groups
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.exports import points_csv_text
 from hpcfed.analysis.render.run_page import run_content
-from hpcfed.analysis.render.run_page.verdict import verdict as page_verdict
+from hpcfed.analysis.render.run_page import verdict as page_verdict
 from hpcfed.analysis.render.sections import sections
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.render.show import show, show_seeds
@@ -329,7 +329,7 @@ def test_the_page_of_a_run_says_what_epsilon_covers() -> None:
         return " ".join(found["privacy"].text)
 
     private = text(epsilon=[1, 2, 3, 4], clip_norm=[1.0] * 4)
-    for uncovered in ("accuracy", "arrived", "excluded", "norms", "end of the run"):
+    for uncovered in ("accuracy", "arrived", "excluded", "norms", "a run ended"):
         assert uncovered in private.partition("does not cover")[2]
     assert "no ε holds" in text(clip_norm=[1.0] * 4)
 

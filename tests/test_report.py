@@ -26,7 +26,7 @@ from hpcfed.analysis.command import content_of
 from hpcfed.analysis.costmodel import CostModel, Measured, fit, hold_out
 from hpcfed.analysis.groups import Group, groups
 from hpcfed.analysis.labels import label
-from hpcfed.analysis.render.run_page import clients as run_clients
+from hpcfed.analysis.render.run_page import learning as run_learning
 from hpcfed.analysis.run_findings.learning import worst_tenth
 from hpcfed.analysis.scaling import scalings, slope
 from hpcfed.analysis.statistics import (
@@ -449,7 +449,7 @@ def test_the_page_of_one_run_says_what_came_of_it(good: Path) -> None:
 def test_rounds_without_evaluation_show_the_next_one() -> None:
     accuracy = np.array([[NAN, NAN], [0.1, 0.2], [NAN, NAN], [0.3, NAN], [NAN, NAN]])
     run = SimpleNamespace(client_accuracy=accuracy)
-    shown = run_clients.over_rounds(run)  # type: ignore[arg-type]
+    shown = run_learning.over_rounds(run)  # type: ignore[arg-type]
     np.testing.assert_array_equal(shown, accuracy[[1, 1, 3, 3]])
     assert worst_tenth(np.arange(30.0, 0, -1)) == 2, "of 1, 2 and 3"
     assert worst_tenth(np.array([5.0, 4.0])) == 4
@@ -459,7 +459,7 @@ def test_names_on_a_map_do_not_lie_on_each_other() -> None:
     """Client 0's newest upload is alone, those of 1 and 2 are close."""
     places = np.array([[5.0, 5], [0, 0], [10, 10], [10.1, 10.1]])
     found = LatentMap(np.array([0, 0, 1, 2]), places, np.array([0.9, 0.1]))
-    assert run_clients.apart(found) == {1, 2}
+    assert run_learning.apart(found) == {1, 2}
 
 
 def change(path: Path, name: str, content: object) -> None:

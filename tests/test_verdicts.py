@@ -16,8 +16,8 @@ from hpcfed.analysis.groups import Process, groups, noisy
 from hpcfed.analysis.labels import times_text
 from hpcfed.analysis.outcomes import measure
 from hpcfed.analysis.render.exports import csv_text, points_csv_text
-from hpcfed.analysis.render.run_page import clients as clients_section
-from hpcfed.analysis.render.run_page.verdict import verdict
+from hpcfed.analysis.render.run_page import verdict
+from hpcfed.analysis.render.run_page.learning import clients as clients_section
 from hpcfed.analysis.render.sections import sections
 from hpcfed.analysis.scaling import growths, limits
 from hpcfed.analysis.statistics import Estimate
@@ -266,7 +266,7 @@ def test_many_options_make_few_charts_and_no_empty_section() -> None:
     for drawing in by_id["options"].charts:
         lines = {record["series"] for record in drawing.spec["data"]["values"]}
         assert len(lines) <= 8, drawing.title
-    assert "more points in the tables" in " ".join(by_id["phases"].text)
+    assert "The tables and the CSV have" in " ".join(by_id["phases"].text)
 
 
 def test_options_are_held_where_most_points_are() -> None:
@@ -440,9 +440,9 @@ def test_empty_rows_of_the_map_are_explained() -> None:
     run = run_of(clients=4, accuracy=0.5)
     run.client_accuracy[:, 2] = np.nan
     group = groups([Process((run,), 0, "one")])[0]
-    assert clients_section.accuracy(group).text == [
+    assert clients_section(group).text == [
         "Empty rows of the map: 1 client that has no test data, or that no round has "
         "judged."
     ]
     whole = groups([process_of(clients=4)])[0]
-    assert not clients_section.accuracy(whole).text
+    assert not clients_section(whole).text

@@ -17,10 +17,9 @@ import torch
 from rich.console import Console
 
 from hpcfed import cli
-from hpcfed.analysis.render.watch import watching
+from hpcfed.analysis.render import watch as watching
 from hpcfed.analysis.render.watch.frame import curves
-from hpcfed.analysis.render.watch.looking import SILENT, Looker
-from hpcfed.analysis.render.watch.study import StudyLooker
+from hpcfed.analysis.render.watch.looking import SILENT, Looker, StudyLooker
 from hpcfed.experiment.failures import Reporting
 from hpcfed.experiment.progress import RunProgress, showing_life
 from hpcfed.results.claim import claimed

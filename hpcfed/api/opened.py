@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from hpcfed.analysis.labels import all_series
-from hpcfed.analysis.run_findings.headline import status as status_line
-from hpcfed.analysis.run_findings.headline import title
+from hpcfed.analysis.render.show import status as status_line
+from hpcfed.analysis.render.show import title
 from hpcfed.errors import UserError
 from hpcfed.options.metrics import text_of
 from hpcfed.results.as_json import run_summary

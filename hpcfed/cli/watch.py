@@ -45,7 +45,7 @@ def command(arguments: list[str]) -> None:
     # Late: most command lines read no HDF5.
     from rich.console import Console
 
-    from hpcfed.analysis.render.watch.watching import watch
+    from hpcfed.analysis.render.watch import watch
 
     code = watch(
         options.folder,

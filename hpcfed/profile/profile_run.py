@@ -10,8 +10,8 @@ import torch
 from hpcfed.analysis.findings import COUNT, SHARE, Kind, Row, Table
 from hpcfed.analysis.groups import MOST_VARIATION
 from hpcfed.analysis.render.console import Output, print_tables, say
+from hpcfed.analysis.render.run_page.profile import of_parts
 from hpcfed.analysis.run_findings.costs import TOTAL_SECONDS
-from hpcfed.analysis.run_findings.profile import of_parts
 from hpcfed.errors import unless_full
 from hpcfed.experiment.run import run
 from hpcfed.options import Settings

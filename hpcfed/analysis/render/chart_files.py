@@ -76,7 +76,8 @@ def named(sections: Sequence[Section]) -> Iterator[tuple[str, Drawing]]:
     seen: dict[str, int] = {}
     for section in sections:
         for drawing in section.charts:
-            name = _plain(drawing.title)
+            # Characters that any system and any \includegraphics accepts.
+            name = sub(r"[^a-z0-9]+", "-", drawing.title.lower()).strip("-")
             if not name.startswith(section.id):
                 name = f"{section.id}-{name}"
             name = name[:LONGEST_NAME].strip("-")
@@ -84,13 +85,6 @@ def named(sections: Sequence[Section]) -> Iterator[tuple[str, Drawing]]:
             # Charts with many lines are split into several with the same title.
             number = f"-{seen[name]}" if seen[name] > 1 else ""
             yield name + number, drawing
-
-
-def _plain(title: str) -> str:
-    """Return a title in characters that any system and any \\includegraphics
-    accepts.
-    """
-    return sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def image(
@@ -117,9 +111,17 @@ def image(
 
 
 def _still(spec: Spec, width: float) -> Spec:
-    """Return a description with its size, and with dashes for lines without markers."""
+    """Return a description with its size, marks that fit it, and dashes for lines
+    without markers.
+    """
     smaller = width / PAGE_WIDTH
-    layers = [_smaller(layer, smaller) for layer in spec["layer"]]
+    layers = []
+    for layer in spec["layer"]:
+        mark = dict(layer["mark"])
+        for name in LENGTHS:
+            if name in mark:
+                mark[name] *= min(1, smaller)
+        layers.append({**layer, "mark": mark})
     if not any("shape" in layer["encoding"] for layer in layers):
         layers = [_dashed(layer) for layer in layers]
     return {
@@ -129,16 +131,6 @@ def _still(spec: Spec, width: float) -> Spec:
         "autosize": {"type": "fit-x", "contains": "padding"},
         "layer": layers,
     }
-
-
-def _smaller(layer: Spec, factor: float) -> Spec:
-    """Return a layer whose marks fit the smaller drawing."""
-    mark = layer["mark"]
-    scaled = {}
-    for name in LENGTHS:
-        if name in mark:
-            scaled[name] = min(1, factor) * mark[name]
-    return {**layer, "mark": {**mark, **scaled}}
 
 
 def _dashed(layer: Spec) -> Spec:

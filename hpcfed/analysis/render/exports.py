@@ -63,11 +63,20 @@ def csv_text(every: Sequence[Group]) -> str:
     swept = _swept(every, known=[*ABOUT, *figures])
     head = [*ABOUT, *swept, *figures]
     lines: list[list[Any]] = [head]
-    for group in every:
+    for group, process, run in _runs(every):
         values = [_cell(group.options.get(name)) for name in swept]
-        for process in group.processes:
-            for run in process.runs:
-                lines += _round_lines(process, run, values, series)
+        facts = [run.facts[fact] for fact in FACTS]
+        about = [process.source, *facts, run.stacked_seeds]
+        # A metric that only other runs have.
+        unknown = np.full(run.rounds_done, np.nan)
+        # Warm-up rounds come first, so the counted ones are the last.
+        first_counted = run.rounds_done - len(process.seconds)
+        for round in range(run.rounds_done):
+            counted = int(round >= first_counted)
+            # Follows the table of series: a new series needs no change here.
+            cells = [run.rounds.get(name, unknown)[round] for name in series]
+            phases = run.phases[round].mean(0)
+            lines.append([*about, counted, *values, round + 1, *cells, *phases])
     return _csv(lines)
 
 
@@ -77,11 +86,19 @@ def ranks_csv_text(every: Sequence[Group]) -> str:
     """
     head = ["source", "seed", "round", "rank", "rank_seconds", *SECONDS]
     lines: list[list[Any]] = [head]
+    for _, process, run in _runs(every):
+        for round, rank in np.ndindex(*run.wall.shape):
+            about = [process.source, run.facts["seed"], round + 1, rank]
+            phases = run.phases[round, rank]
+            lines.append([*about, run.wall[round, rank], *phases])
+    return _csv(lines)
+
+
+def _runs(every: Sequence[Group]) -> Iterator[tuple[Group, Process, RunRecord]]:
     for group in every:
         for process in group.processes:
             for run in process.runs:
-                lines += _rank_lines(process, run)
-    return _csv(lines)
+                yield group, process, run
 
 
 def points_csv_text(every: Sequence[Group]) -> str:
@@ -100,26 +117,21 @@ def points_csv_text(every: Sequence[Group]) -> str:
         cells += [_cell(group.options.get(name)) for name in swept]
         cells += [len(group.processes), len(group.seeds)]
         for name in estimated:
-            estimate = _estimate(group, name)
+            if name in ESTIMATED:
+                estimate = ESTIMATED[name](group)
+            else:  # a metric added by --metrics
+                lasts = [run.last(name) for run in group.seeds]
+                estimate = known_metric(metric_of(name), lasts)
             cells += [estimate.centre, estimate.low, estimate.high]
         lines.append([*cells, group.peak_memory, *group.phase_seconds.values()])
     return _csv(lines)
 
 
-def _estimate(group: Group, name: str) -> Estimate:
-    if name in ESTIMATED:
-        return ESTIMATED[name](group)
-    # A metric added by --metrics.
-    return known_metric(metric_of(name), [run.last(name) for run in group.seeds])
-
-
 def _metric_series(every: Sequence[Group]) -> list[str]:
     """Return the series of metrics that some run has."""
     recorded: set[str] = set()
-    for group in every:
-        for process in group.processes:
-            for run in process.runs:
-                recorded |= run.rounds.keys()
+    for _, _, run in _runs(every):
+        recorded |= run.rounds.keys()
     return [name for name in METRIC_SERIES if name in recorded]
 
 
@@ -142,39 +154,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, list | dict):
         return json.dumps(value)
     return value
-
-
-def _round_lines(
-    process: Process,
-    run: RunRecord,
-    swept: Sequence[Any],
-    series: Sequence[str],
-) -> Iterator[list[Any]]:
-    facts = [run.facts[fact] for fact in FACTS]
-    # A metric that only other runs have.
-    unknown = np.full(run.rounds_done, np.nan)
-    # Warm-up rounds come first, so the counted ones are the last.
-    first_counted = run.rounds_done - len(process.seconds)
-    for round in range(run.rounds_done):
-        counted = int(round >= first_counted)
-        about = [
-            process.source,
-            *facts,
-            run.stacked_seeds,
-            counted,
-        ]
-        # Follows the table of series: a new series needs no change here.
-        cells = [run.rounds.get(name, unknown)[round] for name in series]
-        phases = run.phases[round].mean(0)
-        yield [*about, *swept, round + 1, *cells, *phases]
-
-
-def _rank_lines(process: Process, run: RunRecord) -> Iterator[list[Any]]:
-    seed = run.facts["seed"]
-    for round, rank in np.ndindex(*run.wall.shape):
-        seconds = run.wall[round, rank]
-        phases = run.phases[round, rank]
-        yield [process.source, seed, round + 1, rank, seconds, *phases]
 
 
 def _csv(lines: Iterable[Sequence[Any]]) -> str:
@@ -230,24 +209,20 @@ def _noise(noise: Noise) -> dict[str, Any]:
 
 
 def _scaling(one: Scaling) -> dict[str, Any]:
+    fields = asdict(one)
+    names = ("kind", "ranks", "seconds", "speedup", "efficiency")
+    name = scaling_label(one.key, one.kind, one.clients)
     return {
-        "name": scaling_label(one.key, one.kind, one.clients),
-        "kind": one.kind,
-        "ranks": one.ranks,
-        "seconds": [asdict(estimate) for estimate in one.seconds],
-        "speedup": [asdict(estimate) for estimate in one.speedup],
-        "efficiency": [asdict(estimate) for estimate in one.efficiency],
+        "name": name,
+        **{field: fields[field] for field in names},
         "ideal": one.ideal,
     }
 
 
 def _cost_model(one: Fitted) -> dict[str, Any]:
-    return {
-        "name": label(one.key),
-        "points": [asdict(point) for point in one.points],
-        "model": asdict(one.model),
-        "held_out": None if one.held_out is None else asdict(one.held_out),
-    }
+    fields = asdict(one)
+    names = ("points", "model", "held_out")
+    return {"name": label(one.key), **{field: fields[field] for field in names}}
 
 
 def extrap_text(every: Sequence[Group]) -> str:
@@ -260,14 +235,10 @@ def extrap_text(every: Sequence[Group]) -> str:
         name = label(group.key)
         for process in group.processes:
             for path, seconds in _call_paths(process).items():
-                about = {
-                    "params": parameters,
-                    "callpath": f"{name}->{path}",
-                    "metric": "time",
-                }
+                about = {"params": parameters, "callpath": f"{name}->{path}"}
                 # Extra-P cannot read NaN.
                 for value in seconds[np.isfinite(seconds)]:
-                    line = about | {"value": float(value)}
+                    line = about | {"metric": "time", "value": float(value)}
                     lines.append(json.dumps(line))
     return "\n".join(lines) + "\n"
 

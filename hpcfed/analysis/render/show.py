@@ -1,5 +1,5 @@
-"""`hpcfed show` for a run, or for seeds that advanced together: lines, then the tables
-of its findings.
+"""`hpcfed show` for a run, or for seeds that advanced together: lines that say what was
+run and how far it has come, then the tables of its findings.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,46 @@ from rich.console import Console
 
 from hpcfed.analysis.render.console import print_tables, say
 from hpcfed.analysis.run_findings import as_json, read_files, run_findings
-from hpcfed.analysis.run_findings.headline import status, title
-from hpcfed.errors import count
+from hpcfed.errors import count, printable
 from hpcfed.results.as_json import run_summary
 from hpcfed.results.folder import made
 from hpcfed.results.run import RunRecord
+
+
+def title(record: RunRecord) -> str:
+    """Return what was run on what."""
+    facts = record.facts
+    ranks = count(facts["ranks"], "rank")
+    server_ranks = record.config.get("server_ranks")
+    if server_ranks:
+        ranks += f" and {count(server_ranks, 'server rank')}"
+    return (
+        f"{facts['method']} on {facts['dataset']} ({record.config['partition']}): "
+        f"{count(facts['clients'], 'client')} on {ranks}, "
+        f"{facts['model']} with {facts['columns']:,} columns"
+    )
+
+
+def status(record: RunRecord) -> str:
+    """Return how many rounds a run has done, and why it did not do more."""
+    planned = record.config["rounds"]
+    line = f"status: {record.status}, "
+    line += f"{record.rounds_done} of {count(planned, 'round')}"
+    if record.status == "complete" and record.rounds_done < planned:
+        # Records of older versions do not say why.
+        why = "stopped early" if _lost_patience(record) else "stopped at the target"
+        line += f", {printable(str(record.facts.get('ended', why)))}"
+    return f"{line}: {record.error}" if record.error else line
+
+
+def _lost_patience(record: RunRecord) -> bool:
+    """Tell whether a run ended early because it no longer improved. Only that and
+    reaching the target complete a run early.
+    """
+    if record.config.get("early_stop") is None:
+        return False
+    reached = record.reached() if record.config.get("stop_at_target") else None
+    return reached is None or reached.rounds != record.rounds_done
 
 
 def show(record: RunRecord, console: Console) -> None:

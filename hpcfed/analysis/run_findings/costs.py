@@ -34,12 +34,9 @@ from hpcfed.words import formatted
 Times = Mapping[str, np.ndarray]
 """Times of all members of all rounds, by column of the clock table; may be empty."""
 WORK = (
-    "trained_samples",
-    "trained_steps",
-    "train_flops",
-    "finetuned_samples",
+    "trained_samples", "trained_steps", "train_flops", "finetuned_samples",
     "finetune_flops",
-)
+)  # fmt: skip
 """Series of what clients have trained."""
 PARTS = {"downloads": "download", "local steps": "train", "uploads": "upload"}
 """The parts of a member's virtual time, and their columns."""
@@ -118,8 +115,7 @@ Costs = Iterator[tuple[str, str | Cell]]
 
 def of_costs(record: RunRecord) -> Table:
     """Return everything that adds up over a run, and its peak values."""
-    rows: Costs = _costs(record)
-    return Table(("cost", ""), [list(row) for row in rows])
+    return Table(("cost", ""), list(_costs(record)))
 
 
 def _costs(record: RunRecord) -> Costs:
@@ -142,7 +138,11 @@ def _costs(record: RunRecord) -> Costs:
         if series.unit != "bytes":
             yield from _total(record, series)
     if record.learnings:
-        yield from _server_costs(record.learnings[-1])
+        last = record.learnings[-1]
+        yield "uploads that the server learnt from", COUNT(last.rows)
+        yield "peak memory of a server rank", BYTES(float(last.peak_memory.max()))
+        name = "generated rows nearest to their own client's updates"
+        yield name, WHOLE_PERCENT(last.kept)
     reached = record.rounds_to(0.95)
     if reached is not None:
         yield "rounds to 95 % of the clients' own peak", COUNT(reached)
@@ -151,8 +151,20 @@ def _costs(record: RunRecord) -> Costs:
         leaked = record.facts["leaked_samples"]
         text = f"{leaked} of {record.facts['validation_samples']}"
         yield "validation samples that clients were given", COUNT(leaked, text)
-    yield from _balance(record)
-    yield from _energy(record)
+    # How evenly clients were spread over ranks, and when they were relocated.
+    imbalance = record.imbalance()
+    if record.facts["ranks"] > 1 and not isnan(imbalance):
+        yield "slowest rank's training by the mean", HUNDREDTHS(imbalance)
+    if record.moves:
+        yield "clients changed ranks after round", ", ".join(map(str, record.moves))
+    if record.energy is not None and not isnan(record.energy):
+        # The server's ranks do not count their GPUs' energy.
+        workers = record.config.get("server_ranks")
+        whose = "of the workers' GPUs" if workers else "of all GPUs"
+        yield f"energy {whose}", JOULES(record.energy)
+    if record.cpu_energy is not None and not isnan(record.cpu_energy):
+        # The counters belong to the machine, so they include all other work there.
+        yield "energy of the hosts' CPUs and memory", JOULES(record.cpu_energy)
 
 
 def _total(record: RunRecord, series: RoundSeries) -> Costs:
@@ -173,50 +185,15 @@ def _total(record: RunRecord, series: RoundSeries) -> Costs:
         if int(total):
             yield series.total, COUNT(total)
     elif series.name in WORK:
-        yield from _work(series, values)
+        counted = float(values.sum())
+        if counted > 0:
+            kind = FLOP if series.name.endswith("flops") else COUNT
+            yield series.total, kind(counted)
+        # Older versions did not record it, for which one line is enough.
+        elif isnan(counted) and series.name == WORK[0]:
+            yield series.total, "unknown: an older version did not count them"
     else:
         yield series.total, WALL_TIME(total)
-
-
-def _work(series: RoundSeries, values: np.ndarray) -> Costs:
-    """Yield what clients have trained. Older versions did not record it."""
-    total = float(values.sum())
-    if isnan(total):
-        # One line is enough.
-        if series.name == WORK[0]:
-            yield series.total, "unknown: an older version did not count them"
-    elif total:
-        kind = FLOP if series.name.endswith("flops") else COUNT
-        yield series.total, kind(total)
-
-
-def _server_costs(last: LearningRecord) -> Costs:
-    yield "uploads that the server learnt from", COUNT(last.rows)
-    yield "peak memory of a server rank", BYTES(float(last.peak_memory.max()))
-    name = "generated rows nearest to their own client's updates"
-    yield name, WHOLE_PERCENT(last.kept)
-
-
-def _balance(record: RunRecord) -> Costs:
-    """Yield how evenly clients were spread over ranks, and when they were relocated."""
-    imbalance = record.imbalance()
-    if record.facts["ranks"] > 1 and not isnan(imbalance):
-        yield "slowest rank's training by the mean", HUNDREDTHS(imbalance)
-    # Rebalancing happens between rounds.
-    if record.moves:
-        rounds = ", ".join(map(str, record.moves))
-        yield "clients changed ranks after round", rounds
-
-
-def _energy(record: RunRecord) -> Costs:
-    if record.energy is not None and not isnan(record.energy):
-        # The server's ranks do not count their GPUs' energy.
-        workers = record.config.get("server_ranks")
-        whose = "of the workers' GPUs" if workers else "of all GPUs"
-        yield f"energy {whose}", JOULES(record.energy)
-    if record.cpu_energy is not None and not isnan(record.cpu_energy):
-        # The counters belong to the machine, so they include all other work there.
-        yield "energy of the hosts' CPUs and memory", JOULES(record.cpu_energy)
 
 
 # Between clients and server: a virtual clock, and privacy.

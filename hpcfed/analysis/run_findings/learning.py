@@ -20,7 +20,7 @@ from hpcfed.analysis.findings import (
     Row,
     Table,
 )
-from hpcfed.analysis.labels import ACCURACIES, ALL_ACCURACIES, all_series, both_series
+from hpcfed.analysis.labels import ACCURACIES, all_series
 from hpcfed.errors import count
 from hpcfed.options.metrics import METRICS, label_of, text_of
 from hpcfed.results.run import (
@@ -51,15 +51,30 @@ def metric_kind(metric: str) -> Kind:
 
 def learning_of_run(record: RunRecord) -> Iterator[Table]:
     """Yield what a run has reached, most wanted tables first."""
+    head = ("last", "best")
     # Tasks without an accuracy have other metrics.
     if record.task in METRICS["accuracy"].tasks:
-        yield _accuracy(record)
+        rows = list(_last_and_best(record, "accuracy"))
+        for name, accuracies in record.finals.items():
+            judged = PERCENT(mean_accuracy(accuracies))
+            rows.append([f"at the end: {name}", judged, ""])
+        yield Table(("accuracy", *head), rows)
     if record.metrics:
-        yield _metrics(record)
+        rows = []
+        for name in record.metrics:
+            label = label_of(name, record.task)
+            rows += _last_and_best(record, name, f"{label}: ")
+        yield Table(("metric", *head), rows)
     if record.class_accuracy:
         yield from _class_accuracy(record)
-    if record.figures:
-        yield _measured(record)
+    rows = []
+    # What the method has measured about clients.
+    for name, values in record.figures.items():
+        known = values[~np.isnan(values)]
+        figures = [float(of(known)) for of in (np.mean, np.min, np.max)]
+        rows.append([name, *map(THOUSANDTHS, figures)])
+    if rows:
+        yield Table(("at the end, over clients", "mean", "least", "most"), rows)
     if record.target is not None:
         yield _target([record])
     if record.newcomers:
@@ -68,29 +83,13 @@ def learning_of_run(record: RunRecord) -> Iterator[Table]:
         yield _new_rounds(record.new_rounds)
 
 
-def _accuracy(record: RunRecord) -> Table:
-    rows: list[Row] = []
-    for name, whose in ALL_ACCURACIES.items():
-        last = record.last(name)
+def _last_and_best(record: RunRecord, metric: str, label: str = "") -> Iterator[Row]:
+    """Yield a row for each known series of a metric."""
+    kind = metric_kind(metric)
+    for series, whose in all_series(metric).items():
+        last = record.last(series)
         if not isnan(last):
-            rows.append([whose, PERCENT(last), PERCENT(record.best(name))])
-    for name, accuracies in record.finals.items():
-        judged = PERCENT(mean_accuracy(accuracies))
-        rows.append([f"at the end: {name}", judged, ""])
-    return Table(("accuracy", "last", "best"), rows)
-
-
-def _metrics(record: RunRecord) -> Table:
-    rows: list[Row] = []
-    for name in record.metrics:
-        kind = metric_kind(name)
-        label = label_of(name, record.task)
-        for series, whose in both_series(name).items():
-            last = record.last(series)
-            if not isnan(last):
-                cells = [kind(last), kind(record.best(series))]
-                rows.append([f"{label}: {whose}", *cells])
-    return Table(("metric", "last", "best"), rows)
+            yield [label + whose, kind(last), kind(record.best(series))]
 
 
 def _class_accuracy(record: RunRecord) -> Iterator[Table]:
@@ -111,16 +110,6 @@ def _class_accuracy(record: RunRecord) -> Iterator[Table]:
     if classes > MOST_CLASSES:
         caption = f"the {MOST_CLASSES} classes with the lowest accuracy of {classes}"
     yield Table(("accuracy of class", *columns), rows, caption)
-
-
-def _measured(record: RunRecord) -> Table:
-    """Return what the method has measured about clients at the end."""
-    rows: list[Row] = []
-    for name, values in record.figures.items():
-        known = values[~np.isnan(values)]
-        figures = [float(of(known)) for of in (np.mean, np.min, np.max)]
-        rows.append([name, *map(THOUSANDTHS, figures)])
-    return Table(("at the end, over clients", "mean", "least", "most"), rows)
 
 
 def _newcomers(record: RunRecord) -> Table:
@@ -166,8 +155,13 @@ def learning_of_seeds(runs: Runs) -> Iterator[Table]:
         yield _target(runs)
     if first.finals:
         yield _finals(runs)
-    if first.figures:
-        yield _measured_of_seeds(runs)
+    rows: list[Row] = []
+    for name in first.figures:
+        # A seed that has not ended yet has none.
+        having = [run.figures[name] for run in runs if name in run.figures]
+        rows.append([name, THOUSANDTHS(mean(map(mean_accuracy, having)))])
+    if rows:
+        yield Table(("at the end, over clients", "mean of all seeds"), rows)
 
 
 def _by_seed(
@@ -183,14 +177,10 @@ def _by_seed(
     rows: list[Row] = []
     for number, run in enumerate(runs):
         cells = [kind(values[number]) for values in columns.values()]
-        rows.append([_seed(run), *cells])
+        rows.append([f"seed {run.facts['seed']}", *cells])
     if len(runs) > 1:
         rows.append([ERROR, *(_mean(values, metric) for values in columns.values())])
     return Table((head, *columns), rows)
-
-
-def _seed(run: RunRecord) -> str:
-    return f"seed {run.facts['seed']}"
 
 
 def _mean(values: Sequence[float], metric: str = "accuracy") -> Cell:
@@ -212,20 +202,9 @@ def _finals(runs: Runs) -> Table:
     for name in runs[0].finals:
         # A seed that has not ended yet has none.
         having = [run.finals[name] for run in runs if name in run.finals]
-        rows.append([name, _mean([mean_accuracy(of_clients) for of_clients in having])])
+        rows.append([name, _mean(list(map(mean_accuracy, having)))])
     head = "mean" if len(runs) == 1 else ERROR
     return Table(("at the end, clients' own test data", head), rows)
-
-
-def _measured_of_seeds(runs: Runs) -> Table:
-    """Return what the method measured about clients at the end, as means over seeds."""
-    rows: list[Row] = []
-    for name in runs[0].figures:
-        # A seed that has not ended yet has none.
-        having = [run.figures[name] for run in runs if name in run.figures]
-        means = [mean_accuracy(of_clients) for of_clients in having]
-        rows.append([name, THOUSANDTHS(mean(means))])
-    return Table(("at the end, over clients", "mean of all seeds"), rows)
 
 
 # The target, for one run or for seeds.
@@ -240,7 +219,7 @@ def _target(runs: Runs) -> Table:
     every = []
     for run in runs:
         reached = run.reached()
-        seed = "" if len(runs) == 1 else _seed(run)
+        seed = "" if len(runs) == 1 else f"seed {run.facts['seed']}"
         if reached is None:
             name = f"{seed}: not reached" if seed else "not reached"
             rows.append([name, *("" for _ in columns)])

@@ -32,18 +32,6 @@ def _theme(
     font: str = "system-ui, sans-serif",
 ) -> Theme:
     """Return a theme; `size` is the font size."""
-    legend: Theme = {"orient": "bottom", "labelColor": ink, "titleColor": ink}
-    legend |= {
-        "labelFontSize": size,
-        "titleFontSize": size,
-        "titleFontWeight": "normal",
-    }
-    legend |= {
-        "symbolSize": 8 * size,
-        "labelLimit": 27 * size,
-        "symbolLimit": 60,
-        "symbolOpacity": 1,
-    }
     name = {"color": ink, "fontSize": size, "align": "left", "baseline": "middle"}
     return {
         "background": "transparent",
@@ -64,7 +52,18 @@ def _theme(
         },
         # Vega's default number of ticks is too high for a chart of half a page.
         "axisQuantitative": {"tickCount": 7},
-        "legend": legend,
+        "legend": {
+            "orient": "bottom",
+            "labelColor": ink,
+            "titleColor": ink,
+            "labelFontSize": size,
+            "titleFontSize": size,
+            "titleFontWeight": "normal",
+            "symbolSize": 8 * size,
+            "labelLimit": 27 * size,
+            "symbolLimit": 60,
+            "symbolOpacity": 1,
+        },
         "title": {
             "anchor": "start",
             "color": ink,

@@ -2,6 +2,8 @@
 and memory.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from hpcfed.analysis.curves import curve, merged, windows
@@ -132,18 +134,20 @@ def _loss(network: str, losses: np.ndarray, rounds: list[int]) -> list[Drawing]:
 def traffic_and_memory(run: RunRecord) -> Section:
     """Draw what was sent in each round and in total, and the memory of each rank."""
     section = Section("costs", "Traffic, memory and energy")
-    section.charts += _traffic(run)
+    sent = {whose: run.rounds[name] for name, whose in SENT.items()}
+    if run.rounds_done > 1 and any(np.nansum(values) for values in sent.values()):
+        # A method that sends the same in every round has a flat line; the table is
+        # enough.
+        if any(_changes(values) for values in sent.values()):
+            section.charts.append(_traffic("traffic of every round", sent))
+        so_far = {whose: np.nancumsum(values) for whose, values in sent.items()}
+        section.charts.append(_traffic("traffic up to each round", so_far))
     peaks = run.peak_memory / MIB
     if 1 < len(peaks) <= MOST_RANKS:
-        section.charts.append(
-            bars(
-                "peak memory of every rank",
-                [f"rank {rank}" for rank in range(len(peaks))],
-                {"peak": peaks.tolist()},
-                Axis("MiB"),
-                "ranks that host clients",
-            )
-        )
+        ranks = [f"rank {rank}" for rank in range(len(peaks))]
+        heights = {"peak": peaks.tolist()}
+        x, title = "ranks that host clients", "peak memory of every rank"
+        section.charts.append(bars(title, ranks, heights, Axis("MiB"), x))
     section.text.append(
         "Traffic is what the method's own accounting says. Memory is that of the "
         "device's allocator on a GPU, and of the whole process on a CPU. The energy of "
@@ -152,28 +156,15 @@ def traffic_and_memory(run: RunRecord) -> Section:
     return section
 
 
-def _traffic(run: RunRecord) -> list[Drawing]:
-    sent = {whose: run.rounds[name] for name, whose in SENT.items()}
-    total = sum(float(np.nansum(values)) for values in sent.values())
-    if not total or run.rounds_done < 2:
-        return []
-    by_round, until_then = [], []
-    for whose, values in sent.items():
-        by_round.append(curve(whose, [values], scale=1 / MIB))
-        until_then.append(curve(whose, [np.nancumsum(values)], scale=1 / MIB))
-    charts = [_sent("traffic up to each round", until_then)]
-    # A method that sends the same in every round has a flat line; the table is enough.
-    if any(_changes(values) for values in sent.values()):
-        charts.insert(0, _sent("traffic of every round", by_round))
-    return charts
-
-
 def _changes(values: np.ndarray) -> bool:
     known = values[np.isfinite(values)]
     return len(known) > 0 and float(np.ptp(known)) > 0.01 * float(known.max())
 
 
-def _sent(title: str, curves: list[Line]) -> Drawing:
+def _traffic(title: str, sent: Mapping[str, np.ndarray]) -> Drawing:
+    curves = []
+    for whose, values in sent.items():
+        curves.append(curve(whose, [values], scale=1 / MIB))
     told = merged(curves)
     # A single line has no legend.
     if len(told) == 1:

@@ -1,4 +1,7 @@
-"""Charts of how a run learnt: over rounds, over virtual time, and the privacy spent."""
+"""Charts of how a run learnt: over rounds, over virtual time, the privacy spent; and of
+its clients: their accuracy, their classes, and the position of their uploads in the
+latent space of the server's model.
+"""
 
 from dataclasses import replace
 from math import isnan
@@ -9,13 +12,26 @@ from hpcfed.analysis.curves import MOST_POINTS, curve
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import all_series
 from hpcfed.analysis.outcomes import measures
-from hpcfed.analysis.render.charts import Axis, Drawing, Line, lines
+from hpcfed.analysis.render.charts import (
+    Axis,
+    Drawing,
+    Line,
+    ScatterPoint,
+    heatmap,
+    histogram,
+    lines,
+    scatter,
+)
 from hpcfed.analysis.render.sections.accuracy import curve_of
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.render.sections.spending import VIRTUAL_TIME, climb_of
 from hpcfed.analysis.run_findings.costs import round_seconds
+from hpcfed.analysis.run_findings.learning import FEWEST, last_of_clients, worst_tenth
+from hpcfed.errors import count
 from hpcfed.options.metrics import METRICS, label_of
 from hpcfed.results.run import RunRecord
+from hpcfed.results.server import LatentMap
+from hpcfed.results.stored import RunDetails
 
 LOSSES = {"train_loss": "local training", "global_loss": "global model, all test data"}
 """Losses that every run records."""
@@ -40,12 +56,22 @@ COVERED_BY_DP_SGD = (
 def learning(group: Group) -> Section:
     """Draw all metrics and the losses over rounds."""
     section = Section("accuracy", "Accuracy and loss")
-    metrics = dict.fromkeys(group.metrics)
-    if group.first.task in METRICS["accuracy"].tasks:
-        metrics = {"accuracy": None, **metrics}
-    for name in metrics:
-        section.charts += _metric_chart(group, name)
-    section.charts += _loss_chart(group)
+    task = group.first.task
+    metrics = list(group.metrics)
+    if task in METRICS["accuracy"].tasks:
+        metrics.insert(0, "accuracy")
+    for name in dict.fromkeys(metrics):
+        label = label_of(name, task)
+        axis = Axis(f"{label}, %" if METRICS[name].in_percent else label)
+        curves = []
+        for series, whose in all_series(name).items():
+            curves.append(replace(curve_of(group, series), name=whose))
+        section.charts += _drawn(f"{label} over rounds", curves, ROUNDS, axis)
+    losses = []
+    for series, whose in LOSSES.items():
+        losses.append(curve(whose, [run.rounds[series] for run in group.seeds]))
+    axis = Axis(f"{label_of('loss', task)} (log)", log=True)
+    section.charts += _drawn("loss over rounds", losses, ROUNDS, axis)
     if len(group.seeds) > 1:
         section.text.append("Bands are 95 % confidence over seeds.")
     if group.first.rounds_done > MOST_POINTS:
@@ -55,30 +81,11 @@ def learning(group: Group) -> Section:
     return section
 
 
-def _metric_chart(group: Group, name: str) -> list[Drawing]:
-    """Draw all series of a metric, unless each has a single point."""
-    label = label_of(name, group.first.task)
-    axis = Axis(f"{label}, %" if METRICS[name].in_percent else label)
-    curves = []
-    for series, whose in all_series(name).items():
-        curves.append(replace(curve_of(group, series), name=whose))
-    return _drawn(label, curves, axis)
-
-
-def _loss_chart(group: Group) -> list[Drawing]:
-    """Draw the losses of training and of the global model on a log axis."""
-    curves = []
-    for series, whose in LOSSES.items():
-        by_seed = [run.rounds[series] for run in group.seeds]
-        curves.append(curve(whose, by_seed))
-    label = label_of("loss", group.first.task)
-    return _drawn("loss", curves, Axis(f"{label} (log)", log=True))
-
-
-def _drawn(title: str, curves: list[Line], axis: Axis) -> list[Drawing]:
+def _drawn(title: str, curves: list[Line], x: Axis, y: Axis) -> list[Drawing]:
+    """Draw curves, unless each has a single point."""
     known = [line for line in curves if line.x]
     longest = max((len(line.x) for line in known), default=0)
-    return [lines(f"{title} over rounds", known, ROUNDS, axis)] if longest > 1 else []
+    return [lines(title, known, x, y)] if longest > 1 else []
 
 
 def virtual_time(group: Group) -> Section:
@@ -86,39 +93,31 @@ def virtual_time(group: Group) -> Section:
     section = Section("virtual-time", "Virtual time")
     if not group.first.has_clock:
         return section
-    section.charts += _over_virtual_time(group)
-    durations = [round_seconds(run) for run in group.seeds]
-    unit, size = VIRTUAL_TIME.unit(float(np.nanmax(durations[0])))
-    axis = f"virtual time of a round, {unit}"
-    section.charts += _over_rounds(axis, durations, scale=1 / size)
-    shares = [_arrived(run) for run in group.seeds]
-    section.charts += _over_rounds("uploads that arrived, %", shares, scale=100)
-    stale = [run.rounds["staleness"] for run in group.seeds]
-    section.charts += _over_rounds("versions that uploads were behind", stale)
-    return section
-
-
-def _over_virtual_time(group: Group) -> list[Drawing]:
-    """Draw the run's main metric over virtual time, unless it is a single point."""
     unit, size = VIRTUAL_TIME.unit(group.first.last("virtual_seconds"))
     judged = measures([group])
     curves = []
     for one in judged:
         climb = climb_of(group, one, VIRTUAL_TIME, size=size)
-        if len(climb.x) > 1:
-            curves.append(replace(climb, name=one.whose))
-    if not curves:
-        return []
-    x = Axis(f"virtual time, {unit}")
-    title = f"{judged[0].name} over virtual time"
-    return [lines(title, curves, x, Axis(judged[0].axis))]
-
-
-def _arrived(run: RunRecord) -> np.ndarray:
-    """Return the share of each round's participants whose uploads counted."""
-    cohort = run.rounds["cohort"]
-    unknown = np.full(len(cohort), np.nan)
-    return np.divide(run.rounds["arrived"], cohort, out=unknown, where=cohort > 0)
+        curves.append(replace(climb, name=one.whose))
+    if judged:
+        title = f"{judged[0].name} over virtual time"
+        x = Axis(f"virtual time, {unit}")
+        section.charts += _drawn(title, curves, x, Axis(judged[0].axis))
+    durations = [round_seconds(run) for run in group.seeds]
+    unit, size = VIRTUAL_TIME.unit(float(np.nanmax(durations[0])))
+    axis = f"virtual time of a round, {unit}"
+    section.charts += _over_rounds(axis, durations, scale=1 / size)
+    shares = []
+    for run in group.seeds:
+        # The share of each round's participants whose uploads counted.
+        cohort = run.rounds["cohort"]
+        unknown = np.full(len(cohort), np.nan)
+        arrived = run.rounds["arrived"]
+        shares.append(np.divide(arrived, cohort, out=unknown, where=cohort > 0))
+    section.charts += _over_rounds("uploads that arrived, %", shares, scale=100)
+    stale = [run.rounds["staleness"] for run in group.seeds]
+    section.charts += _over_rounds("versions that uploads were behind", stale)
+    return section
 
 
 def _over_rounds(
@@ -148,3 +147,113 @@ def privacy(group: Group) -> Section:
     elif not isnan(group.first.last("clip_norm")):
         section.text.append("Updates were clipped, and no noise was added: no ε holds.")
     return section
+
+
+# Clients.
+
+NAME_SIZE = (0.05, 0.06)
+"""Width and height of a client's number, as shares of a map."""
+
+
+def clients(group: Group) -> Section:
+    """Draw each client's accuracy, over rounds and at the last evaluation."""
+    section = Section("clients", "Clients' accuracy")
+    run = group.first
+    evaluated = np.isfinite(run.client_accuracy)
+    if evaluated.any(1).sum() > 1 and len(run.evaluated) >= FEWEST:
+        title = "every client's accuracy on its own test data"
+        if len(group.seeds) > 1:
+            title += f", seed {run.facts['seed']}"
+        values = 100 * over_rounds(run).T
+        x, y = Axis("round", whole=True), Axis("client", whole=True)
+        drawn = heatmap(title, values, x, y, Axis("accuracy, %"), first=(1, 0))
+        section.charts.append(drawn)
+        empty = int((~evaluated.any(0)).sum())
+        if empty:
+            has = "has" if empty == 1 else "have"
+            section.text.append(
+                f"Empty rows of the map: {count(empty, 'client')} that {has} no test "
+                "data, or that no round has judged."
+            )
+    known = 100 * last_of_clients(group.seeds)
+    if len(known) >= FEWEST:
+        section.charts.append(
+            histogram(
+                "clients by their last accuracy",
+                known.tolist(),
+                Axis("accuracy, %"),
+                counted="clients",
+                marks={
+                    "mean": float(known.mean()),
+                    "first quartile": float(np.quantile(known, 0.25)),
+                    "mean of the worst tenth": worst_tenth(known),
+                },
+            )
+        )
+    return section
+
+
+def over_rounds(run: RunRecord) -> np.ndarray:
+    """Return clients' accuracy by round. A round that was not evaluated has the values
+    of the next evaluated one.
+    """
+    rounds = np.flatnonzero(np.isfinite(run.client_accuracy).any(1))
+    every = np.arange(rounds[-1] + 1)
+    # For each round, searchsorted finds the next evaluated one.
+    values: np.ndarray = run.client_accuracy[rounds[np.searchsorted(rounds, every)]]
+    return values
+
+
+def classes(details: RunDetails) -> Section:
+    """Draw how many samples of each class every client has."""
+    section = Section("classes", "Who has which classes")
+    counts = details.class_counts
+    if counts.size and counts.any():
+        title = "training samples of every client and class"
+        x, y = Axis("class", whole=True), Axis("client", whole=True)
+        section.charts.append(heatmap(title, counts, x, y, Axis("samples", zero=True)))
+    return section
+
+
+def latents(details: RunDetails) -> Section:
+    """Draw the positions of uploads in the latent space of the server's model."""
+    section = Section("latents", "Latents of uploads")
+    found = details.latents
+    if found is None:
+        return section
+    counts = details.class_counts
+    by_class = len(counts) > found.clients.max()
+    named = apart(found)
+    points = []
+    for place, client in enumerate(found.clients.tolist()):
+        x, y = found.places[place].tolist()
+        label = str(client) if place in named else ""
+        series = f"class {int(counts[client].argmax())}" if by_class else ""
+        points.append(ScatterPoint(x, y, f"client {client}", series, label))
+    points.sort(key=lambda point: point.series)
+    first, second = (f"{share:.0%} of the variance" for share in found.shares)
+    x_axis = Axis(f"first principal axis, {first}")
+    y_axis = Axis(f"second principal axis, {second}")
+    section.charts.append(scatter("uploads by client", points, x_axis, y_axis))
+    section.text.append(
+        "Each point is an upload of those that the server's model was last trained on; "
+        "numbers name the clients of some. Where the points of a client lie together, "
+        "apart from others, the model can tell this client from the others."
+    )
+    if by_class:
+        section.text.append("Colours are the class that the client has most of.")
+    return section
+
+
+def apart(found: LatentMap) -> set[int]:
+    """Return the newest upload of each client whose label would not overlap another."""
+    # Later uploads of a client overwrite earlier ones.
+    newest = {client: place for place, client in enumerate(found.clients.tolist())}
+    span = np.maximum(np.ptp(found.places, axis=0), np.finfo(float).tiny)
+    scaled = found.places / span
+    named: list[int] = []
+    for place in newest.values():
+        distances = np.abs(scaled[named] - scaled[place])
+        if not (distances < NAME_SIZE).all(1).any():
+            named.append(place)
+    return set(named)

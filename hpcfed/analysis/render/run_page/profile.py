@@ -1,8 +1,9 @@
 """Results of `hpcfed profile`: where the time goes, what limits it, what to try."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from math import nan
 
-from hpcfed.analysis.findings import SHARE, Kind, Row, Table
+from hpcfed.analysis.findings import SECONDS, SHARE, Kind, Row, Table
 from hpcfed.analysis.groups import MOST_VARIATION
 from hpcfed.analysis.render.charts import (
     Axis,
@@ -14,8 +15,7 @@ from hpcfed.analysis.render.charts import (
     timeline,
 )
 from hpcfed.analysis.render.sections.section import Section
-from hpcfed.analysis.run_findings.profile import of_parts
-from hpcfed.results.profiles import Operator, Part, Profile, Rank, Session
+from hpcfed.results.profiles import Operator, Part, Profile, Rank
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import number
 
@@ -38,55 +38,54 @@ def profile(found: Profile) -> Section:
     section = Section("profile", "Profile")
     # The longest comes first, because a change pays most there.
     longest_first = sorted(found.parts, key=lambda part: -part.seconds)
-    section.text += [_sentence(part) for part in longest_first]
-    section.text += _unsteady(found)
+    for part in longest_first:
+        text = part.words[:1].upper() + part.words[1:].rstrip(".") + "."
+        advice = f" Next: {'; '.join(part.next)}." if part.next else ""
+        section.text.append(text + advice)
+    worst = max((one.variation for one in found.ceilings.values()), default=0.0)
+    if worst > MOST_VARIATION:
+        section.text.append(
+            f"The machine was not quiet: trials of its ceilings vary by {worst:.0%}. It "
+            "may reach more, and then shares of them are smaller than shown."
+        )
     drawn = _roofline(found)
     if drawn:
         section.text.append(
-            "On the roofline's slope a part is as fast as copies are, on its level as "
-            "products are. Only bytes that must move are counted: with all of them, "
+            "On the roofline's slope, memory copies limit a part; on its plateau, matrix "
+            "products do. Only bytes that must move are counted: with all of them, "
             "parts would lie further left."
         )
     section.charts += drawn
     section.charts += _ranks(found.ranks)
     section.tables.append(of_parts(found.parts))
-    section.tables += _ceilings(found)
-    return section
-
-
-def operators(found: Profile) -> Section:
-    """Make the section of the longest operators or kernels."""
-    section = Section("operators", "Operators")
-    section.charts += _operator_charts(found.sessions)
-    return section
-
-
-def _sentence(part: Part) -> str:
-    text = part.words[:1].upper() + part.words[1:].rstrip(".") + "."
-    if part.next:
-        text += f" Next: {'; '.join(part.next)}."
-    return text
-
-
-def _unsteady(found: Profile) -> list[str]:
-    worst = max((one.variation for one in found.ceilings.values()), default=0.0)
-    if worst <= MOST_VARIATION:
-        return []
-    return [
-        f"The machine was not quiet: trials of its ceilings vary by {worst:.0%}. It may "
-        "reach more, and then shares of them are smaller than shown."
-    ]
-
-
-def _ceilings(found: Profile) -> list[Table]:
-    """Return the ceilings that shares refer to; older profiles do not have them."""
     rows: list[Row] = []
     for name, one in found.ceilings.items():
         speeds = [TERAFLOPS(one.flops), GIGABYTES(one.bytes_per_second)]
         rows.append([name, *speeds, SHARE(one.variation)])
-    columns = ("ceiling", "products, TFLOP/s", "copies, GB/s", "trials vary by")
-    caption = f"measured on {found.device} after the run, the best of several trials"
-    return [Table(columns, rows, caption)] if rows else []
+    if rows:  # older profiles have no ceilings
+        columns = ("ceiling", "products, TFLOP/s", "copies, GB/s", "trials vary by")
+        measured = (
+            f"measured on {found.device} after the run, the best of several trials"
+        )
+        section.tables.append(Table(columns, rows, measured))
+    return section
+
+
+def of_parts(parts: Sequence[Part]) -> Table:
+    """Return the time of each part, and its share of the measured ceilings."""
+    rows: list[Row] = []
+    for part in parts:
+        shares = (part.busy, part.compute, part.bandwidth)
+        warm = SECONDS(nan if part.warm is None else part.warm)
+        cells = [SHARE(nan if share is None else share) for share in shares]
+        rows.append([part.name, SECONDS(part.seconds), warm, *cells])
+    head = "beside these ceilings"
+    return Table(
+        (head, "seconds", "warm", "busy", "MFU", "bandwidth, at least"),
+        rows,
+        # Without this line a reader would relate the run's FLOPs to the first column.
+        "warm: at the pace of the last rounds or steps; MFU and bandwidth refer to it",
+    )
 
 
 def _roofline(found: Profile) -> list[Drawing]:
@@ -169,15 +168,18 @@ def _colours(shown: Sequence[str]) -> list[str]:
     return names
 
 
-def _operator_charts(sessions: list[Session]) -> Iterator[Drawing]:
-    """Draw the longest operators or kernels of each session."""
-    for session in sessions:
+def operators(found: Profile) -> Section:
+    """Make the section of the longest operators or kernels of each session."""
+    section = Section("operators", "Operators")
+    for session in found.sessions:
         if not session.operators:
             continue
         of = ROUNDS if session.name == ROUNDS else f"steps of the {session.name}"
         title = f"operators in {session.number} {of}"
         names, milliseconds = _longest(session.operators)
-        yield stripes(title, names, {"ms": milliseconds}, Axis("ms in all"))
+        drawn = stripes(title, names, {"ms": milliseconds}, Axis("ms in all"))
+        section.charts.append(drawn)
+    return section
 
 
 def _longest(operators: list[Operator]) -> tuple[list[str], list[float]]:

@@ -10,7 +10,6 @@ from hpcfed.analysis.render.sections import (
     accuracy,
     comparison,
     costs,
-    options,
     origin,
     overview,
     scaling,
@@ -44,7 +43,7 @@ def sections(
             overview.verdicts(every),
             first,
             overview.methods(every, varied),
-            options.options(every, varied),
+            overview.options(every, varied),
             *learnt,
             tradeoffs.pareto(every, varied),
         ]

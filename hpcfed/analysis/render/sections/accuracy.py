@@ -11,12 +11,13 @@ from itertools import islice
 import numpy as np
 
 from hpcfed import plugins
+from hpcfed.analysis.choices import grouped
 from hpcfed.analysis.curves import MOST_POINTS, curve, merged
-from hpcfed.analysis.findings import PER_CENT_OF, PLAIN, Cell, Kind, Row, Table
+from hpcfed.analysis.findings import PER_CENT_OF, PLAIN, Row, Table
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import ACCURACIES, ALL_ACCURACIES, both_series, label
 from hpcfed.analysis.outcomes import known_mean, known_metric, metric_limits
-from hpcfed.analysis.render.charts import Axis, Drawing, Line, lines, stripes
+from hpcfed.analysis.render.charts import Axis, Drawing, Line, stripes
 from hpcfed.analysis.render.sections.section import (
     MOST_BARS,
     MOST_LINES,
@@ -24,10 +25,10 @@ from hpcfed.analysis.render.sections.section import (
     Section,
     batches,
     held_text,
+    line_charts,
     points_table,
     which,
 )
-from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.swept import Swept, held
 from hpcfed.options.metrics import METRICS, label_of, metric_of
 from hpcfed.results.run import RunRecord, mean_accuracy
@@ -75,26 +76,22 @@ def add_charts(
         section.charts += draw(about, shown.groups)
     left_out = list(families)[MOST_FAMILIES:]
     if left_out:
-        section.text.append(f"Without curves here: {'; '.join(left_out)}.")
+        section.text.append(f"Not drawn: {'; '.join(left_out)}.")
 
 
 def chart_families(every: Sequence[Group]) -> dict[str, list[Group]]:
     """Group curves by data set, and also by clients if there are too many curves."""
-    datasets: dict[str, list[Group]] = defaultdict(list)
-    for group in fewest_ranks(every):
-        datasets[str(group.options["dataset"])].append(group)
+    fewest = fewest_ranks(every)
+    datasets = grouped(fewest, lambda group: str(group.options["dataset"]))
     families: dict[str, list[Group]] = defaultdict(list)
     for dataset, members in sorted(datasets.items()):
         name = plugins.label(dataset)
+        sizes = {group.clients for group in members}
+        together = len(members) <= MOST_LINES and len(sizes) > 1
         for group in sorted(members, key=lambda group: group.clients):
-            together = len(members) <= MOST_LINES and _several_clients(members)
             about = name if together else f"{name}, {group.clients:,} clients"
             families[about].append(group)
     return families
-
-
-def _several_clients(members: Sequence[Group]) -> bool:
-    return len({group.clients for group in members}) > 1
 
 
 def recorded_metrics(every: Sequence[Group]) -> dict[str, str]:
@@ -114,41 +111,31 @@ def recorded_metrics(every: Sequence[Group]) -> dict[str, str]:
 def _charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
     """Draw accuracies, then each further metric, for groups that have it."""
     for series, whose in ALL_ACCURACIES.items():
-        yield from _draw(
-            f"{about}: {whose}", _curves(members, series), Axis("accuracy, %")
-        )
+        curves = told_apart(members, partial(curve_of, name=series))
+        yield from _draw(f"{about}: {whose}", curves, Axis("accuracy, %"))
     for name, metric in recorded_metrics(members).items():
         axis = Axis(f"{metric}, %" if METRICS[name].in_percent else metric)
         for series, whose in both_series(name).items():
-            title = f"{about}: {metric}, {whose}"
-            yield from _draw(title, _curves(members, series), axis)
+            curves = told_apart(members, partial(curve_of, name=series))
+            yield from _draw(f"{about}: {metric}, {whose}", curves, axis)
 
 
 def _metric_tables(every: Sequence[Group]) -> Iterator[Table]:
     """Return last and best values of each metric besides accuracy."""
     for name, metric in recorded_metrics(every).items():
         in_percent = METRICS[name].in_percent
-        unit = ", %" if in_percent else ""
-        cell = partial(_metric, name=name, kind=PER_CENT_OF if in_percent else PLAIN)
+        kind, unit = (PER_CENT_OF, ", %") if in_percent else (PLAIN, "")
+        having = [group for group in every if name in group.metrics]
         columns = {}
         whose = ("clients'", "global model's")
         for owner, series in zip(whose, both_series(name), strict=True):
             for when, value in (("last", RunRecord.last), ("best", RunRecord.best)):
-                title = f"{owner} {when}{unit}"
-                columns[title] = partial(cell, series=series, value=value)
-        having = [group for group in every if name in group.metrics]
+                cells = []
+                for group in having:
+                    values = [value(run, series) for run in group.seeds]
+                    cells.append(kind(known_metric(name, values)))
+                columns[f"{owner} {when}{unit}"] = cells
         yield points_table(having, columns, caption=metric)
-
-
-def _metric(
-    group: Group,
-    *,
-    name: str,
-    series: str,
-    value: Callable[[RunRecord, str], float],
-    kind: Kind,
-) -> Cell:
-    return kind(known_metric(name, [value(run, series) for run in group.seeds]))
 
 
 def _class_tables(every: Sequence[Group]) -> Iterator[Table]:
@@ -175,11 +162,6 @@ def _class_tables(every: Sequence[Group]) -> Iterator[Table]:
             yield Table(columns, rows, caption)
 
 
-def _curves(members: Sequence[Group], series: str) -> list[Line]:
-    """Return the curves of groups that were evaluated."""
-    return told_apart(members, partial(curve_of, name=series))
-
-
 def told_apart(
     members: Sequence[Group], curve_of_group: Callable[[Group], Line]
 ) -> list[Line]:
@@ -187,9 +169,10 @@ def told_apart(
     and bands are dropped if there are too many.
     """
     curves = []
+    sizes = {group.clients for group in members}
     for group in members:
         one = curve_of_group(group)
-        if _several_clients(members):
+        if len(sizes) > 1:
             one = replace(one, name=f"{one.name}, {group.clients:,} clients")
         if one.x:
             curves.append(one)
@@ -219,57 +202,37 @@ def _draw(title: str, curves: Sequence[Line], axis: Axis) -> Iterator[Drawing]:
     """Draw curves over rounds, or horizontal bars if runs were evaluated once. A single
     value is already in the overview.
     """
-    longest = max((len(curve.x) for curve in curves), default=1)
-    once = longest == 1
-    if once and len(curves) == 1:
-        return
-    most = MOST_BARS if once else MOST_LINES
-    for some in batches(curves, most):
-        if once:
+    if max((len(curve.x) for curve in curves), default=1) > 1:
+        yield from line_charts(title, curves, Axis("rounds", whole=True), axis)
+    elif len(curves) > 1:
+        for some in batches(curves, MOST_BARS):
             names = [curve.name for curve in some]
             ends = [curve.y[0] for curve in some]
             yield stripes(title, names, {"after the last round": ends}, axis)
-        else:
-            yield lines(title, some, Axis("rounds", whole=True), axis)
 
 
 def _best_table(every: Sequence[Group]) -> list[Table]:
     """Return best accuracies of runs that were evaluated more than once, if any."""
-    columns = {
-        "clients' best accuracy, %": partial(_best, name="accuracy"),
-        "global model's, %": partial(_best, name="global_accuracy"),
-    }
     telling = []
     for group in every:
-        if max(_evaluations(group.first, name) for name in ACCURACIES) > 1:
+        rounds = group.first.rounds
+        if any(np.isfinite(rounds[name]).sum() > 1 for name in ACCURACIES):
             telling.append(group)
+    columns = {}
+    titles = ("clients' best accuracy, %", "global model's, %")
+    for title, name in zip(titles, ACCURACIES, strict=True):
+        best = [known_mean([run.best(name) for run in one.seeds]) for one in telling]
+        columns[title] = list(map(PER_CENT_OF, best))
     return [points_table(telling, columns)] if telling else []
 
 
-def _best(group: Group, name: str) -> Cell:
-    return PER_CENT_OF(known_mean([run.best(name) for run in group.seeds]))
-
-
-def _evaluations(run: RunRecord, name: str) -> int:
-    evaluated = np.isfinite(run.rounds[name])
-    return int(evaluated.sum())
-
-
 def _finals_table(every: Sequence[Group]) -> list[Table]:
-    """Return the final evaluations of methods, if any has them."""
+    """Return the final evaluations of methods, over the seeds that have them."""
     rows = []
     for group in every:
         for name in group.first.finals:
-            judged = PER_CENT_OF(_final(group, name))
+            having = [run.finals[name] for run in group.seeds if name in run.finals]
+            judged = PER_CENT_OF(known_mean(list(map(mean_accuracy, having))))
             rows.append([*which(group), name, judged])
     columns = (*WHICH, "judged at the end", "clients, own test data, %")
     return [Table(columns, rows)] if rows else []
-
-
-def _final(group: Group, name: str) -> Estimate:
-    """Estimate a final evaluation of the method, over the seeds that have it."""
-    means = []
-    for run in group.seeds:
-        if name in run.finals:
-            means.append(mean_accuracy(run.finals[name]))
-    return known_mean(means)

@@ -35,21 +35,18 @@ def comparison(compared: Comparison) -> Section:
     section = Section("comparison", "Comparison")
     section.text.append(f"A is {compared.names[0]}. B is {compared.names[1]}.")
     section.text += [changed(compared), *verdicts(compared)]
-    several = len(compared.points) > 1
-    section.charts += _of_points(compared) if several else _of_one(compared)
+    if len(compared.points) > 1:
+        section.charts += _of_points(compared)
+    else:
+        by_name = {figure.name: figure for figure in shown_costs(compared)}
+        section.charts.append(_dots("costs of a round, B / A", by_name, "B / A"))
+        section.charts += _curves(compared.points[0])
     section.tables += tables(compared)
     return section
 
 
-def _of_one(compared: Comparison) -> Iterator[Drawing]:
-    """Draw ratios of all costs, and curves of A and B in one chart."""
-    by_name = {figure.name: figure for figure in shown_costs(compared)}
-    yield _dots("costs of a round, B / A", by_name, "B / A")
-    (point,) = compared.points
-    yield from _curves(point)
-
-
 def _curves(point: PointPair) -> Iterator[Drawing]:
+    """Draw curves of A and B in one chart."""
     task = point.before.first.task
     for name in dict.fromkeys(("accuracy", HEADLINES[task])):
         metric = label_of(name, task)

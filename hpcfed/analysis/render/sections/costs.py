@@ -1,30 +1,28 @@
 """What a round costs: seconds by phase, memory, bytes sent, and the server's learning."""
 
 from collections.abc import Sequence
-from functools import partial
 from statistics import fmean
 
+from hpcfed.analysis.choices import grouped
 from hpcfed.analysis.findings import (
     COUNT,
     MEBIBYTES,
     MS,
     PER_CENT_OF,
     PLAIN,
-    Cell,
     Row,
     Table,
 )
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import ranks_label
-from hpcfed.analysis.render.charts import Axis, Line, lines
+from hpcfed.analysis.render.charts import Axis, Line
 from hpcfed.analysis.render.sections.section import (
     MOST_LINES,
     Section,
-    batches,
     by_key,
-    by_key_and_ranks,
     few_bars,
     held_text,
+    line_charts,
     lying_bars,
     one_size_each,
     points_table,
@@ -49,7 +47,17 @@ def phases(every: Sequence[Group], options: Sequence[Swept]) -> Section:
         f"{PER_ROUND_MEANS[0].upper()}{PER_ROUND_MEANS[1:]}. Bars are named clients on "
         "ranks."
     )
-    seldom = _seldom(every)
+    usual = []
+    seldom = []
+    for phase in PHASES:
+        if any(group.phase_seconds[phase] > 0 for group in every):
+            usual.append(phase)
+        # The median is 0 if only few rounds go through a phase.
+        if any(
+            group.phase_means[phase] > 0 >= group.phase_seconds[phase]
+            for group in every
+        ):
+            seldom.append(phase)
     if seldom:
         section.text.append(
             f"Few rounds go through {' and '.join(seldom)}. The bars leave that out; the "
@@ -57,53 +65,18 @@ def phases(every: Sequence[Group], options: Sequence[Swept]) -> Section:
         )
     shown = few_bars(every, options)
     section.text += held_text(shown)
-    # All groups have the same phases.
-    segments = {}
-    for phase in every[0].phase_seconds:
-        segments[phase] = partial(_phase_milliseconds, phase=phase)
-    section.charts += stacked_bars(shown.groups, segments, Axis(MS_PER_ROUND))
-    section.tables.append(_phase_table(every))
+    section.charts += stacked_bars(
+        shown.groups,
+        lambda group: {name: 1e3 * of for name, of in group.phase_seconds.items()},
+        Axis(MS_PER_ROUND),
+    )
+    columns = {
+        phase: [MS(group.phase_seconds[phase]) for group in every] for phase in usual
+    }
+    for phase in seldom:
+        columns[f"{phase}, mean"] = [MS(group.phase_means[phase]) for group in every]
+    section.tables.append(points_table(every, columns, MS_PER_ROUND))
     return section
-
-
-def _phase_table(every: Sequence[Group]) -> Table:
-    """Return the milliseconds of each point's phases, without phases that took no time
-    anywhere.
-    """
-    columns = {}
-    for phase in PHASES:
-        if any(_usual(group, phase) for group in every):
-            columns[phase] = partial(_phase, phase=phase)
-    for phase in _seldom(every):
-        columns[f"{phase}, mean"] = partial(_phase_mean, phase=phase)
-    return points_table(every, columns, MS_PER_ROUND)
-
-
-def _phase(group: Group, phase: str) -> Cell:
-    return MS(group.phase_seconds[phase])
-
-
-def _phase_mean(group: Group, phase: str) -> Cell:
-    return MS(group.phase_means[phase])
-
-
-def _usual(group: Group, phase: str) -> bool:
-    return group.phase_seconds[phase] > 0
-
-
-def _seldom(every: Sequence[Group]) -> list[str]:
-    """Return phases that only few rounds of some point have: their median is 0."""
-    found = []
-    for phase in PHASES:
-        for group in every:
-            if group.phase_means[phase] > 0 and not _usual(group, phase):
-                found.append(phase)
-                break
-    return found
-
-
-def _phase_milliseconds(group: Group, phase: str) -> float:
-    return 1e3 * group.phase_seconds[phase]
 
 
 def memory(every: Sequence[Group], options: Sequence[Swept]) -> Section:
@@ -117,51 +90,46 @@ def memory(every: Sequence[Group], options: Sequence[Swept]) -> Section:
         shown = few_bars(every, options)
         section.text += held_text(shown)
         section.charts += lying_bars(
-            shown.groups,
-            {whose: _peak_mib},
-            Axis(unit),
+            shown.groups, lambda group: {whose: group.peak_memory / MIB}, Axis(unit)
         )
         return section
     # Over clients, one line for each number of ranks.
     shown = held(every, options, keep=("clients",), most=MOST_LINES)
     section.text += held_text(shown)
+    families = grouped(shown.groups, lambda group: (group.key, group.ranks))
     peaks_by_clients = []
-    for (key, ranks), members in by_key_and_ranks(shown.groups).items():
+    for (key, ranks), members in families.items():
         clients = [float(group.clients) for group in members]
-        peaks = [_peak_mib(group) for group in members]
-        name = ranks_label(key, ranks)
-        peaks_by_clients.append(Line(name, clients, peaks))
-    for some in batches(peaks_by_clients, MOST_LINES):
-        x = Axis("clients", log=True, ticks=ticks(some))
-        y = Axis(unit, zero=True)
-        section.charts.append(lines(f"peak memory {whose}", some, x, y))
+        peaks = [group.peak_memory / MIB for group in members]
+        peaks_by_clients.append(Line(ranks_label(key, ranks), clients, peaks))
+    x = Axis("clients", log=True, ticks=ticks(peaks_by_clients))
+    y = Axis(unit, zero=True)
+    section.charts += line_charts(f"peak memory {whose}", peaks_by_clients, x, y)
     return section
-
-
-def _peak_mib(group: Group) -> float:
-    return group.peak_memory / MIB
 
 
 def sent(every: Sequence[Group]) -> Section:
     """Show the bytes exchanged between clients and the server."""
-    section = Section("bytes", "Bytes")
+    totals = []
+    for group in every:
+        total = 0.0
+        for run in group.seeds:
+            total += float(
+                run.rounds["bytes_up"].sum() + run.rounds["bytes_down"].sum()
+            )
+        # Per run, since seeds may have stopped after different numbers of rounds.
+        totals.append(MEBIBYTES(total / len(group.seeds)))
     columns = {
-        "up, MiB per round": lambda group: MEBIBYTES(group.per_round("bytes_up")),
-        "down, MiB per round": lambda group: MEBIBYTES(group.per_round("bytes_down")),
-        "both, MiB in all": lambda group: MEBIBYTES(_sent_in_all(group)),
+        "up, MiB per round": [
+            MEBIBYTES(group.per_round("bytes_up")) for group in every
+        ],
+        "down, MiB per round": [
+            MEBIBYTES(group.per_round("bytes_down")) for group in every
+        ],
+        "both, MiB in all": totals,
     }
-    caption = "by the methods' own accounting"
-    section.tables.append(points_table(every, columns, caption))
-    return section
-
-
-def _sent_in_all(group: Group) -> float:
-    """Return the bytes of all rounds of a run, up and down."""
-    total = 0.0
-    for run in group.seeds:
-        total += float(run.rounds["bytes_up"].sum() + run.rounds["bytes_down"].sum())
-    # Per run, since seeds may have stopped after different numbers of rounds.
-    return total / len(group.seeds)
+    table = points_table(every, columns, "by the methods' own accounting")
+    return Section("bytes", "Bytes", tables=[table])
 
 
 def server(every: Sequence[Group], options: Sequence[Swept]) -> Section:
@@ -171,31 +139,27 @@ def server(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     if not members:
         return section
     # Runs of different versions may name their phases differently.
-    phases = _learning_phases(members)
-    segments = {name: partial(_learning_seconds, phase=name) for name in phases}
-    shown = few_bars(members, options)
-    section.text += held_text(shown)
-    learning = Axis("seconds of learning")
-    section.charts += stacked_bars(shown.groups, segments, learning)
-    rows: list[Row] = []
-    for family in by_key(members).values():
-        for group in family:
-            rows += _network_rows(group, phases)
-    section.tables.append(Table(SERVER_COLUMNS, rows))
-    section.text.append(
-        "Bars are named clients on ranks. The share of the peak is known only for GPUs."
-    )
-    return section
-
-
-def _learning_phases(members: Sequence[Group]) -> list[str]:
-    """Return the phases of all runs, in order of first appearance."""
     names: dict[str, None] = {}
     for group in members:
         for run in group.runs:
             for learning in run.learnings:
                 names |= dict.fromkeys(learning.seconds)
-    return list(names)
+    shown = few_bars(members, options)
+    section.text += held_text(shown)
+    section.charts += stacked_bars(
+        shown.groups,
+        lambda group: {name: _learning_seconds(group, name) for name in names},
+        Axis("seconds of learning"),
+    )
+    rows: list[Row] = []
+    for family in by_key(members).values():
+        for group in family:
+            rows += _network_rows(group, list(names))
+    section.tables.append(Table(SERVER_COLUMNS, rows))
+    section.text.append(
+        "Bars are named clients on ranks. The share of the peak is known only for GPUs."
+    )
+    return section
 
 
 def _learning_seconds(group: Group, phase: str) -> float:

@@ -10,12 +10,11 @@ from typing import Any
 
 from hpcfed.analysis.choices import grouped
 from hpcfed.analysis.collect import Found
-from hpcfed.analysis.findings import COUNT, PER_CENT_OF, Row, Table
-from hpcfed.analysis.groups import MOST_DRIFT, MOST_VARIATION, Group, Noise, noisy
+from hpcfed.analysis.findings import COUNT, PER_CENT_OF, Table
+from hpcfed.analysis.groups import MOST_DRIFT, MOST_VARIATION, Group, noisy
 from hpcfed.analysis.labels import label, size_text
-from hpcfed.analysis.render.sections.section import WHICH, Section, size_name, which
+from hpcfed.analysis.render.sections.section import Section, points_table, size_name
 from hpcfed.errors import count
-from hpcfed.results.run import RunRecord
 
 ENVIRONMENT = (
     "points", "hosts", "devices", "processors", "threads per rank", "launcher",
@@ -35,37 +34,26 @@ def noise(every: Sequence[Group]) -> Section:
     if not found:
         return section
     section.text.append(
-        f"Listed where the medians of repeats have a coefficient of variation above "
+        "The medians of these points' repeats have a coefficient of variation above "
         f"{100 * MOST_VARIATION:.0f} % and differ by more than their own rounds do, or "
-        f"where local training became more than {100 * MOST_DRIFT:.0f} % slower or "
-        "faster from the first to the last third of a run."
+        f"local training became more than {100 * MOST_DRIFT:.0f} % slower or faster "
+        "from the first to the last third of a run."
     )
+    # There may be some repeats already.
+    few = min(len(one.group.processes) for one in found) < ENOUGH
+    raised = f"raise repeats in the study file to {ENOUGH}"
     section.text.append(
-        f"To trust these times: {_repeat(found)}, take "
+        f"To trust these times: {raised if few else 'measure these points again'}, take "
         "the node for yourself (sbatch --exclusive), and pin ranks to cores (srun "
         "--cpu-bind=cores, mpirun --bind-to core). Accuracies do not depend on it."
     )
-    columns = (*WHICH, "runs", "repeats differ, %", "training drifts within a run, %")
-    section.tables.append(Table(columns, [_noise_row(one) for one in found]))
+    columns = {
+        "runs": [COUNT(len(one.group.processes)) for one in found],
+        "repeats differ, %": [PER_CENT_OF(one.variation) for one in found],
+        "training drifts within a run, %": [PER_CENT_OF(one.drift) for one in found],
+    }
+    section.tables.append(points_table([one.group for one in found], columns))
     return section
-
-
-def _repeat(found: Sequence[Noise]) -> str:
-    """Return advice on repeats; there may be some already."""
-    fewest = min(len(one.group.processes) for one in found)
-    if fewest < ENOUGH:
-        return f"raise repeats in the study file to {ENOUGH}"
-    return "measure these points again"
-
-
-def _noise_row(one: Noise) -> Row:
-    runs = COUNT(len(one.group.processes))
-    return [
-        *which(one.group),
-        runs,
-        PER_CENT_OF(one.variation),
-        PER_CENT_OF(one.drift),
-    ]
 
 
 def noise_warnings(every: Sequence[Group]) -> list[str]:
@@ -84,7 +72,17 @@ def noise_warnings(every: Sequence[Group]) -> list[str]:
 
 def environment(every: Sequence[Group]) -> Section:
     section = Section("environment", "Environment and options")
-    rows = _rows(every)
+    alike = grouped(every, lambda group: tuple(_environment(group)))
+    rows = []
+    for cells, members in alike.items():
+        # Points are named, or counted if there are many.
+        points = "; ".join(f"{label(one.key)}: {size_name(one)}" for one in members)
+        if len(members) == len(every):
+            points = "all"
+        elif len(members) > MOST_NAMED:
+            points = f"{len(members)} of {len(every)}"
+        first = min(str(group.first.facts.get("started", "?")) for group in members)
+        rows.append([points, *cells, first])
     section.tables.append(Table(ENVIRONMENT, rows, words=True))
     files = _files(every)
     if files:
@@ -97,32 +95,14 @@ def environment(every: Sequence[Group]) -> Section:
     return section
 
 
-def _rows(every: Sequence[Group]) -> list[list[str]]:
-    """Return a row for each different environment, with its number of points."""
-    alike = grouped(every, lambda group: tuple(_environment(group)))
-    rows = []
-    for cells, members in alike.items():
-        first = min(str(group.first.facts.get("started", "?")) for group in members)
-        rows.append([_points(members, every), *cells, first])
-    return rows
-
-
-def _points(members: Sequence[Group], every: Sequence[Group]) -> str:
-    """Name the points of an environment, or count them if there are many."""
-    if len(members) == len(every):
-        return "all"
-    if len(members) > MOST_NAMED:
-        return f"{len(members)} of {len(every)}"
-    names = [f"{label(group.key)}: {size_name(group)}" for group in members]
-    return "; ".join(names)
-
-
 def _environment(group: Group) -> list[str]:
     about = group.first.environment
     hosts, processors = set(), set()
     for rank in about.get("ranks", []):
         hosts.add(str(rank.get("host", "?")))
-        processors.add(_processor(rank))
+        cores = f"{rank.get('cpu')} (cores {rank.get('binding', '?')})"
+        # Older runs have not recorded it.
+        processors.add(cores if rank.get("cpu") else "?")
     packages = about.get("packages") or {}
     return [
         ", ".join(sorted(hosts)),
@@ -135,13 +115,6 @@ def _environment(group: Group) -> list[str]:
         str(about.get("cuda") or "–"),
         _version(about.get("source") or {}),
     ]
-
-
-def _processor(rank: Mapping[str, Any]) -> str:
-    """Return the processor of a rank's host, and the rank's cores."""
-    if not rank.get("cpu"):  # older runs have not recorded it
-        return "?"
-    return f"{rank['cpu']} (cores {rank.get('binding', '?')})"
 
 
 def _files(every: Sequence[Group]) -> list[list[str]]:
@@ -188,22 +161,15 @@ def reproduce(every: Sequence[Group], found: Found) -> Section:
         folder = study.path.parent.name
         title = study.title or folder
         section.listings.append((f"study file: {title}", study.text))
-        commands = []
-        for trial in study.trials:
-            if trial.outcome.command:  # a waiting trial has none yet
-                commands.append(trial.outcome.command)
-        lines = "\n".join(commands)
+        # A waiting trial has no command yet.
+        lines = "\n".join(filter(None, (one.outcome.command for one in study.trials)))
         section.listings.append((f"commands of {folder}", lines))
     # A dict, because runs on different numbers of ranks have the same command.
     different: dict[str, None] = {}
     for group in every:
-        different[_command(group.first)] = None
+        # The first word is the program's path, which differs between machines.
+        words = group.first.environment.get("command", ["?"])
+        different[shlex.join(["hpcfed", *words[1:]])] = None
     lines = "\n".join(different)
     section.listings.append(("hpcfed's part of every command", lines))
     return section
-
-
-def _command(run: RunRecord) -> str:
-    # The first word is the program's path, which differs between machines.
-    words = run.environment.get("command", ["?"])
-    return shlex.join(["hpcfed", *words[1:]])

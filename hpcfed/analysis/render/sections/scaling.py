@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isnan, nan
+from operator import attrgetter
 
 from hpcfed.analysis.choices import grouped
 from hpcfed.analysis.costmodel import TERMS, Fitted, Measured
@@ -64,28 +65,16 @@ def ranks(every: Sequence[Group], options: Sequence[Swept]) -> Section:
                "efficiency, %")  # fmt: skip
     rows: list[Row] = []
     for one in found:
-        rows += _scaling_rows(one)
+        for place, number in enumerate(one.ranks):
+            cells = [COUNT(number), MS(one.seconds[place]), PLAIN(one.speedup[place])]
+            cells += [PLAIN(one.ideal[place]), PER_CENT_OF(one.efficiency[place])]
+            rows.append([_name(one), one.kind, *cells])
     section.tables.append(Table(columns, rows))
     return section
 
 
 def _name(one: Scaling) -> str:
     return scaling_label(one.key, one.kind, one.clients)
-
-
-def _scaling_rows(one: Scaling) -> list[Row]:
-    rows: list[Row] = []
-    for place, number in enumerate(one.ranks):
-        rows.append([
-            _name(one),
-            one.kind,
-            COUNT(number),
-            MS(one.seconds[place]),
-            PLAIN(one.speedup[place]),
-            PLAIN(one.ideal[place]),
-            PER_CENT_OF(one.efficiency[place]),
-        ])  # fmt: skip
-    return rows
 
 
 def _scaling_charts(kind: str, members: Sequence[Scaling]) -> list[Drawing]:
@@ -129,7 +118,12 @@ def clients(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     section.charts += _growth_charts(growths(shown.groups)[:MOST_LINES])
     columns = ("options", "clients", "ms per client, fewest", "ms per client, most",
                "times as long", "power of clients")  # fmt: skip
-    rows = [_growth_row(one) for one in found]
+    rows: list[Row] = []
+    for one in found:
+        clients = f"{one.clients[0]:,} … {one.clients[-1]:,}"
+        ends = [MS(one.per_client[0]), MS(one.per_client[-1])]
+        growth = [PLAIN(one.longer), PLAIN(one.power)]
+        rows.append([ranks_label(one.key, one.ranks), clients, *ends, *growth])
     caption = "time grows as clients to this power: 1 is proportional, 0 is flat"
     section.tables.append(Table(columns, rows, caption))
     return section
@@ -154,17 +148,6 @@ def _growth_charts(found: Sequence[Growth]) -> list[Drawing]:
     ]
 
 
-def _growth_row(one: Growth) -> Row:
-    return [
-        ranks_label(one.key, one.ranks),
-        f"{one.clients[0]:,} … {one.clients[-1]:,}",
-        MS(one.per_client[0]),
-        MS(one.per_client[-1]),
-        PLAIN(one.longer),
-        PLAIN(one.power),
-    ]
-
-
 def cost_model(models: Sequence[Fitted]) -> Section:
     section = Section("model", "Cost model")
     if not models:
@@ -182,58 +165,64 @@ def cost_model(models: Sequence[Fitted]) -> Section:
         section.text.append(
             f"Charts show the {MOST_MODELS} models that were fitted to most points."
         )
-    section.tables.append(_terms(models))
-    section.tables.append(_checks(models))
-    section.tables.append(_predictions(models))
+    used = [
+        name for name in TERMS if any(name in one.model.coefficients for one in models)
+    ]
+    terms: list[Row] = []
+    for one in models:
+        # In milliseconds, like all times of a round on the page.
+        cells = [MS(one.model.coefficients.get(name, nan)) for name in used]
+        terms.append([label(one.key), *cells])
+    section.tables.append(Table(("options", *used), terms, "coefficients, ms"))
+    section.tables += [_checks(models), _predictions(models)]
     return section
 
 
 def _model_charts(one: Fitted) -> Iterator[Drawing]:
-    """Draw the model over ranks or clients, and against the measured times."""
-    if len({point.ranks for point in one.points}) > 1:
-        yield _over_ranks(one)
-    if len({point.clients for point in one.points}) > 1:
-        yield _over_clients(one)
-    yield _against_measured(one)
+    """Draw the model over ranks or clients, and against the measured times: a perfect
+    model lies on the dashed line.
+    """
+    for over in ("ranks", "clients"):
+        if len({getattr(point, over) for point in one.points}) > 1:
+            yield _over(one, over)
+    points = []
+    for point in one.points:
+        measured, predicted = 1e3 * point.seconds, 1e3 * one.model(point)
+        size = size_text(point.clients, point.ranks)
+        points.append(ScatterPoint(measured, predicted, size))
+    x = Axis(f"measured, {MS_PER_ROUND}", log=True)
+    y = Axis(f"model, {MS_PER_ROUND}", log=True)
+    title = f"{label(one.key)}: model against measured"
+    yield scatter(title, points, x, y, diagonal="as measured")
 
 
-def _over_ranks(one: Fitted) -> Drawing:
-    alike = grouped(one.points, lambda point: (point.clients, point.columns))
+def _over(one: Fitted, over: str) -> Drawing:
+    """Draw measured and predicted times over ranks or clients: a line for each number
+    of the other, up to sizes that were not measured.
+    """
+    by_ranks = over == "ranks"
+    other_size = attrgetter("clients" if by_ranks else "ranks", "columns")
+    alike: dict[tuple[float, float], list[Measured]] = grouped(one.points, other_size)
     drawn: list[Line] = []
     # The largest sizes matter most.
-    for (clients, _), members in sorted(alike.items(), reverse=True)[:MOST_SIZES]:
-        ordered = sorted(members, key=lambda point: point.ranks)
-        most = ordered[-1]
-        # Every rank must have a client.
-        larger = [n * most.ranks for n in NEXT[1:] if n * most.ranks <= clients]
-        sizes = [point.ranks for point in ordered]
-        predicted = [1e3 * one.model(point) for point in ordered]
-        for ranks in larger:
-            predicted.append(1e3 * one.model(replace(most, ranks=ranks)))
-        name = f"{clients:,.0f} clients"
-        drawn.append(_measured(name, [float(ranks) for ranks in sizes], ordered))
-        everywhere = [float(ranks) for ranks in (*sizes, *larger)]
-        drawn.append(Line(f"model, {name}", everywhere, predicted, ideal=True))
-    x = Axis("ranks", log=True, ticks=ticks(drawn))
-    title = f"{label(one.key)}: model over ranks"
-    return lines(title, drawn, x, Axis(MS_PER_ROUND, log=True))
-
-
-def _over_clients(one: Fitted) -> Drawing:
-    alike = grouped(one.points, lambda point: (point.ranks, point.columns))
-    drawn: list[Line] = []
-    for (ranks, _), members in sorted(alike.items(), reverse=True)[:MOST_SIZES]:
-        ordered = sorted(members, key=lambda point: point.clients)
-        sizes = [point.clients for point in ordered]
-        predicted = [1e3 * one.model(point) for point in ordered]
+    for (other, _), members in sorted(alike.items(), reverse=True)[:MOST_SIZES]:
+        ordered = sorted(members, key=lambda point: getattr(point, over))
+        sizes = [float(getattr(point, over)) for point in ordered]
         larger = [times * sizes[-1] for times in NEXT[1:]]
-        for clients in larger:
-            predicted.append(1e3 * one.model(_with_clients(ordered, clients)))
-        name = count(ranks, "rank")
-        drawn.append(_measured(name, sizes, ordered))
+        name = f"{other:,.0f} clients" if by_ranks else count(int(other), "rank")
+        points = list(ordered)
+        if by_ranks:
+            # Every rank must have a client.
+            larger = [ranks for ranks in larger if ranks <= other]
+            points += [replace(ordered[-1], ranks=int(ranks)) for ranks in larger]
+        else:
+            points += [_with_clients(ordered, clients) for clients in larger]
+        predicted = [1e3 * one.model(point) for point in points]
+        drawn.append(Line(name, sizes, [1e3 * point.seconds for point in ordered]))
         drawn.append(Line(f"model, {name}", [*sizes, *larger], predicted, ideal=True))
-    x = Axis("clients that take part", log=True, ticks=ticks(drawn))
-    title = f"{label(one.key)}: model over clients"
+    axis = "ranks" if by_ranks else "clients that take part"
+    x = Axis(axis, log=True, ticks=ticks(drawn))
+    title = f"{label(one.key)}: model over {over}"
     return lines(title, drawn, x, Axis(MS_PER_ROUND, log=True))
 
 
@@ -253,38 +242,6 @@ def _with_clients(measured: Sequence[Measured], clients: float) -> Measured:
     return replace(largest, clients=clients, steps=steps)
 
 
-def _measured(name: str, x: Sequence[float], points: Sequence[Measured]) -> Line:
-    return Line(name, x, [1e3 * point.seconds for point in points])
-
-
-def _against_measured(one: Fitted) -> Drawing:
-    """Draw predictions over measurements: a perfect model lies on the dashed line."""
-    points = []
-    for point in one.points:
-        measured = 1e3 * point.seconds
-        predicted = 1e3 * one.model(point)
-        points.append(
-            ScatterPoint(measured, predicted, size_text(point.clients, point.ranks))
-        )
-    x = Axis(f"measured, {MS_PER_ROUND}", log=True)
-    y = Axis(f"model, {MS_PER_ROUND}", log=True)
-    title = f"{label(one.key)}: model against measured"
-    return scatter(title, points, x, y, diagonal="as measured")
-
-
-def _terms(models: Sequence[Fitted]) -> Table:
-    """Return the coefficients of all models, with a column for each term in use."""
-    used = [
-        name for name in TERMS if any(name in one.model.coefficients for one in models)
-    ]
-    rows: list[Row] = []
-    for one in models:
-        # In milliseconds, like all times of a round on the page.
-        cells = [MS(one.model.coefficients.get(name, nan)) for name in used]
-        rows.append([label(one.key), *cells])
-    return Table(("options", *used), rows, "coefficients, ms")
-
-
 def _checks(models: Sequence[Fitted]) -> Table:
     rows: list[Row] = []
     for one in models:
@@ -293,14 +250,9 @@ def _checks(models: Sequence[Fitted]) -> Table:
             # The hardest test: it predicts beyond all points used in the fit.
             held_out = one.held_out.error
             size = size_text(one.held_out.point.clients, one.held_out.point.ranks)
-        rows.append([
-            label(one.key),
-            COUNT(len(one.points)),
-            PER_CENT_OF(one.model.error),
-            PER_CENT_OF(one.model.left_out_error),
-            SIGNED_PER_CENT(held_out),
-            size,
-        ])  # fmt: skip
+        errors = [PER_CENT_OF(one.model.error), PER_CENT_OF(one.model.left_out_error)]
+        points = COUNT(len(one.points))
+        rows.append([label(one.key), points, *errors, SIGNED_PER_CENT(held_out), size])
     columns = ("options", "points", "on points it was fitted to", "on points left out",
                "on the largest, from all smaller", "which is")  # fmt: skip
     return Table(columns, rows, "errors, %")

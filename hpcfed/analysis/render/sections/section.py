@@ -1,4 +1,6 @@
-"""A section of the page, and what all sections share: cells, lines, and charts of bars."""
+"""A section of the page, and what all sections share: tables of points, lines, and
+charts of bars.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +10,7 @@ from hpcfed.analysis.choices import SIZES, Combination, grouped
 from hpcfed.analysis.findings import COUNT, Cell, Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import label, option_text
-from hpcfed.analysis.render.charts import Axis, Drawing, Line, bars, stripes
+from hpcfed.analysis.render.charts import Axis, Drawing, Line, bars, lines, stripes
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.swept import Held, Swept, held
 from hpcfed.analysis.verdicts import Verdict
@@ -26,8 +28,8 @@ MOST_BAR_CHARTS = 4
 """Most charts of vertical bars in a section, each for one choice of options."""
 T = TypeVar("T")
 
-Segments = Mapping[str, Callable[[Group], float]]
-"""The heights of the segments of a group's bar, by name."""
+Segments = Callable[[Group], Mapping[str, float]]
+"""Returns the heights of the segments of a group's bar, by name."""
 
 
 @dataclass
@@ -54,8 +56,8 @@ def held_text(shown: Held) -> list[str]:
         return []
     words = [option_text(name, value) for name, value in shown.options.items()]
     return [
-        f"Charts show the points with {', '.join(words)}; "
-        f"{count(shown.left_out, 'more point')} in the tables and in the CSV."
+        f"Charts show the points with {', '.join(words)}. The tables and the CSV have "
+        f"{count(shown.left_out, 'more point')}."
     ]
 
 
@@ -70,38 +72,35 @@ def which(group: Group) -> list[str | Cell]:
 
 def points_table(
     every: Sequence[Group],
-    columns: Mapping[str, Callable[[Group], str | Cell]],
+    columns: Mapping[str, Sequence[str | Cell]],
     caption: str = "",
 ) -> Table:
-    """Return a row for each point, with a cell for each column."""
+    """Return a row for each point; each column has a cell for each of them."""
     rows = []
-    for group in every:
-        rows.append([*which(group), *(cell(group) for cell in columns.values())])
+    for group, *cells in zip(every, *columns.values(), strict=True):
+        rows.append([*which(group), *cells])
     return Table((*WHICH, *columns), rows, caption)
 
 
 def estimates_line(
-    name: str,
-    x: Sequence[float],
-    estimates: Sequence[Estimate],
-    scale: float = 1.0,
-    *,
-    band: bool = False,
+    name: str, x: Sequence[float], estimates: Sequence[Estimate], scale: float = 1.0
 ) -> Line:
     """Return a line through estimates, with their intervals."""
-    y, low, high = [], [], []
-    for estimate in estimates:
-        y.append(scale * estimate.centre)
-        low.append(scale * estimate.low)
-        high.append(scale * estimate.high)
     return Line(
         name,
         x=[float(value) for value in x],
-        y=y,
-        low=low,
-        high=high,
-        band=band,
+        y=[scale * estimate.centre for estimate in estimates],
+        low=[scale * estimate.low for estimate in estimates],
+        high=[scale * estimate.high for estimate in estimates],
     )
+
+
+def line_charts(
+    title: str, every: Sequence[Line], x: Axis, y: Axis
+) -> Iterator[Drawing]:
+    """Draw lines in as many charts as they need to be readable."""
+    for some in batches(every, MOST_LINES):
+        yield lines(title, some, x, y)
 
 
 def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
@@ -113,13 +112,6 @@ def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 def ticks(lines: Sequence[Line]) -> list[float]:
     """Return every measured x."""
     return sorted({x for line in lines for x in line.x})
-
-
-def by_key_and_ranks(
-    every: Sequence[Group],
-) -> dict[tuple[Combination, int], list[Group]]:
-    """Group points that differ only in clients."""
-    return grouped(every, lambda group: (group.key, group.ranks))
 
 
 def by_key(every: Sequence[Group]) -> dict[Combination, list[Group]]:
@@ -156,22 +148,17 @@ def stacked_bars(every: Sequence[Group], segments: Segments, y: Axis) -> list[Dr
         for members in batches(family, MOST_BARS):
             names = [size_name(group) for group in members]
             heights = _heights(members, segments)
-            drawn = bars(label(key), names, heights, y, "clients on ranks")
-            charts.append(drawn)
+            charts.append(bars(label(key), names, heights, y, "clients on ranks"))
     return charts
 
 
 def lying_bars(every: Sequence[Group], segments: Segments, x: Axis) -> list[Drawing]:
     """Draw a horizontal bar for each group, below its long name."""
+    title = f"{x.label} by options: clients on ranks"
     charts = []
     for members in batches(every, MOST_BARS):
-        names = []
-        for group in members:
-            name = label(group.key)
-            names.append(f"{name}: {size_name(group)}")
-        heights = _heights(members, segments)
-        title = f"{x.label} by options: clients on ranks"
-        charts.append(stripes(title, names, heights, x))
+        names = [f"{label(group.key)}: {size_name(group)}" for group in members]
+        charts.append(stripes(title, names, _heights(members, segments), x))
     return charts
 
 
@@ -181,7 +168,5 @@ def size_name(group: Group) -> str:
 
 
 def _heights(every: Sequence[Group], segments: Segments) -> dict[str, list[float]]:
-    heights = {}
-    for name, height in segments.items():
-        heights[name] = [height(group) for group in every]
-    return heights
+    of_groups = [segments(group) for group in every]
+    return {name: [one[name] for one in of_groups] for name in of_groups[0]}

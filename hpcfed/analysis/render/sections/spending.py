@@ -20,13 +20,12 @@ from hpcfed.analysis.outcomes import (
     metric_limits,
     run_virtual_seconds,
 )
-from hpcfed.analysis.render.charts import Axis, Drawing, Line, lines, spread
+from hpcfed.analysis.render.charts import Axis, Drawing, Line, spread
 from hpcfed.analysis.render.sections.accuracy import add_charts, told_apart
 from hpcfed.analysis.render.sections.section import (
     LOG_SPREAD,
-    MOST_LINES,
     Section,
-    batches,
+    line_charts,
     points_table,
 )
 from hpcfed.analysis.swept import Swept
@@ -67,32 +66,34 @@ class Expense:
         return fitting
 
 
-def _virtual_seconds(run: RunRecord) -> np.ndarray:
-    return run.rounds["virtual_seconds"]
-
-
-def _sent_up(run: RunRecord) -> np.ndarray:
-    return np.nancumsum(run.rounds["bytes_up"])
-
-
-def _sent_in_all(run: RunRecord) -> np.ndarray:
-    return np.nancumsum(run.rounds["bytes_up"] + run.rounds["bytes_down"])
-
-
 VIRTUAL_TIME = Expense(
     "virtual time",
-    _virtual_seconds,
+    lambda run: run.rounds["virtual_seconds"],
     units=(("s", 1.0), ("min", 60.0), ("h", 3600.0)),
 )
-UP = Expense("sent by clients", _sent_up, BYTES, log=True)
-BOTH = Expense("sent by and to clients", _sent_in_all, BYTES, log=True)
+UP = Expense(
+    "sent by clients",
+    lambda run: np.nancumsum(run.rounds["bytes_up"]),
+    BYTES,
+    log=True,
+)
+BOTH = Expense(
+    "sent by and to clients",
+    lambda run: np.nancumsum(run.rounds["bytes_up"] + run.rounds["bytes_down"]),
+    BYTES,
+    log=True,
+)
 
 
 def climbs(
     about: str, members: Sequence[Group], *, expense: Expense
 ) -> Iterator[Drawing]:
     """Draw the members' main metric over what they have spent."""
-    ends = [_end(group, expense) for group in members]
+    # The most that a seed has spent at its end.
+    ends = [
+        max(float(np.nanmax(expense.of(run))) for run in group.seeds)
+        for group in members
+    ]
     unit, size = expense.unit(max(ends))
     log = expense.log or spread(ends) > LOG_SPREAD
     x = Axis(f"{expense.name}, {unit}", log=log)
@@ -101,14 +102,8 @@ def climbs(
         curves = told_apart(members, climb)
         # A single evaluation is already in the tables.
         if max((len(curve.x) for curve in curves), default=0) > 1:
-            for some in batches(curves, MOST_LINES):
-                title = f"{about}: {judged.whose}"
-                yield lines(title, some, x, Axis(judged.axis))
-
-
-def _end(group: Group, expense: Expense) -> float:
-    """Return the most that a seed has spent at its end."""
-    return max(float(np.nanmax(expense.of(run))) for run in group.seeds)
+            title = f"{about}: {judged.whose}"
+            yield from line_charts(title, curves, x, Axis(judged.axis))
 
 
 def climb_of(
@@ -147,29 +142,24 @@ def clock(every: Sequence[Group], options: Sequence[Swept]) -> Section:
         f"with the seconds that the simulation took. {READING}"
     )
     add_charts(section, clocked, options, partial(climbs, expense=VIRTUAL_TIME))
+
+    def of_round(run: RunRecord) -> float:
+        return run.last("virtual_seconds") / run.rounds_done
+
     columns = {
-        "virtual time": lambda group: TIME(run_virtual_seconds(group).centre),
-        "a round": lambda group: TIME(_mean_of_seeds(group, _round_seconds)),
+        "virtual time": [TIME(run_virtual_seconds(group).centre) for group in clocked],
+        "a round": [TIME(_mean_of_seeds(group, of_round)) for group in clocked],
     }
     # Arrivals and staleness, if a run has recorded them.
-    if any(not isnan(_arrived(group)) for group in clocked):
-        columns["arrived, %"] = lambda group: PER_CENT_OF(_arrived(group))
-    if any(not isnan(_staleness(group)) for group in clocked):
-        columns["versions behind"] = lambda group: PLAIN(_staleness(group))
+    behind = partial(RunRecord.mean, name="staleness")
+    arrived = [_mean_of_seeds(group, RunRecord.arrived_share) for group in clocked]
+    staleness = [_mean_of_seeds(group, behind) for group in clocked]
+    if not all(map(isnan, arrived)):
+        columns["arrived, %"] = list(map(PER_CENT_OF, arrived))
+    if not all(map(isnan, staleness)):
+        columns["versions behind"] = list(map(PLAIN, staleness))
     section.tables.append(points_table(clocked, columns, "means over seeds"))
     return section
-
-
-def _round_seconds(run: RunRecord) -> float:
-    return run.last("virtual_seconds") / run.rounds_done
-
-
-def _arrived(group: Group) -> float:
-    return _mean_of_seeds(group, RunRecord.arrived_share)
-
-
-def _staleness(group: Group) -> float:
-    return _mean_of_seeds(group, partial(RunRecord.mean, name="staleness"))
 
 
 def _mean_of_seeds(group: Group, figure: Callable[[RunRecord], float]) -> float:
@@ -214,23 +204,21 @@ def _compression_table(every: Sequence[Group]) -> Table:
     def less(group: Group, *ways: str) -> Cell:
         beside = plain.get(_otherwise(group), group)
         sent = _bytes(group, *ways)
-        return PLAIN(
-            nan if beside is group or not sent else _bytes(beside, *ways) / sent
-        )
+        known = beside is not group and sent
+        return PLAIN(_bytes(beside, *ways) / sent if known else nan)
 
     up, down = "bytes_up", "bytes_down"
-    columns: dict[str, Callable[[Group], str | Cell]] = {}
+    columns: dict[str, list[Cell]] = {}
     caption = "bytes of a whole run, means over seeds"
     judged = measure(every)
     if judged is not None:
-        kind, estimate = judged.kind, judged.estimate
-        columns[judged.axis] = lambda group: kind(estimate(group))
+        columns[judged.axis] = [judged.kind(judged.estimate(group)) for group in every]
         caption = f"{judged.name}: {judged.whose}; {caption}"
     columns |= {
-        "up, MiB": lambda group: MEBIBYTES(_bytes(group, up)),
-        "down, MiB": lambda group: MEBIBYTES(_bytes(group, down)),
-        "times less up": lambda group: less(group, up),
-        "times less in all": lambda group: less(group, up, down),
+        "up, MiB": [MEBIBYTES(_bytes(group, up)) for group in every],
+        "down, MiB": [MEBIBYTES(_bytes(group, down)) for group in every],
+        "times less up": [less(group, up) for group in every],
+        "times less in all": [less(group, up, down) for group in every],
     }
     return points_table(every, columns, caption)
 

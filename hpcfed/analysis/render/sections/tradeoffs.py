@@ -3,23 +3,13 @@ of points that no other point beats in both score and cost.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from math import isfinite, nan
-from operator import attrgetter
 from statistics import fmean
 
 from hpcfed.analysis.choices import Combination, grouped
 from hpcfed.analysis.contests import Frontier, Weighed, frontiers
-from hpcfed.analysis.findings import (
-    MEBIBYTES,
-    PLAIN,
-    TIME,
-    Cell,
-    Kind,
-    Row,
-    Table,
-)
+from hpcfed.analysis.findings import MEBIBYTES, PLAIN, TIME, Cell, Row, Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import condition_text, label, text
 from hpcfed.analysis.outcomes import COSTS, Measure, measure, measures, run_epsilon
@@ -28,17 +18,15 @@ from hpcfed.analysis.render.charts import (
     Drawing,
     Line,
     ScatterPoint,
-    lines,
     scatter,
     spread,
 )
 from hpcfed.analysis.render.sections.accuracy import MOST_FAMILIES, chart_families
 from hpcfed.analysis.render.sections.section import (
     LOG_SPREAD,
-    MOST_LINES,
     Section,
-    batches,
     estimates_line,
+    line_charts,
     points_table,
 )
 from hpcfed.analysis.statistics import Estimate, of_seeds
@@ -63,42 +51,36 @@ def target(every: Sequence[Group]) -> Section:
     if not aimed:
         return section
     section.text.append("Means over the seeds that reached the target accuracy.")
-    columns: dict[str, Callable[[Group], str | Cell]] = {
-        "target, %": lambda group: f"{group.first.target:g}",
-        "seeds that reached it": _seeds_there,
-        "rounds": lambda group: PLAIN(_rounds_there(group)),
-        "seconds": partial(_spent_there, name="seconds", kind=PLAIN),
-        "MiB sent": partial(_spent_there, name="bytes", kind=MEBIBYTES),
+    # Seeds that have not reached the target would need a guess.
+    there: list[list[Reached]] = []
+    for group in aimed:
+        every_seed = [run.reached() for run in group.seeds]
+        there.append([one for one in every_seed if one is not None])
+    reached = []
+    rounds = []
+    for group, seeds in zip(aimed, there, strict=True):
+        reached.append(f"{len(seeds)} of {len(group.seeds)}")
+        numbers = [float(one.rounds) for one in seeds]
+        rounds.append(PLAIN(of_seeds(numbers) if numbers else Estimate(nan)))
+    columns: dict[str, Sequence[str | Cell]] = {
+        "target, %": [f"{group.first.target:g}" for group in aimed],
+        "seeds that reached it": reached,
+        "rounds": rounds,
     }
+    spent = {"seconds": ("seconds", PLAIN), "MiB sent": ("bytes", MEBIBYTES)}
     if any(group.first.has_clock for group in every):
-        columns["virtual time"] = partial(
-            _spent_there, name="virtual_seconds", kind=TIME
-        )
+        spent["virtual time"] = ("virtual_seconds", TIME)
         section.text.append(
             "Seconds are the simulation's; virtual time is the clients'."
         )
+    for title, (name, kind) in spent.items():
+        cells = []
+        for seeds in there:
+            values = [getattr(one, name) for one in seeds]
+            cells.append(kind(fmean(values) if values else nan))
+        columns[title] = cells
     section.tables.append(points_table(aimed, columns))
     return section
-
-
-def _there(group: Group) -> list[Reached]:
-    """Return when seeds reached the target; the others would need a guess."""
-    every = [run.reached() for run in group.seeds]
-    return [one for one in every if one is not None]
-
-
-def _seeds_there(group: Group) -> str:
-    return f"{len(_there(group))} of {len(group.seeds)}"
-
-
-def _rounds_there(group: Group) -> Estimate:
-    rounds = [float(one.rounds) for one in _there(group)]
-    return of_seeds(rounds) if rounds else Estimate(nan)
-
-
-def _spent_there(group: Group, name: str, kind: Kind) -> Cell:
-    spent = list(map(attrgetter(name), _there(group)))
-    return kind(fmean(spent) if spent else nan)
 
 
 def privacy(every: Sequence[Group]) -> Section:
@@ -112,24 +94,21 @@ def privacy(every: Sequence[Group]) -> Section:
         "less is more private. Dashed lines are runs without noise. Bars are 95 % "
         "confidence over seeds."
     )
-    section.text += _remarks(private)
+    larger = ("privacy_population", "noise_cohort")
+    if any(group.options.get(name) for group in private for name in larger):
+        section.text.append(
+            "With --privacy-population or --noise-cohort, ε is that of a federation of "
+            "this size."
+        )
+    if any(group.options.get("privacy") == "local" for group in private):
+        section.text.append(
+            "With local noise, ε is that of the client that took part most often."
+        )
     families = chart_families(every)
     for about in list(families)[:MOST_FAMILIES]:
         section.charts += _privacy_charts(about, families[about])
     section.tables.append(_privacy_table(every, private))
     return section
-
-
-def _remarks(private: Sequence[Group]) -> Iterator[str]:
-    """Yield what else a reader has to know about ε."""
-    larger = ("privacy_population", "noise_cohort")
-    if any(group.options.get(name) for group in private for name in larger):
-        yield (
-            "With --privacy-population or --noise-cohort, ε is that of a federation of "
-            "this size."
-        )
-    if any(group.options.get("privacy") == "local" for group in private):
-        yield "With local noise, ε is that of the client that took part most often."
 
 
 def _is_private(group: Group) -> bool:
@@ -146,8 +125,8 @@ def _privacy_charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
         drawn = _lines(members, judged, ends=(min(spent), max(spent)))
         # A single point without a reference shows nothing.
         if sum(len(line.x) for line in drawn) > 1:
-            for some in batches(drawn, MOST_LINES):
-                yield lines(f"{about}: {judged.whose}", some, x, Axis(judged.axis))
+            title = f"{about}: {judged.whose}"
+            yield from line_charts(title, drawn, x, Axis(judged.axis))
 
 
 def _lines(
@@ -158,7 +137,10 @@ def _lines(
     """
     known = [one for one in members if isfinite(judged.estimate(one).centre)]
     beside = _without_noise(known)
-    found = grouped(sorted(filter(_is_private, known), key=_epsilon), _line)
+    # Central and local noise have separate lines.
+    others = [name for name in NOISE if name != "privacy"]
+    private = sorted(filter(_is_private, known), key=_epsilon)
+    found = grouped(private, lambda group: group.options.without(*others))
     kinds = {str(choice["privacy"]) for choice in found}
     drawn, compared = [], {}
     for some in found.values():
@@ -189,46 +171,33 @@ def _without_noise(every: Sequence[Group]) -> dict[Combination, Group]:
     return found
 
 
-def _line(group: Group) -> Combination:
-    """Return what points on one line have in common: central and local noise have
-    separate lines.
-    """
-    others = [name for name in NOISE if name != "privacy"]
-    return group.options.without(*others)
-
-
 def _otherwise(group: Group) -> Combination:
     return group.options.without(*NOISE)
 
 
 def _privacy_table(every: Sequence[Group], private: Sequence[Group]) -> Table:
     """Return ε, and its cost compared with the same point without noise."""
-    columns: dict[str, Callable[[Group], str | Cell]] = {
-        "noise": lambda group: str(group.options.get("privacy", "")),
-        "ε": lambda group: PLAIN(_epsilon(group)),
-        "δ": _delta,
-        "clipped to": lambda group: PLAIN(
-            fmean(run.last("clip_norm") for run in group.seeds)
-        ),
+    deltas = [group.first.facts.get("delta") for group in private]
+    norms = [fmean(run.last("clip_norm") for run in one.seeds) for one in private]
+    columns: dict[str, Sequence[str | Cell]] = {
+        "noise": [str(group.options.get("privacy", "")) for group in private],
+        "ε": [PLAIN(_epsilon(group)) for group in private],
+        "δ": [DASH if delta is None else f"{delta:.2g}" for delta in deltas],
+        "clipped to": [PLAIN(norm) for norm in norms],
     }
     judged = measure(every)
     if judged is None:
         return points_table(private, columns)
     beside = _without_noise(every)
-    kind, estimate, gain = judged.kind, judged.estimate, judged.gain
-
-    def lost(group: Group) -> Cell:
+    scores = []
+    lost = []
+    for group in private:
         plain = beside.get(_otherwise(group))
-        return kind(Estimate(nan) if plain is None else gain(plain, group))
-
-    columns[judged.axis] = lambda group: kind(estimate(group))
-    columns["lost by noise"] = lost
+        scores.append(judged.kind(judged.estimate(group)))
+        gain = Estimate(nan) if plain is None else judged.gain(plain, group)
+        lost.append(judged.kind(gain))
+    columns |= {judged.axis: scores, "lost by noise": lost}
     return points_table(private, columns, judged.whose)
-
-
-def _delta(group: Group) -> str:
-    delta = group.first.facts.get("delta")
-    return DASH if delta is None else f"{delta:.2g}"
 
 
 def pareto(every: Sequence[Group], options: Sequence[Swept]) -> Section:
@@ -254,7 +223,7 @@ def pareto(every: Sequence[Group], options: Sequence[Swept]) -> Section:
             section.text.append(_named(one, options))
     if len(problems) > MOST_PROBLEMS:
         left = count(len(problems) - MOST_PROBLEMS, "more problem")
-        section.text.append(f"Charts show the first problems; {left} in the table.")
+        section.text.append(f"Charts show the first problems. The table has {left}.")
     section.tables.append(_frontier_table(found, options))
     return section
 
@@ -318,14 +287,9 @@ def _frontier_table(found: Sequence[Frontier], options: Sequence[Swept]) -> Tabl
     costs = [cost for cost in COSTS.values() if cost.name in known]
     rows: list[Row] = []
     for identity, (one, group) in points.items():
-        rows.append(
-            [
-                condition_text(one.problem),
-                choice_text(group, options),
-                one.judged.kind(one.judged.estimate(group)),
-                *(PLAIN(cost.of(group)) for cost in costs),
-                ", ".join(best_by[identity]),
-            ]
-        )
+        names = [condition_text(one.problem), choice_text(group, options)]
+        score = one.judged.kind(one.judged.estimate(group))
+        spent = [PLAIN(cost.of(group)) for cost in costs]
+        rows.append([*names, score, *spent, ", ".join(best_by[identity])])
     head = ("problem", "point", "score", *(cost.axis for cost in costs), "best by")
     return Table(head, rows, "points on a frontier")

@@ -1,4 +1,6 @@
-"""A run in progress on a terminal: how far it is, curves, where its time goes."""
+"""A run in progress on a terminal: how far it is, curves, where its time goes; and a
+study: how far its trials are.
+"""
 
 from collections.abc import Mapping
 from math import isnan
@@ -10,8 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.analysis.labels import all_series
-from hpcfed.analysis.render.watch.looking import RunView, learns_at_end
-from hpcfed.analysis.run_findings.headline import title
+from hpcfed.analysis.render.show import title
+from hpcfed.analysis.render.watch.looking import (
+    SHOWN,
+    RunView,
+    StudyView,
+    TrialView,
+    learns_at_end,
+)
 from hpcfed.errors import count, printable
 from hpcfed.options.metrics import label_of, text_of
 from hpcfed.words import bytes_text, duration, short_seconds, time_text
@@ -60,7 +68,7 @@ def run_frame(view: RunView, console: Console) -> RenderableType:
         parts += [Text(), _charts(view, console, width)]
         if seeds > 1:
             parts += [Text(), _seeds(view)]
-        parts += [Text(), _phases(view), *_facts(view)]
+        parts += [Text(), _phases(view), _facts(view)]
     return Group(*parts)
 
 
@@ -99,13 +107,9 @@ def life_line(view: RunView) -> Text:
     learning = view.learning
     if learning is not None:
         loss = "" if learning.loss is None else f", loss {learning.loss:.4g}"
-        text.append(
-            printable(
-                f"the server learns: {learning.network} step {learning.step} of "
-                f"{learning.steps}{loss}, ETA {duration(learning.left)}"
-            ),
-            style="bold",
-        )
+        step = f"{learning.network} step {learning.step} of {learning.steps}{loss}"
+        words = f"the server learns: {step}, ETA {duration(learning.left)}"
+        text.append(printable(words), style="bold")
     elif view.sign is not None:
         text.append(printable(f"now: {view.sign.phase}"))
         # Fast rounds change their phase all the time.
@@ -156,7 +160,12 @@ def _chart(
     width: int,
 ) -> RenderableType:
     ascii_only = console.options.ascii_only
-    by_factors = metric == "loss" and all(map(_spans_decades, by_style.values()))
+    by_factors = metric == "loss"
+    for values in by_style.values():
+        # A loss may fall so far that a linear scale would only show a corner.
+        known = values[np.isfinite(values)]
+        falls = len(known) > 0 and known.min() > 0 and known.max() > 20 * known.min()
+        by_factors = by_factors and falls
     if by_factors:
         by_style = {style: np.log(values) for style, values in by_style.items()}
     drawn, low, high = curves(
@@ -175,12 +184,6 @@ def _chart(
     return chart
 
 
-def _spans_decades(values: np.ndarray) -> bool:
-    """Tell whether a loss falls so far that a linear scale would only show a corner."""
-    known = values[np.isfinite(values)]
-    return len(known) > 0 and known.min() > 0 and known.max() > 20 * known.min()
-
-
 def _seeds(view: RunView) -> Table:
     """Return a row for each seed: how far it is, and its last figures."""
     metric = view.metric
@@ -189,9 +192,7 @@ def _seeds(view: RunView) -> Table:
         if not isnan(view.last(name)):
             names[name] = whose
     table = Table.grid(padding=(0, 3, 0, 0))
-    table.add_row(
-        Text("seed", "dim"), "", *(Text(whose, "dim") for whose in names.values())
-    )
+    table.add_row("seed", "", *names.values(), style="dim")
     for record in view.records[:MOST_SEEDS]:
         cells = [text_of(metric, record.last(name)) for name in names]
         seed, done = str(record.facts["seed"]), f"round {record.rounds_done}"
@@ -212,10 +213,8 @@ def _phases(view: RunView) -> Table:
     )
     for name, seconds in list(phases.items())[:MOST_PHASES]:
         share = seconds / total
-        bar = "▇" * round(BAR * share)
-        table.add_row(
-            name, Text(short_seconds(seconds), justify="right"), f"{share:4.0%}", bar
-        )
+        mean = Text(short_seconds(seconds), justify="right")
+        table.add_row(name, mean, f"{share:4.0%}", "▇" * round(BAR * share))
     return table
 
 
@@ -231,7 +230,7 @@ def channel_facts(view: RunView) -> list[str]:
     return facts
 
 
-def _facts(view: RunView) -> list[Text]:
+def _facts(view: RunView) -> Text:
     """Return the slowest rank, what was sent, and the server's learnings so far."""
     first = view.records[0]
     facts = []
@@ -247,7 +246,75 @@ def _facts(view: RunView) -> list[Text]:
         seconds = sum(sum(one.seconds.values()) for one in first.learnings)
         times = count(len(first.learnings), "time")
         facts.append(f"the server has learnt {times}, {duration(seconds)} in all")
-    return [Text(" · ".join(facts), style="dim")]
+    return Text(" · ".join(facts), style="dim")
+
+
+# A study.
+
+MOST_ROWS = {"failed": 8, "complete": SHOWN, "running": 12, "waiting": 4}
+"""Most rows of each status, in the order of the table."""
+
+
+def study_frame(view: StudyView) -> RenderableType:
+    """Return everything worth knowing about a study at this moment."""
+    line = Table.grid(padding=(0, 2, 0, 0))
+    done = len(view.of_status("complete"))
+    bar = ProgressBar(total=max(len(view.trials), 1), completed=done, width=30)
+    eta = ""
+    if not view.over and not isnan(view.left):
+        eta = f"ETA about {duration(view.left)}"
+    style = STATUS_STYLES.get(view.status, "bold")
+    line.add_row(Text(view.status, style=style), bar, eta)
+    head = Text(printable(view.title or "a study"))
+    folder = Text(printable(str(view.folder)), style="dim")
+    return Group(head, folder, line, Text(view.counts()), Text(), _table(view))
+
+
+def _table(view: StudyView) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    # On a narrow terminal names are wrapped, and no number is cut.
+    table.add_column("trial", overflow="fold", max_width=60)
+    for head in ("status", "round", "accuracy", "pace", "left"):
+        justify = "left" if head == "status" else "right"
+        table.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("")
+    for status, most in MOST_ROWS.items():
+        trials = view.of_status(status)
+        # Show the last of the complete trials, and the first of all others.
+        shown = trials[:most]
+        if status == "complete":
+            shown = [trial for trial in trials if trial.run is not None][-most:]
+        for trial in shown:
+            table.add_row(*_row(trial))
+        more = len(trials) - len(shown)
+        if more:
+            table.add_row(Text(f"… {more} more {status}", "dim"))
+    return table
+
+
+def _row(trial: TrialView) -> list[RenderableType]:
+    status = trial.status
+    style = STATUS_STYLES.get(status, "bold" if status == "running" else "dim")
+    cells: list[RenderableType] = [Text(printable(trial.name)), Text(status, style)]
+    if status == "failed":
+        return [*cells, "", "", "", "", Text(printable(trial.outcome.error), "red")]
+    run = trial.run
+    if run is None or not run.records:
+        return [*cells, "starting" if status == "running" else ""]
+    # The clients' last figure, or the global model's if they have none.
+    lasts = [run.last(name) for name in all_series(run.metric)]
+    known = [text_of(run.metric, last) for last in lasts if not isnan(last)]
+    cells += [f"{run.done}/{run.planned}", next(iter(known), "")]
+    cells.append("" if isnan(run.pace) else short_seconds(run.pace))
+    if status == "complete":
+        return [*cells, "", Text(str(trial.outcome), "dim")]
+    cells.append("" if isnan(run.left) else duration(run.left))
+    if run.learning is not None:
+        step = f"{run.learning.network} {run.learning.step}/{run.learning.steps}"
+        cells.append(Text(printable(f"the server learns: {step}")))
+    elif run.silent:
+        cells.append(Text(f"no sign of life for {duration(run.age)}", "bold red"))
+    return cells
 
 
 # Small curves on a terminal: a braille cell has two by four dots.

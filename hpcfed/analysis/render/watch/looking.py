@@ -1,12 +1,15 @@
-"""Watching a run in progress only through its files, so it may be on another machine.
+"""Watching a run or a study in progress only through its files, so it may be on another
+machine.
 
 `run.h5` is replaced whole, so it can be read at any time. It is read again only if it
 has changed. The signs of life beside it say what the run is doing in between.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isnan, nan
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 
@@ -15,8 +18,11 @@ from hpcfed.options.metrics import HEADLINES
 from hpcfed.results.claim import is_abandoned
 from hpcfed.results.folder import (
     LEARNING,
+    PLAN,
+    POINTS,
     RECORD,
     SIGN,
+    STUDY,
     failures,
     holds_run,
     runs,
@@ -27,6 +33,7 @@ from hpcfed.results.run import RunRecord
 from hpcfed.results.sandbox import try_out
 from hpcfed.results.signs import EVERY, LearningSign, RunSign, read_sign
 from hpcfed.results.stored import read_run
+from hpcfed.results.study import Outcome, read_listing, read_outcome
 from hpcfed.runtime.timer import PHASES
 
 SILENT = 5 * EVERY
@@ -42,7 +49,7 @@ class RunView:
     """One for each seed; empty while the run is starting."""
     sign: RunSign | None = None
     learning: LearningSign | None = None
-    age: float = float("nan")
+    age: float = nan
     """Seconds since the last sign of life."""
 
     @property
@@ -93,7 +100,7 @@ class RunView:
         """Return the latest known mean of a series over seeds; NaN without any."""
         values = self.series(name)
         known = values[~np.isnan(values)]
-        return float(known[-1]) if len(known) else float("nan")
+        return float(known[-1]) if len(known) else nan
 
     @property
     def pace(self) -> float:
@@ -164,7 +171,7 @@ class Looker:
             sign=read_sign(folder / SIGN, RunSign),
             # The server learns for one seed after the other.
             learning=next(filter(None, learnings), None),
-            age=float("nan") if age == float("inf") else age,
+            age=nan if age == float("inf") else age,
         )
 
     def _age(self, path: Path) -> float:
@@ -223,3 +230,139 @@ def learns_at_end(record: RunRecord) -> bool:
     """Tell whether the server's model has yet to learn after the last round."""
     has_server = "bank_rounds" in record.config
     return has_server and record.rounds_done < record.config["rounds"]
+
+
+# A study: which of its trials are waiting, running, done or failed.
+
+STATUSES = ("complete", "running", "waiting", "failed")
+SHOWN = 5
+"""Number of complete trials whose figures are read: the most recent ones."""
+
+
+@dataclass(frozen=True)
+class TrialView:
+    """A trial as its files show it at one moment."""
+
+    name: str
+    folder: Path
+    outcome: Outcome
+    run: RunView | None = None
+    """What it has recorded, if that was read."""
+
+    @property
+    def status(self) -> str:
+        """One of `STATUSES`."""
+        if self.outcome.status != "waiting":
+            return self.outcome.status
+        return "waiting" if self.run is None else "running"
+
+
+@dataclass(frozen=True)
+class StudyView:
+    """A study as its files show it at one moment."""
+
+    folder: Path
+    title: str
+    trials: tuple[TrialView, ...]
+
+    def of_status(self, status: str) -> list[TrialView]:
+        """Return the trials of a status, in the study's order."""
+        return [trial for trial in self.trials if trial.status == status]
+
+    def counts(self) -> str:
+        """Return `3 of 8 complete, 1 running, 4 waiting`."""
+        words = []
+        for status in STATUSES:
+            number = len(self.of_status(status))
+            of_all = f" of {len(self.trials)}" if status == "complete" else ""
+            if number or of_all:
+                words.append(f"{number}{of_all} {status}")
+        return ", ".join(words)
+
+    @property
+    def over(self) -> bool:
+        """Whether every trial has ended."""
+        return not self.of_status("waiting") and not self.of_status("running")
+
+    @property
+    def status(self) -> str:
+        if not self.over:
+            return "running"
+        return "failed" if self.of_status("failed") else "complete"
+
+    @property
+    def left(self) -> float:
+        """Seconds until all are done, assuming that waiting trials take as long as
+        finished ones did; NaN while unknown.
+        """
+        running = self.of_status("running")
+        rests = []
+        for trial in running:
+            left = nan if trial.run is None else trial.run.left
+            rests.append(0.0 if isnan(left) else left)
+        waiting = len(self.of_status("waiting"))
+        took = [trial.outcome.seconds for trial in self.of_status("complete")]
+        took = [seconds for seconds in took if not isnan(seconds)]
+        if not took:
+            return nan if waiting else max(rests, default=nan)
+        # Assume as many at a time as now.
+        at_once = max(1, len(running))
+        return max(rests, default=0.0) + waiting * mean(took) / at_once
+
+
+class StudyLooker:
+    """Watches a study repeatedly, and reads only what has changed."""
+
+    def __init__(self) -> None:
+        self._looker = Looker()
+        self._ended: dict[str, TrialView] = {}
+        """Complete trials, which no longer change."""
+
+    def look(self, folder: Path) -> StudyView:
+        """Look at the folder of a study."""
+        listing = read_listing(folder)
+        trials = [self._look_at(folder, name) for name in listing.trials]
+        ended = [trial for trial in trials if trial.status == "complete"]
+        shown = {trial.name for trial in sorted(ended, key=_ended_at)[-SHOWN:]}
+        for number, trial in enumerate(trials):
+            if trial.name in shown and trial.run is None:
+                trials[number] = self._with_run(trial)
+        return StudyView(folder, listing.title, tuple(trials))
+
+    def _look_at(self, folder: Path, name: str) -> TrialView:
+        if name in self._ended:
+            return self._ended[name]
+        path = folder / POINTS / name
+        outcome = read_outcome(path.with_suffix(".json"))
+        trial = TrialView(name, path, outcome)
+        if outcome.status == "complete":
+            self._ended[name] = trial
+        elif outcome.status == "waiting":
+            # Its log exists as soon as its processes are started.
+            if holds_any_run(path):
+                return self._with_run(trial)
+            if path.with_suffix(".log").exists():
+                return replace(trial, run=RunView(path))
+        return trial
+
+    def _with_run(self, trial: TrialView) -> TrialView:
+        try:
+            seen = replace(trial, run=self._looker.look(trial.folder))
+        except UserError:
+            # An unreadable record is reported through the trial's own outcome.
+            seen = replace(trial, run=RunView(trial.folder))
+        if trial.name in self._ended:
+            self._ended[trial.name] = seen
+        return seen
+
+
+def _ended_at(trial: TrialView) -> float:
+    try:
+        return trial.folder.with_suffix(".json").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def holds_study(folder: Path) -> bool:
+    """Tell whether a study has begun in a folder."""
+    return any((folder / name).exists() for name in (PLAN, POINTS, STUDY))
