@@ -1,6 +1,4 @@
-"""The one exception for mistakes that users can fix, and how errors and remarks are
-printed.
-"""
+"""The exception for mistakes that users can fix, and how messages are printed."""
 
 import difflib
 import os
@@ -11,21 +9,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 GRACE = 2.0
-"""Seconds the root has to print a mistake that every rank found, before the launcher
-ends the job.
-"""
+"""Seconds for the root to print a mistake before the launcher ends the job."""
 
 
 class UserError(Exception):
-    """A mistake that the user can fix. It is printed as one line without a traceback;
-    the exit code is 2.
-    """
+    """A mistake that the user can fix: printed in one line, with exit code 2."""
 
 
 class Diverged(ArithmeticError):
-    """Numbers are not finite. The message says which options to change; a traceback
-    would add nothing.
-    """
+    """Numbers are not finite. The message says which options to change."""
 
 
 def tell(error: UserError, rank: int) -> None:
@@ -91,9 +83,7 @@ def _safe(text: str) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """Return `unknown method 'fedagv'; did you mean 'fedavg'?`, or list the known names
-    if none is close.
-    """
+    """Return `unknown method 'fedagv'; did you mean 'fedavg'?`, or all known names."""
     names = list(known)
     hint = did_you_mean(name, names) or f"; known: {', '.join(names)}"
     return UserError(f"unknown {kind} '{name}'{hint}")

@@ -34,9 +34,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _FILE = "hpcfed_file_"
 """Prefix for the names of modules made from files."""
 _loaded: dict[Path, str] = {}
-"""Files imported by path, and files that they imported from their own folders, with
-checksums.
-"""
+"""Files imported by path, and what they imported beside them, with checksums."""
 _named: set[Path] = set()
 """The files among them that were named themselves."""
 _folders: list[str] = []
@@ -49,9 +47,7 @@ _given: dict[str, Any] = {}
 
 
 def is_reference(text: str) -> bool:
-    """Tell whether a name refers to a user's object: FILE.py:NAME or
-    package.module:NAME.
-    """
+    """Tell whether a name is FILE.py:NAME or package.module:NAME."""
     where, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
         return False
@@ -81,9 +77,7 @@ def absolute(text: str) -> str:
 
 
 def label(text: str) -> str:
-    """Return the name that tables and folders use: the stem of a file, the object's own
-    name if it is in a file or a package, anything else unchanged.
-    """
+    """Return the name in tables and folders: a file's stem, or the object's name."""
     if is_file(text):
         return Path(text).stem
     return text.rpartition(":")[2] if is_reference(text) else text
@@ -144,9 +138,7 @@ def load_file(path: Path) -> ModuleType:
 
 
 class _Hashed(SourceFileLoader):
-    """Loads exactly the bytes that were hashed. Python's own loader would trust a
-    compiled file of the same second.
-    """
+    """Loads the bytes that were hashed, not a compiled file of the same second."""
 
     content: bytes
 
@@ -359,9 +351,7 @@ def _source(thing: Any) -> str:
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
-    """Return what installed packages announce under `hpcfed.models`, `hpcfed.datasets`
-    or `hpcfed.methods`, by name.
-    """
+    """Return what packages announce under `hpcfed.models` and the like, by name."""
     return {entry.name: entry for entry in entry_points(group=f"hpcfed.{group}")}
 
 

@@ -37,9 +37,7 @@ def number(value: float) -> str:
 
 
 def formatted(style: str, unit: str = "") -> Write:
-    """Return a function that writes numbers in one of Python's formats, such as `,.0f`,
-    with a unit.
-    """
+    """Return a function that writes numbers in a format such as `,.0f`, with a unit."""
 
     def write(value: float) -> str:
         return DASH if isnan(value) else f"{value:{style}}{unit}"

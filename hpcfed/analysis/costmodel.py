@@ -133,9 +133,7 @@ class CostModel:
     error: float
     """Mean relative error over the points used for the fit."""
     left_out_error: float
-    """Mean relative error of each point predicted by a fit of the others; NaN if there
-    are too few.
-    """
+    """The same of each point predicted from the others; NaN if these are too few."""
 
     def __call__(self, point: Measured) -> float:
         """Predict the seconds of a round."""
@@ -222,9 +220,7 @@ def _error(cost: FittedCost, point: Measured) -> float:
 
 
 def hold_out(points: Sequence[Measured]) -> HeldOut | None:
-    """Predict the point with most ranks, then most clients, by a fit of the others;
-    None if these are too few.
-    """
+    """Predict the point with most ranks by the others; None if these are too few."""
     largest = max(points, key=lambda m: (m.ranks, m.clients, m.columns))
     smaller = [point for point in points if point is not largest]
     model = fit(smaller)

@@ -43,9 +43,7 @@ def command(arguments: list[str]) -> None:
 
 
 def _announced(group: str) -> dict[str, str]:
-    """Return a line for everything that installed packages announce. The line of one
-    that cannot be imported says so.
-    """
+    """Return a line for all that packages announce, even if it cannot be imported."""
     lines = {}
     for name, entry in sorted(plugins.installed(group).items()):
         try:

@@ -199,9 +199,7 @@ def _check_checkpoints(
 
 
 def _check_files(folder: Path, record: "RunRecord") -> None:
-    """Refuse to continue if the user's method, network or data file has changed. Check
-    before any of the files is imported.
-    """
+    """Refuse to go on if a file of the user has changed, before it is imported."""
     from hpcfed.results.stored import changed_files
 
     for path in changed_files(record):
@@ -244,9 +242,7 @@ def requeued(settings: Settings) -> Settings:
 
 
 def complete(folder: Path, rounds: Any = None) -> bool:
-    """Tell whether a run, or every seed of it, is complete; with `rounds`, whether it
-    has that many. A damaged record is not complete.
-    """
+    """Tell whether a run, or every seed of it, is complete, with `rounds` if given."""
     from hpcfed.results.folder import records
     from hpcfed.results.sandbox import try_out
     from hpcfed.results.stored import is_complete

@@ -222,9 +222,7 @@ def keyword_settings(options: Mapping[str, Any], path: Path | None = None) -> Se
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to what a TOML file would hold: programs pass paths, ranges and
-    numpy numbers.
-    """
+    """Convert paths, ranges and numpy numbers to what a TOML file would hold."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, range | tuple | set | frozenset):
@@ -268,18 +266,14 @@ def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
 def _parsed(
     words: list[str], method_fields: Mapping[str, FieldInfo]
 ) -> tuple[argparse.Namespace, list[str], dict[str, str]]:
-    """Parse words with these options of methods. Return what was parsed, unknown words,
-    and the flags by option.
-    """
+    """Return what was parsed, words that are unknown, and the flags by option."""
     flags, parser = run_parser(method_fields, "", add_help=False)
     known, strange = parser.parse_known_args(words)
     return known, strange, flags
 
 
 def _named_methods(words: list[str]) -> list[str]:
-    """Find candidates for the method among the words of a command line. The flags are
-    not yet known, because a user's method file adds its own.
-    """
+    """Find candidates for the method, whose file decides which flags there are."""
     found = []
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")

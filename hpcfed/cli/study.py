@@ -160,9 +160,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def run_stack(arguments: list[str]) -> None:
-    """Run the trials of a stack as one process: `hpcfed stack FILE`, which `--stack`
-    starts. Users do not need it.
-    """
+    """Run the trials of a stack as one process: `hpcfed stack FILE`, by `--stack`."""
     if len(arguments) != 1:
         raise UserError("hpcfed stack takes one file; hpcfed study --stack writes it")
     # Late: every command imports this module, and few read HDF5.

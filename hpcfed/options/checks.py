@@ -177,9 +177,7 @@ GIB = 2**30
 
 
 def check_results(config: RunConfig) -> None:
-    """Refuse a run whose results alone would not fit into the memory of the writing
-    rank.
-    """
+    """Refuse results that would not fit into the memory of the writing rank."""
     # A round's record has four bytes per metric of a client and about a thousand more.
     evaluated = config.evaluate_clients or config.clients
     of_clients = 4 * evaluated * max(1, len(config.metrics or ()))
@@ -215,9 +213,7 @@ def check_synthetic(config: RunConfig, workers: int) -> None:
 
 
 def synthetic_bytes(config: RunConfig, workers: int) -> int:
-    """Return a lower bound on a rank's memory: labels, prototypes, images of its
-    clients, and rows of an mlp.
-    """
+    """Return a lower bound on a rank's memory: labels, prototypes, images, mlp rows."""
     pixels = prod(config.shape)
     number = 8 if config.precision == "fp64" else 4
     clients = config.clients + config.new_clients

@@ -28,9 +28,7 @@ class Need:
     wanted: str | Callable[[Any], str]
     """What the user types to turn it on, or a function of the run that returns it."""
     met: Callable[[Any], bool]
-    """Tells whether a run meets the need. The run has its own options and those of its
-    method as attributes.
-    """
+    """Tells whether a run, with the options of its method, meets the need."""
 
     def text(self, run: Any) -> str:
         """Return what turns the option on in this run."""
@@ -42,15 +40,11 @@ class Facts:
     """What is known about an option besides its type, limits and help text."""
 
     group: str = "method"
-    """The heading of a method's option in the help. An option of every run is listed
-    under its class's `title` instead.
-    """
+    """The heading of a method's option in the help; other options have a `title`."""
     needs: tuple[Need, ...] = ()
     """The option acts only if all are met. Messages name the last unmet one."""
     replaces: tuple[str, ...] = ()
-    """Options of local training that this option of the method replaces. They then act
-    on new clients only.
-    """
+    """Options of local training that it replaces; they still act on new clients."""
 
     # What its values mean.
     zero: bool = False
@@ -58,9 +52,7 @@ class Facts:
     off: bool = False
     """The default means off although it is truthy, such as "none"."""
     chosen_later: bool = False
-    """The run replaces the default by its own choice once it knows its device. The
-    record holds that choice.
-    """
+    """The run replaces the default once it knows its device; the record says how."""
     chosen_with: str = ""
     """The run chooses only if this other option has its default, too."""
     counts: Literal["", "clients", "uploads", "clusters", "rounds"] = ""
@@ -87,9 +79,7 @@ class Facts:
     in one call. Any other option would need a call for each trial, or another engine.
     """
     shapes_server: bool = False
-    """A saved server cannot be used with another value: its networks would mean
-    something else.
-    """
+    """A saved server cannot be used with another value of it."""
 
     # Who sets it.
     beside_resume: bool = False

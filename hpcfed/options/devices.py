@@ -144,9 +144,7 @@ class DeviceOptions(CompressionOptions):
 
 
 def check_devices(config: DeviceOptions, method: MethodTraits) -> None:
-    """Refuse devices that are unknown or would stand still, and --partial with a method
-    whose local training cannot stop early.
-    """
+    """Refuse unknown devices, and options that cannot go with late or lost uploads."""
     known = ("none", *DISTRIBUTIONS)
     if config.trace is not None:
         if not config.trace.is_file():

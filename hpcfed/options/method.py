@@ -37,18 +37,14 @@ class Training:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """What one client trains, as a method declares it for plans and dry runs. The
-    round's log counts what was really trained.
-    """
+    """What one client trains, as declared; the round's log counts what was done."""
 
     round: tuple[Training, ...]
     """In each round that it takes part in."""
     judged: tuple[Training, ...] = ()
     """In each evaluation, before its model is tested."""
     fisher: int = 0
-    """Passes over all its samples per round for the Fisher information, forward and
-    backward as in training.
-    """
+    """Passes per round over all its samples for the Fisher information."""
 
 
 class Options(MethodTraits):
@@ -70,9 +66,7 @@ class Options(MethodTraits):
         return ()
 
     def local_work(self, config: RunConfig, layout: "Layout") -> LocalWork:
-        """Declare what a client trains, for plans and dry runs: --epochs on its data in
-        every round, unless the method does otherwise.
-        """
+        """Declare what a client trains: --epochs on its data in every round."""
         return LocalWork((Training.usual(config),))
 
     def check(self, config: RunConfig) -> None:

@@ -56,9 +56,7 @@ class NewcomerOptions(RunOptions):
 
 
 def check_newcomers(config: NewcomerOptions, method: MethodTraits) -> None:
-    """Refuse --join-rounds that exceed the newcomers or their updates, or that the
-    server cannot guide.
-    """
+    """Refuse too many --join-rounds, and those that a server cannot guide."""
     # Without new clients, `check_switches` says what --join-rounds needs.
     joining = config.new_clients or config.join_rounds
     length, flag = config.new_updates, "--new-updates"

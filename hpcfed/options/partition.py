@@ -165,9 +165,7 @@ class PartitionOptions(DataOptions, NewcomerOptions):
 
 
 def partition_choices(config: PartitionOptions) -> Iterable[Choice]:
-    """Replace the default partition if the data set names the owners of its samples, or
-    has no classes.
-    """
+    """Replace the default partition if samples have owners, or no classes."""
     try:
         data = config.data()
     except UserError:

@@ -67,9 +67,7 @@ class RunConfig(MachineOptions, PrivacyOptions, OptimiserOptions):
     @field_validator("*")
     @classmethod
     def whole_path(cls, value: Any, info: ValidationInfo) -> Any:
-        """Make the path of a user's Python file absolute: the record must be valid in
-        any folder.
-        """
+        """Make a file's path absolute: the record must be valid in any folder."""
         assert info.field_name is not None
         names_code = facts_of(cls.model_fields[info.field_name]).names_code
         return plugins.absolute(value) if names_code else value
@@ -142,9 +140,7 @@ WITHOUT_A_MATCH = {
 
 
 def suggest_option(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean '--lr'?` if a known option means the same as the word or
-    is spelt similarly, else an empty string.
-    """
+    """Return `; did you mean '--lr'?` if an option means or is spelt about the same."""
     # Try synonyms first: by spelling, `cohort` would suggest `smooth`.
     names = list(known)
     by_plain = {plain_name(name): name for name in names}
@@ -163,9 +159,7 @@ def suggest_option(word: str, known: Iterable[str]) -> str:
 
 
 def with_old_meaning(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in options that an older record lacks and whose default differs from what
-    that version did.
-    """
+    """Fill in options that an older record lacks, with what that version did."""
     made = unset_zeros(config)
     for name, stated in facts(config.get("method")).items():
         if stated.before is not None:

@@ -100,14 +100,10 @@ def check_unchanged(
 
 
 FLOATS = (2.0**-126, 2.0**128 * (1 - 2.0**-24))
-"""The smallest and the largest positive float32 of full precision; runs compute in
-float32.
-"""
+"""The smallest and largest positive float32 of full precision, as in a run."""
 
 MOST = 10**12
-"""The largest whole number of an option. More is a typing mistake, and products would
-overflow 64 bits.
-"""
+"""The largest whole number of an option; products of larger ones overflow 64 bits."""
 
 MOST_SEED = 2**63
 """The largest seed. Seeds may exceed `MOST`: they are names rather than amounts."""

@@ -149,9 +149,7 @@ class TrainingOptions(PartitionOptions):
         return parse_table(self.model_options)
 
     def model_info(self) -> ModelInfo | None:
-        """Return the catalogue's entry of the network; None for the user's own network
-        and for one with adapters.
-        """
+        """Return the catalogue's entry; None for own networks and with adapters."""
         return None if self.lora else MODELS.get(self.network())
 
 
@@ -342,9 +340,7 @@ def check_plain_sgd(config: OptimiserOptions, flag: str) -> None:
 
 
 def check_optimiser(config: OptimiserOptions, method: MethodTraits) -> None:
-    """Refuse a schedule that would have no effect, and optimisers for which the
-    method's formulas do not hold.
-    """
+    """Refuse schedules without effect, and optimisers that the method excludes."""
     if config.lr_min > config.lr:
         raise UserError(f"--lr-min {config.lr_min:g} is above --lr {config.lr:g}")
     if config.lr_schedule_by == "round":

@@ -15,9 +15,7 @@ class MethodTraits(OptionGroup):
     uploads: ClassVar[bool] = True
     """Whether clients upload anything, so that attackers can forge it."""
     averages: ClassVar[bool] = True
-    """Whether the method takes the mean of uploads, so that a robust rule can replace
-    it.
-    """
+    """Whether it takes the mean of uploads, which a robust rule can replace."""
     weighs: ClassVar[Literal["samples", "uniform"]] = "samples"
     """What clients weigh by in the method's means, unless --weights says otherwise."""
     whole_rows: ClassVar[bool] = True
@@ -29,21 +27,13 @@ class MethodTraits(OptionGroup):
     all_train: ClassVar[bool] = False
     """Whether clients also train in rounds for which they were not sampled."""
     asynchronous: ClassVar[bool] = False
-    """Whether clients train at their own pace, on the method's timetable. Then the
-    clock does not close rounds.
-    """
+    """Whether clients train at their own pace, and the clock does not close rounds."""
     divides_training: ClassVar[bool] = True
-    """Whether a client's local training may stop after any of its steps, as --partial
-    needs.
-    """
+    """Whether local training may stop after any step, as --partial needs."""
     names_layers: ClassVar[bool] = False
-    """Whether the method names layers that a network may lack; `check_layout` then
-    checks the network.
-    """
+    """Whether it names layers, which `check_layout` then looks for in the network."""
     needs_sgd: ClassVar[bool] = False
-    """Whether the method's formulas assume that clients take steps of SGD at one rate
-    throughout a round.
-    """
+    """Whether its formulas assume local steps of SGD at one rate in a round."""
 
     def replaced(self) -> Mapping[str, str]:
         """Map options of local training to the method's options that replace them.

@@ -1,3 +1,1 @@
-"""Predicts what a run will take on machines that are not at hand: seconds, memory, and
-the split of ranks between workers and server, from constants measured here.
-"""
+"""Predicts seconds, memory and the best split of ranks on machines not at hand."""

@@ -21,9 +21,7 @@ from hpcfed.plan.rounds import samples_and_rows, train_sizes
 from hpcfed.plan.work import FLOAT, FORWARD_AND_BACKWARD, client_size, local_work
 
 UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
-"""FLOP/s that a rank is assumed to reach if nothing was measured; only an order of
-magnitude.
-"""
+"""FLOP/s assumed if nothing was measured; only an order of magnitude."""
 GUESSED = 4.0
 """The factor by which a plan without calibration may be off, either way."""
 OTHER_WORK = 1.5
@@ -102,9 +100,7 @@ def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
 
 
 def scaled(constants: Calibration, work: MeasuredWork) -> Calibration:
-    """Return constants for other work than the measured: training and evaluation scale
-    with their arithmetic, and memory with the columns of a row.
-    """
+    """Return constants for other work: time scales by arithmetic, memory by columns."""
     before = constants.work
     of_sample = work.training / before.training
     of_step = of_sample * work.batch_size / before.batch_size

@@ -76,9 +76,7 @@ def calibrate(
     ranks: Sequence[int] = RANKS,
     server: bool = True,
 ) -> Calibration:
-    """Measure everything that a plan of these settings needs; `values` are the options
-    as the user wrote them.
-    """
+    """Measure what a plan needs; `values` are the options as the user wrote them."""
     config = settings.config
     device = choose_device(config.device, 0)
     units = torch.cuda.device_count() if device.type == "cuda" else _cores()
@@ -170,9 +168,7 @@ def _measure_alone(
 
 
 def _for_several(points: Sequence[RoundPoint]) -> int:
-    """Return the clients per rank for measurements on several ranks: the most that
-    train in a third of a second, to keep it short.
-    """
+    """Return the most clients that a rank trains in a third of a second."""
     few = [point.clients for point in points if point.train.middle < 0.33]
     return max(few, default=points[0].clients)
 
@@ -274,9 +270,7 @@ def fewer(settings: Settings, *, clients: int, hosted: int) -> dict[str, Any]:
 
 
 def _robust(config: RunConfig, uploads: int) -> dict[str, Any]:
-    """Return what Krum requires for `uploads` uploads: at least three more than twice
-    the number that may be malicious.
-    """
+    """Return what Krum requires: three more uploads than twice the malicious ones."""
     if uploads < 3:
         return {"aggregation": "mean"}
     return {"tolerance": min(config.tolerance, (uploads - 3) // 2 / uploads)}

@@ -88,9 +88,7 @@ class Preparation(_Part):
     parameters: int = Field(ge=1)
     """Parameters of both networks."""
     seconds: float = Field(ge=0)
-    """Seconds to build networks, optimisers and engines, in a process that has done so
-    before.
-    """
+    """Seconds to build networks and engines in a process that has done it before."""
     invert: float = Field(ge=0)
     """Seconds to generate a few clients' rows."""
     first: float = Field(ge=0)
@@ -164,9 +162,7 @@ class Calibration(_Part):
     preparations: tuple[Preparation, ...] = ()
     zero_preparations: tuple[ZeroPreparation, ...] = ()
     server_start: float = Field(default=0.0, ge=0)
-    """Extra seconds of a process's first learning, compared with the second: DeepSpeed
-    and cuDNN load, kernels compile.
-    """
+    """Extra seconds of a process's first learning: libraries load, kernels compile."""
 
 
 def read_constants(path: Path) -> Calibration:

@@ -140,9 +140,7 @@ def print_plan_of(
     calibrates: bool,
     as_json: bool,
 ) -> None:
-    """Calibrate if requested, then print the plan; `values` are the options as the user
-    wrote them.
-    """
+    """Print the plan; `values` are the options as the user wrote them."""
     if not launched().alone:
         raise UserError(
             "hpcfed plan starts ranks itself; start it without mpirun or srun"
@@ -250,9 +248,7 @@ def _seeds_note(settings: Settings) -> list[str]:
 def _constants(
     request: PlanRequest, settings: Settings
 ) -> tuple[list[str], Calibration, float]:
-    """Return what the plan is based on, the constants, and the additional factor by
-    which it may be off.
-    """
+    """Return notes on the constants, the constants, and the factor of doubt."""
     work, path = work_of(settings.config), request.path
     if request.constants is None and not path.exists():
         constants = assumed(settings, work)

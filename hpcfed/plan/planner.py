@@ -132,9 +132,7 @@ def candidates(ranks: int, batches: Sequence[int]) -> list[int]:
 def best_split(
     numbers: Sequence[int], split: Callable[[int], Split], memory: float
 ) -> tuple[Split, list[Split]]:
-    """Return the fastest split among those that fit into a rank's `memory`, and all
-    splits; 0 bytes: the memory is unknown.
-    """
+    """Return the fastest split that fits into `memory` (0: unknown), and all splits."""
     every = [split(number) for number in numbers]
     fitting = [found for found in every if not memory or found.memory <= memory]
     # If nothing fits, take the one that needs least.

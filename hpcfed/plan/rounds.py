@@ -110,9 +110,7 @@ class Rates:
     client_step: float
     """Each client's part of it."""
     sharing: float
-    """Relative slowdown of training with each doubling of the ranks on a machine: cores
-    share caches, memory and clock.
-    """
+    """Relative slowdown with each doubling of the ranks that share a machine."""
     fixed: float
     """Other fixed costs of each round."""
     per_client: float
@@ -247,9 +245,7 @@ def mean_load(loads: Sequence[Load]) -> Load:
 
 
 def evaluation(points: Sequence[RoundPoint], load: Load) -> float:
-    """Return the seconds of an evaluation: it judges the row of every client that has
-    trained, and then all clients of a rank.
-    """
+    """Return the seconds of judging rows that have trained, and then all clients."""
     cost = fit_cost(points, _judged, lambda point: max(point.evaluate, 1e-9))
     return cost(load)
 
@@ -262,9 +258,7 @@ def _judged(load: Load | RoundPoint) -> tuple[float, int, int]:
 def _tells_apart(
     some: Sequence[RoundPoint], points: Sequence[RoundPoint], load: Load
 ) -> bool:
-    """Tell whether some of the points can separate as many costs of an evaluation as
-    all points can.
-    """
+    """Tell whether some points separate as many costs of an evaluation as all do."""
     # The rank of the matrix is the number of costs that the points can separate.
     ranks = []
     for kept in (some, points):
@@ -306,9 +300,7 @@ def memory(points: Sequence[RoundPoint], load: Load, constants: Calibration) -> 
 
 
 def samples_and_rows(work: MeasuredWork, load: Load | RoundPoint) -> float:
-    """Return the bytes of the samples of a rank's clients, plus a row of each client it
-    trains.
-    """
+    """Return the bytes of a rank's samples, and of a row of each client it trains."""
     return work.client_bytes * load.hosted + FLOAT * work.columns * load.clients
 
 
@@ -329,9 +321,7 @@ def stacked(constants: Calibration, clients: int) -> int:
 
 
 def _enough(points: Sequence[RoundPoint]) -> bool:
-    """Tell whether rounds on one rank have two numbers of clients: fewer cannot
-    separate a fixed cost from a cost per client.
-    """
+    """Tell whether rounds on one rank separate a fixed cost from one per client."""
     return len({point.clients for point in points if point.ranks == 1}) > 1
 
 

@@ -200,9 +200,7 @@ def plan_learning(
 def _times_larger(
     constants: Calibration, sizes: dict[str, NetworkSize], options: ServerOptions
 ) -> float:
-    """Return by how many factors of four a step's work exceeds the largest measured
-    one.
-    """
+    """Return how many factors of four a step's work is above the largest measured."""
     work = sum(size.flops * options.batch(name) for name, size in sizes.items())
     plain = [point for point in constants.server if not point.zero_stage]
     measured = {}
@@ -253,9 +251,7 @@ def _besides(
 def inversion_work(
     denoiser: NetworkSize, options: ServerOptions, rows: int
 ) -> tuple[int, float]:
-    """Return the stages and the FLOPs of all passes that generate rows: one pass forth
-    and one back in each step.
-    """
+    """Return stages and FLOPs of the passes that generate rows: two in each step."""
     passes = 2 * options.inversion_depth
     forward = denoiser.flops / FORWARD_AND_BACKWARD
     return passes * denoiser.stages, passes * rows * forward
@@ -303,9 +299,7 @@ def state_bytes(parameters: int, ranks: int, zero_stage: int) -> float:
 
 
 def fit_memory(points: Sequence[ServerPoint]) -> tuple[float, float]:
-    """Return the bytes of a process without any network, and the bytes per number that
-    stages output: outputs, their gradients, and copies made by norms and convolutions.
-    """
+    """Return the bytes of a process without networks, and those per activation."""
     # Both networks of a size share a process, whose peak is that of the larger one.
     largest: dict[float, ServerPoint] = {}
     for point in sorted(points, key=lambda point: point.activations):

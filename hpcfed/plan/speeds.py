@@ -45,15 +45,11 @@ class Ceilings:
     flops: float
     """FLOP/s."""
     variation: float = 0.0
-    """Standard deviation of the trials divided by their mean, for copies or products,
-    whichever varies more.
-    """
+    """Relative standard deviation of copies or products, whichever varies more."""
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype = torch.float32) -> "Ceilings":
-        """Measure a device; `dtype` is that of the matrix product, and float32 means
-        TF32 on devices that have it.
-        """
+        """Measure a device with products of this type; float32 is TF32 if it has it."""
         source = torch.randn(COPIED[device.type], device=device)
         target = torch.empty_like(source)
         side = SIDE[device.type]

@@ -26,9 +26,7 @@ from hpcfed.server.schedule import generated, num_learnings
 FLOAT = 4.0
 """Bytes of a number in a row."""
 FORWARD_AND_BACKWARD = 3.0
-"""FLOPs of a training step divided by those of its forward pass: the backward pass
-takes twice as many.
-"""
+"""FLOPs of a step by those of its forward pass: the backward pass takes two."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +34,11 @@ class RunWork:
     """What a whole run has to do."""
 
     clients: float
-    """FLOPs of local training over all rounds and seeds, and of fine-tuning in
-    evaluations, as declared by the method.
-    """
+    """FLOPs of all local training and fine-tuning, as declared by the method."""
     server: float
     """FLOPs of training the server's model."""
     sent: float
-    """Bytes sent by and to clients, if they exchange whole rows; compressed, if the run
-    compresses them.
-    """
+    """Bytes sent by and to clients if they exchange whole rows, as compressed."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +180,7 @@ def has_own_data(config: RunConfig) -> bool:
 
 
 def client_size(config: RunConfig) -> float:
-    """Return the mean number of training samples per client; NaN for a data set of
-    unknown size.
-    """
+    """Return the mean number of a client's training samples; NaN if unknown."""
     if has_own_data(config):
         return float(config.train_per_client)
     samples = config.data().samples

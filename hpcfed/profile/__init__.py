@@ -1,3 +1,1 @@
-"""Where the time goes: timelines of all ranks, kernels, memory, and how close a device
-comes to its own ceilings.
-"""
+"""Where the time of a run goes: timelines, kernels, memory, and ceilings."""

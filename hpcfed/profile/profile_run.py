@@ -43,9 +43,7 @@ NOT_QUIET = (
 
 
 def profile_run(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None:
-    """Run; then, on the root, write trace.json and profile.json beside run.h5 and print
-    their contents.
-    """
+    """Run; then, on the root, write trace.json and profile.json and print them."""
     watch = ProfileWatch(
         warmup=warmup, active=active, rounds=settings.config.rounds, nvtx=nvtx
     )
@@ -156,9 +154,7 @@ def _print_seconds(
 
 
 def print_verdicts(console: Output, profile: Profile) -> None:
-    """Print the ceilings, the workloads compared with them, and a sentence about each
-    with what to change next, longest first.
-    """
+    """Print the ceilings, the workloads beside them, and what to change next."""
     ceilings = profile.ceilings
     for name, ceiling in ceilings.items():
         say(

@@ -15,9 +15,7 @@ from hpcfed.results.profiles import Lane, Session
 ROUNDS = "rounds"
 """The session of rounds; others have the names of the server's networks."""
 PROFILER = "profiler"
-"""The track for starting and stopping a session; it does not count towards the run's
-own times.
-"""
+"""The track of starting and stopping a session, which is not the run's own time."""
 
 
 MOMENTS = 400
@@ -50,9 +48,7 @@ class Timeline:
     """Seconds and bytes."""
     sessions: list[Session] = field(default_factory=list)
     warm: int = 0
-    """Number of finished rounds when the profiler had recorded enough. Later rounds are
-    warm and run without it.
-    """
+    """Rounds done when the profiler had recorded enough; later ones are warm."""
     paces: dict[str, float] = field(default_factory=dict)
     """Seconds per warm step of each of the server's networks."""
 
@@ -97,9 +93,7 @@ def _names(line: Timeline, moment: float) -> list[str]:
 
 
 def _shares(begin: float, end: float) -> np.ndarray:
-    """Return the share of each moment that lies between two times, which are given in
-    moments.
-    """
+    """Return the share of each moment between two times, given in moments."""
     starts = np.arange(MOMENTS)
     inside = np.minimum(starts + 1, end) - np.maximum(starts, begin)
     shares: np.ndarray = inside.clip(0, 1)

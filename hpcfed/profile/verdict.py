@@ -20,9 +20,7 @@ from hpcfed.server.schedule import num_steps
 FED = 0.5
 """Below this share of busy time a device mostly waits for launches."""
 NEAR = 0.6
-"""From this share of a ceiling on, the ceiling is the limit. Below it, something else
-is.
-"""
+"""From this share of a ceiling on, the ceiling is the limit."""
 LAUNCHES = "launch-bound"
 COMPUTE = "compute-bound"
 BANDWIDTH = "bandwidth-bound"
@@ -33,17 +31,13 @@ UNKNOWN = "not known"
 
 @dataclass(frozen=True)
 class Workload:
-    """The clients' training, or one of the server's networks, compared with the
-    device's ceilings.
-    """
+    """The clients' training, or a network of the server, beside the ceilings."""
 
     name: str
     seconds: float
     """Seconds over the whole run."""
     warm: float
-    """Seconds at the pace of the last rounds or steps, without choosing and capturing
-    kernels.
-    """
+    """Seconds at the pace of the last rounds or steps, once kernels are chosen."""
     busy: float
     """The share of busy time; NaN without a profiler session."""
     compute: float
@@ -324,9 +318,7 @@ def _beside_ceilings(
     ceilings: dict[str, Ceilings],
     numbers: str,
 ) -> Workload:
-    """Return a workload of `flops` FLOPs and `moved` bytes; `numbers` is the type that
-    it computes in.
-    """
+    """Return a workload of these FLOPs and moved bytes, computed in `numbers`."""
     arithmetic, copies = ceilings[numbers], ceilings["float32"]
     # A phase may take no time at all, if no client had anything to train.
     return Workload(
@@ -342,9 +334,7 @@ def _beside_ceilings(
 
 
 def _overhead(timelines: list[Timeline], name: str) -> float:
-    """Return the seconds that the profiler itself took within a network's training, on
-    the rank where it took longest.
-    """
+    """Return the profiler's own seconds in a network's training, on the worst rank."""
     longest = 0.0
     for line in timelines:
         seconds = 0.0

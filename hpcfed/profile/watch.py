@@ -26,9 +26,7 @@ from hpcfed.runtime.timer import Observer, Timer
 from hpcfed.runtime.world import World
 
 MOST_EVENTS = 20_000
-"""Most events of one session in the trace, longest first; a page with more would not
-open.
-"""
+"""Most events of a session in the trace: a page with more would not open."""
 ANCHOR = "hpcfed: profiler starts"
 """An event whose time is known on both clocks, Kineto's and ours."""
 
@@ -102,9 +100,7 @@ class Recording:
         return session, spans
 
     def _events(self) -> list[Event]:
-        """Return Kineto's raw events. Torch's own objects for them would take a minute
-        for a few rounds on a CPU.
-        """
+        """Return Kineto's raw events: making torch's own objects takes a minute."""
         kineto: Any = self._profiler.profiler
         events = []
         for raw in kineto.kineto_results.events():
@@ -141,9 +137,7 @@ def _track(event: Any) -> str:
 
 
 def operators(events: Sequence[Event]) -> list[Operator]:
-    """Return the time and calls of each name, longest first; the time of an operator
-    excludes the operators it calls.
-    """
+    """Return time and calls of each name, longest first, without what it calls."""
     times: dict[str, int] = defaultdict(int)
     calls: dict[str, int] = defaultdict(int)
     callers: dict[str, list[Event]] = defaultdict(list)
@@ -197,9 +191,7 @@ class ProfileWatch(Observer):
         self._steps_done: dict[str, int] = {}
         """Steps of the server's networks."""
         self._looked: dict[str, tuple[float, int]] = {}
-        """When the profiler finished with rounds or a network, and how many rounds or
-        steps were done then.
-        """
+        """When the profiler finished with rounds or a network, and its count then."""
         self._open: Recording | None = None
         self._closed: list[Recording] = []
         self.timelines: list[Timeline] = []
@@ -315,9 +307,7 @@ class ProfileWatch(Observer):
                 self._open = Recording(name, self.device, self._base)
 
     def _close(self) -> None:
-        """End the session. It is read after the run, because reading would distort the
-        run's times.
-        """
+        """End the session. It is read after the run, so that the run is not slowed."""
         if self._open is None:
             return
         self._synchronize()
