@@ -36,9 +36,10 @@ FLAGS = """\
 
 
 def command(arguments: list[str]) -> None:
-    options = _parser().parse_args(arguments)
-    check_text(str(options.config), "CONFIG.toml")
-    values = read_toml(options.config)
+    options = vars(_parser().parse_args(arguments))
+    config = options.pop("config")
+    check_text(str(config), "CONFIG.toml")
+    values = read_toml(config)
     # A plan writes no run folder, so drop the options about it.
     for name in named(study_sets=True):
         values.pop(name, None)
@@ -46,20 +47,7 @@ def command(arguments: list[str]) -> None:
     # Late: this loads torch.
     from hpcfed.plan.make import PlanRequest, print_plan_of
 
-    request = PlanRequest(
-        ranks=options.ranks,
-        per_node=options.per_node,
-        link=options.link,
-        latency=options.latency,
-        constants=options.constants,
-    )
-    print_plan_of(
-        settings,
-        values,
-        request,
-        calibrates=options.calibrate,
-        as_json=options.json,
-    )
+    print_plan_of(settings, values, PlanRequest(**options))
 
 
 def _parser() -> CommandParser:

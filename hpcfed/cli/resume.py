@@ -1,21 +1,32 @@
-"""Settings of a resumed run, whether the user or Slurm's requeueing resumes it.
-
-Modules that read HDF5 are imported late: most command lines do not resume.
-"""
+"""Settings of a resumed run, whether the user or Slurm's requeueing resumes it."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcfed import methods, plugins
 from hpcfed.errors import UserError, no_checkpoint, remark
 from hpcfed.options import Settings, facts, named, resolve
+from hpcfed.results import checkpoints
+from hpcfed.results.claim import begun_by, this_job, was_requeued
+from hpcfed.results.folder import (
+    PLAN,
+    RECORD,
+    STUDY,
+    check_one_kind,
+    check_plain,
+    holds_run,
+    records,
+    seed_folder,
+)
+from hpcfed.results.folder import runs as runs_of
+from hpcfed.results.folder import seeds as seeds_of
+from hpcfed.results.run import RunRecord
+from hpcfed.results.sandbox import try_out
+from hpcfed.results.stored import changed_files, is_complete, read_run
 from hpcfed.runtime.launcher import launched
-
-if TYPE_CHECKING:
-    from hpcfed.results.run import RunRecord
 
 
 def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
@@ -23,8 +34,6 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
 
     `beside` are the options that the user gave with --resume.
     """
-    from hpcfed.results.folder import check_one_kind, check_plain, seed_folder
-
     check_plain(folder)
     check_one_kind(folder)
     seeds = _seeds_left(folder, beside.get("rounds"))
@@ -77,15 +86,11 @@ def _check_places(folder: Path, config: Mapping[str, Any]) -> None:
             )
 
 
-def _planned(runs: Sequence[Path], record: "RunRecord") -> int:
+def _planned(runs: Sequence[Path], record: RunRecord) -> int:
     """Return the planned number of rounds of the runs.
 
     `record` may be that of a checkpoint from before the run was made longer.
     """
-    from hpcfed.results.folder import records
-    from hpcfed.results.sandbox import try_out
-    from hpcfed.results.stored import read_run
-
     planned: list[int] = [record.config["rounds"]]
     for run in runs:
         with suppress(UserError):
@@ -131,14 +136,11 @@ def _check_longer(folder: Path, settings: Settings, planned: int) -> None:
 
 def can_be_longer(settings: Settings) -> bool:
     """Tell whether more --rounds can make a resumed run longer."""
-    from hpcfed.results import checkpoints
-    from hpcfed.results.folder import runs
-
     config = settings.config
     if settings.options.has_server or config.target_epsilon is not None:
         return False
     return config.resume is not None and all(
-        map(checkpoints.exist, runs(config.resume))
+        map(checkpoints.exist, runs_of(config.resume))
     )
 
 
@@ -147,13 +149,11 @@ def _seeds_left(folder: Path, rounds: Any = None) -> list[int]:
 
     Leave finished seeds out, unless all are finished.
     """
-    from hpcfed.results.folder import RECORD, holds_run, seed_folder, seeds
-
     # A single run: `check_one_kind` has refused a folder with a run and seeds.
     if (folder / RECORD).exists():
         return []
     begun, left = [], []
-    for seed in seeds(folder):
+    for seed in seeds_of(folder):
         run = seed_folder(folder, seed)
         if holds_run(run):
             begun.append(seed)
@@ -162,13 +162,8 @@ def _seeds_left(folder: Path, rounds: Any = None) -> list[int]:
     return left or begun
 
 
-def _read_first(folder: Path, runs: Sequence[Path]) -> "RunRecord":
+def _read_first(folder: Path, runs: Sequence[Path]) -> RunRecord:
     """Read the record of the first run, after test-reading the files of all runs."""
-    from hpcfed.results import checkpoints
-    from hpcfed.results.folder import PLAN, RECORD, STUDY
-    from hpcfed.results.sandbox import try_out
-    from hpcfed.results.stored import read_run
-
     # The root checks all files that any rank may read; other ranks only need options.
     record_only = launched().rank > 0
     files: list[Path] = []
@@ -188,20 +183,16 @@ def _read_first(folder: Path, runs: Sequence[Path]) -> "RunRecord":
 
 
 def _check_checkpoints(
-    folder: Path, runs: Sequence[Path], record: "RunRecord", *, extended: bool
+    folder: Path, runs: Sequence[Path], record: RunRecord, *, extended: bool
 ) -> None:
     """Refuse to silently start over if rounds are recorded without a checkpoint."""
-    from hpcfed.results import checkpoints
-
     lost = 0 if all(map(checkpoints.exist, runs)) else record.rounds_done
     if lost and (extended or record.status != "complete"):
         raise UserError(no_checkpoint(folder, lost))
 
 
-def _check_files(folder: Path, record: "RunRecord") -> None:
+def _check_files(folder: Path, record: RunRecord) -> None:
     """Refuse to go on if a file of the user has changed, before it is imported."""
-    from hpcfed.results.stored import changed_files
-
     for path in changed_files(record):
         raise UserError(
             f"--resume {folder}: {path} has changed since the run began, so its "
@@ -215,10 +206,6 @@ def requeued(settings: Settings) -> Settings:
     The job starts, or resumes in a folder that it began itself. `check` refuses a
     folder that another job began.
     """
-    from hpcfed.results import checkpoints
-    from hpcfed.results.claim import begun_by, this_job, was_requeued
-    from hpcfed.results.folder import runs
-
     config, job = settings.config, this_job()
     if job is None:
         raise UserError(
@@ -230,7 +217,7 @@ def requeued(settings: Settings) -> Settings:
     out = config.out or Path("runs") / f"slurm-{job.split()[0]}"
     # Two clusters may use the same job number: `begun_by` compares the cluster, too.
     ours = was_requeued() and begun_by(out) == job
-    if ours and any(checkpoints.exist(run) or complete(run) for run in runs(out)):
+    if ours and any(checkpoints.exist(run) or complete(run) for run in runs_of(out)):
         # A job may overwrite what it began itself, and sends to the same trackers.
         given = {"overwrite": True}
         for name in named(package=True, from_record=False):
@@ -243,10 +230,6 @@ def requeued(settings: Settings) -> Settings:
 
 def complete(folder: Path, rounds: Any = None) -> bool:
     """Tell whether a run, or every seed of it, is complete, with `rounds` if given."""
-    from hpcfed.results.folder import records
-    from hpcfed.results.sandbox import try_out
-    from hpcfed.results.stored import is_complete
-
     try:
         try_out(records(folder))
     except UserError:

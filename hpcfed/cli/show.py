@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 
 from hpcfed.cli.parser import CommandParser
+from hpcfed.results.folder import STUDY, records
+from hpcfed.results.sandbox import try_out
+from hpcfed.results.stored import read_run, read_seeds
 from hpcfed.runtime.launcher import launched
 
 SUMMARY = "what is in a run, in its seeds, or in a study"
@@ -26,9 +29,6 @@ def command(arguments: list[str]) -> None:
     )
     parser.add_flags("--json\n  everything as JSON, for programs")
     options = parser.parse_args(arguments)
-    from hpcfed.results.folder import STUDY, records
-    from hpcfed.results.sandbox import try_out
-
     runs = records(options.folder)
     study = options.folder / STUDY
     is_study = not runs and study.is_file()
@@ -44,7 +44,6 @@ def command(arguments: list[str]) -> None:
 
 def _print_json(folder: Path) -> None:
     from hpcfed.analysis.render.show import shown_json
-    from hpcfed.results.stored import read_run, read_seeds
 
     seeds = read_seeds(folder)
     content = shown_json(seeds or [read_run(folder)], seeds=bool(seeds))
@@ -68,7 +67,6 @@ def print_run(folder: Path) -> None:
     """Print tables of a run, or of its seeds."""
     from hpcfed.analysis.render.console import Output
     from hpcfed.analysis.render.show import show, show_seeds
-    from hpcfed.results.stored import read_run, read_seeds
 
     # Open MPI gives each rank a pseudo-terminal, even if the user's output goes to a
     # file.

@@ -7,6 +7,8 @@ from math import isclose, isinf
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from hpcfed.analysis.costmodel import Range
 from hpcfed.analysis.render.console import Output, bare_table, say
 from hpcfed.errors import UserError, count, remark
@@ -28,77 +30,7 @@ from hpcfed.results.as_json import plain
 from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.server.options import NETWORKS, ServerOptions, server_options
-from hpcfed.words import bytes_text, seconds_text
-
-# A plan as tables on the terminal.
-
-
-def print_plan(plan: Plan, settings: Settings) -> None:
-    """Print what the plan is based on, and its tables; intervals are in brackets."""
-    console = Output()
-    config = settings.config
-    say(
-        console,
-        f"{config.method} on {config.dataset}: {count(config.clients, 'client')}, "
-        f"{config.cohort_size} in a round, {count(config.rounds, 'round')}",
-    )
-    say(console, *plan.notes, "")
-    table = bare_table("ranks", "a round", "", "efficiency", "evaluation", "memory", "")
-    first = plan.rounds[1].seconds.middle
-    for ranks, found in plan.rounds.items():
-        efficiency = first / ranks / found.seconds.middle
-        table.add_row(
-            str(ranks),
-            seconds_text(found.seconds.middle),
-            _interval(found.seconds),
-            f"{efficiency:.0%}",
-            seconds_text(found.evaluation.middle),
-            bytes_text(found.memory.middle),
-            f"\\[{bytes_text(found.memory.low)} – {bytes_text(found.memory.high)}]",
-        )
-    console.print(table)
-    if plan.learnings:
-        _print_learnings(plan, console)
-    say(console, "")
-    if plan.best is not None:
-        best = plan.best
-        whose = "all ranks do both"
-        if best.server_ranks:
-            whose = f"{best.workers} workers and --server-ranks {best.server_ranks}"
-        say(console, f"ends soonest with: {whose}")
-    whole = plan.whole
-    low, high = seconds_text(whole.low), seconds_text(whole.high)
-    say(console, f"the whole run: {seconds_text(whole.middle)} [{low} – {high}]")
-
-
-def _print_learnings(plan: Plan, console: Output) -> None:
-    """Print one row for every number of server ranks."""
-    say(console, "")
-    stages = sorted({found.zero_stage for found in plan.learnings})
-    table = bare_table(
-        "server ranks", *(f"ZeRO {stage}" for stage in stages), "memory, ZeRO 0 – 3"
-    )
-    for ranks in sorted({found.ranks for found in plan.learnings}):
-        row = [found for found in plan.learnings if found.ranks == ranks]
-        times = []
-        for found in row:
-            times.append(
-                f"{seconds_text(found.seconds.middle)} {_interval(found.seconds)}"
-            )
-        first, last = row[0].memory.middle, row[-1].memory.middle
-        table.add_row(str(ranks), *times, f"{bytes_text(first)} – {bytes_text(last)}")
-    console.print(table)
-    say(console, "", "server ranks   whole run")
-    for split in plan.splits:
-        low, high = seconds_text(split.seconds.low), seconds_text(split.seconds.high)
-        name = str(split.server_ranks or "0 (both)")
-        say(console, f"{name:14} {seconds_text(split.seconds.middle)} [{low} – {high}]")
-
-
-def _interval(found: Range) -> str:
-    # Escaped, because rich reads a bracket as the beginning of a style.
-    return f"\\[{seconds_text(found.low)} – {seconds_text(found.high)}]"
-
+from hpcfed.words import Write, bytes_text, seconds_text
 
 STAGES = (0, 1, 2, 3)
 MOST_RANKS = 100_000
@@ -115,7 +47,7 @@ COMPARED = {
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The machines that a plan is requested for; None: as measured, else as assumed."""
+    """What to plan for which machines; None: as measured, else as assumed."""
 
     ranks: int = 1
     per_node: int | None = None
@@ -126,6 +58,10 @@ class PlanRequest:
     """Seconds of an empty message."""
     constants: Path | None = None
     """The file of a calibration."""
+    calibrate: bool = False
+    """Measure first."""
+    json: bool = False
+    """Print the plan as JSON."""
 
     @property
     def path(self) -> Path:
@@ -133,12 +69,7 @@ class PlanRequest:
 
 
 def print_plan_of(
-    settings: Settings,
-    values: Mapping[str, Any],
-    request: PlanRequest,
-    *,
-    calibrates: bool,
-    as_json: bool,
+    settings: Settings, values: Mapping[str, Any], request: PlanRequest
 ) -> None:
     """Print the plan; `values` are the options as the user wrote them."""
     if not launched().alone:
@@ -146,13 +77,13 @@ def print_plan_of(
             "hpcfed plan starts ranks itself; start it without mpirun or srun"
         )
     _check(request, settings)
-    if calibrates:
+    if request.calibrate:
         # Check before a calibration that takes minutes.
         check_writable(request.path)
         write_constants(request.path, calibrate(settings, values))
         remark(f"calibrated: {request.path}")
     made = make_plan(request, settings)
-    if as_json:
+    if request.json:
         print(json.dumps(plain(asdict(made)), indent=1, allow_nan=False))
         return
     print_plan(made, settings)
@@ -344,3 +275,66 @@ def _widened(found: Any, factor: float) -> Any:
         one.name: _widened(getattr(found, one.name), factor) for one in fields(found)
     }
     return replace(found, **changes)
+
+
+def print_plan(plan: Plan, settings: Settings) -> None:
+    """Print what the plan is based on, and its tables; intervals are in brackets."""
+    console = Output()
+    config = settings.config
+    say(
+        console,
+        f"{config.method} on {config.dataset}: {count(config.clients, 'client')}, "
+        f"{config.cohort_size} in a round, {count(config.rounds, 'round')}",
+    )
+    say(console, *plan.notes, "")
+    table = bare_table("ranks", "a round", "", "efficiency", "evaluation", "memory", "")
+    first = plan.rounds[1].seconds.middle
+    for ranks, found in plan.rounds.items():
+        efficiency = first / ranks / found.seconds.middle
+        table.add_row(
+            str(ranks),
+            seconds_text(found.seconds.middle),
+            escape(_interval(found.seconds)),
+            f"{efficiency:.0%}",
+            seconds_text(found.evaluation.middle),
+            bytes_text(found.memory.middle),
+            escape(_interval(found.memory, bytes_text)),
+        )
+    console.print(table)
+    if plan.learnings:
+        _print_learnings(plan, console)
+    say(console, "")
+    if plan.best is not None:
+        best = plan.best
+        whose = "all ranks do both"
+        if best.server_ranks:
+            whose = f"{best.workers} workers and --server-ranks {best.server_ranks}"
+        say(console, f"ends soonest with: {whose}")
+    say(console, f"the whole run: {_with_interval(plan.whole)}")
+
+
+def _print_learnings(plan: Plan, console: Output) -> None:
+    """Print one row for every number of server ranks."""
+    say(console, "")
+    stages = sorted({found.zero_stage for found in plan.learnings})
+    table = bare_table(
+        "server ranks", *(f"ZeRO {stage}" for stage in stages), "memory, ZeRO 0 – 3"
+    )
+    for ranks in sorted({found.ranks for found in plan.learnings}):
+        row = [found for found in plan.learnings if found.ranks == ranks]
+        times = [escape(_with_interval(found.seconds)) for found in row]
+        first, last = row[0].memory.middle, row[-1].memory.middle
+        table.add_row(str(ranks), *times, f"{bytes_text(first)} – {bytes_text(last)}")
+    console.print(table)
+    say(console, "", "server ranks   whole run")
+    for split in plan.splits:
+        name = str(split.server_ranks or "0 (both)")
+        say(console, f"{name:14} {_with_interval(split.seconds)}")
+
+
+def _with_interval(found: Range) -> str:
+    return f"{seconds_text(found.middle)} {_interval(found)}"
+
+
+def _interval(found: Range, write: Write = seconds_text) -> str:
+    return f"[{write(found.low)} – {write(found.high)}]"

@@ -21,6 +21,7 @@ import torch
 
 from hpcfed.analysis.costmodel import fit_cost
 from hpcfed.plan.constants import LinkPoint
+from hpcfed.results.profiles import Ceiling
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.collectives import Collectives
 
@@ -37,15 +38,10 @@ EXCHANGES = 15
 """All-reduces of each size."""
 
 
-@dataclass(frozen=True)
-class Ceilings:
-    """The highest speeds that a device reaches."""
-
-    bytes_per_second: float
-    flops: float
-    """FLOP/s."""
-    variation: float = 0.0
-    """Relative standard deviation of copies or products, whichever varies more."""
+class Ceilings(Ceiling):
+    """The highest speeds that a device reaches; copies or products, whichever vary more,
+    give the variation.
+    """
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype = torch.float32) -> "Ceilings":

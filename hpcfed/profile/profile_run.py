@@ -126,7 +126,7 @@ def _content(measured: ProfiledRun, device: str) -> dict[str, Any]:
             "lanes": of_rank,
         }
         ranks.append(facts)
-    ceilings = {name: asdict(ceiling) for name, ceiling in measured.ceilings.items()}
+    ceilings = {name: one.model_dump() for name, one in measured.ceilings.items()}
     return {
         "device": device,
         "ceilings": ceilings,
