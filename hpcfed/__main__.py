@@ -1,7 +1,4 @@
-"""The program `hpcfed`.
-
-It handles Ctrl-C from the very start, and long commands outlive their terminal.
-"""
+"""The program `hpcfed`: Ctrl-C works at once, and long commands keep running."""
 
 import signal
 import sys

@@ -130,10 +130,7 @@ def shortened(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace characters that a terminal would interpret.
-
-    Names may come from an untrusted file.
-    """
+    """Replace characters that a terminal would interpret: names may be untrusted."""
     if text.isprintable():
         return text
     unknown = "\N{REPLACEMENT CHARACTER}"

@@ -65,9 +65,7 @@ def is_given(text: str) -> bool:
 
 
 def absolute(text: str) -> str:
-    """Return FILE.py or FILE.py:NAME with the file's absolute path, and any other name
-    unchanged. A record must make sense from any folder.
-    """
+    """Make the path in a name absolute: a record must make sense from any folder."""
     where, colon, name = text.rpartition(":")
     if is_file(text):
         where, colon, name = text, "", ""
@@ -127,10 +125,7 @@ def load_object(text: str, kind: str) -> Any:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a Python file by its path, once.
-
-    It can import files beside it, as a script can.
-    """
+    """Import a Python file by its path, once; it can import files beside it."""
     path = path.expanduser()
     if not path.is_file():
         raise UserError(f"{path}: no such file; give the path of a Python file")
@@ -210,18 +205,14 @@ def _note_package(name: str, module: ModuleType) -> None:
 
 
 def _note_files() -> None:
-    """Record the checksums of files that the user's files have imported, as they are
-    now. The loaded code stays the same even if somebody edits the files later.
-    """
+    """Record checksums of all that the user's files have imported, as it is now."""
     for path in _files() - set(_loaded):
         if path.is_file():
             _loaded[path] = _checksum(path.read_bytes())
 
 
 def forget_changed() -> None:
-    """Forget all imported files if one has changed, so that they are imported again; for
-    programs that stay alive while their author edits files.
-    """
+    """Forget all imported files if one has changed, as in a running notebook."""
     changed = set()
     for path, checksum in _loaded.items():
         if not path.is_file() or _checksum(path.read_bytes()) != checksum:
@@ -266,9 +257,7 @@ class ExitCalled(Exception):
 
 @contextmanager
 def without_exits() -> Iterator[None]:
-    """Turn a call of sys.exit into a failure. Otherwise other ranks would wait for this
-    one, and the exit code could report success.
-    """
+    """Turn sys.exit into a failure: other ranks would wait, and the code might be 0."""
     try:
         yield
     except SystemExit as exit:

@@ -10,9 +10,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 @cache  # a checkout that changes during a run is not what we imported
 def source() -> str:
-    """Return the version and where it comes from, as in `0.1.0 (commit 1a2b3c4d5e,
-    changed)` from a checkout or `0.1.0 (wheel)`.
-    """
+    """Return the version and its origin, as in `0.1.0 (commit 1a2b3c4d5e, changed)`."""
     state = checkout(PACKAGE.parent)
     if state is not None:
         commit, changed = state

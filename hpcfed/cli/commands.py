@@ -1,7 +1,4 @@
-"""The program's entry point: finds the command and reports how it ended.
-
-Nothing heavy is imported before the command line has been parsed.
-"""
+"""Finds the command and reports how it ended; nothing heavy is imported before that."""
 
 import argparse
 import platform
@@ -50,10 +47,7 @@ UNLISTED = {"stack": study.run_stack}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line.
-
-    The exit code is 0, 1 if something failed, or 2 if the user made a mistake.
-    """
+    """Run a command; exit with 0, 1 after a failure, or 2 after a user's mistake."""
     # Tests and users' programs call this with their own arguments.
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, TextIOWrapper):

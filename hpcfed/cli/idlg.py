@@ -32,10 +32,7 @@ def steal(
     config: RunConfig,
     trained: TrainedNetwork | None = None,
 ) -> None:
-    """Run the attack on each method, print what it stole, and write the figure.
-
-    The network is a fresh one, or one that a run has `trained`.
-    """
+    """Attack each method, by a fresh or a `trained` network, and show the images."""
     methods = options.methods.split(",")
     for method in methods:
         if method not in METHODS:

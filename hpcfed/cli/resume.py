@@ -87,10 +87,7 @@ def _check_places(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _planned(runs: Sequence[Path], record: RunRecord) -> int:
-    """Return the planned number of rounds of the runs.
-
-    `record` may be that of a checkpoint from before the run was made longer.
-    """
+    """Return the planned rounds; `record` may be of a run that was shorter then."""
     planned: list[int] = [record.config["rounds"]]
     for run in runs:
         with suppress(UserError):

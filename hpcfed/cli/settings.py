@@ -49,11 +49,7 @@ METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME", Path: "PATH"}
 def run_parser(
     method_fields: Mapping[str, FieldInfo], method: str, *, add_help: bool = True
 ) -> tuple[dict[str, str], CommandParser]:
-    """Return the flags of `hpcfed run` by option, made from the options' types, and their
-    parser.
-
-    Values stay text here; the options' types validate them later.
-    """
+    """Return the flags of `hpcfed run` by option, and a parser that keeps text."""
     parser = CommandParser(
         "run",
         RUN_EXAMPLES,
@@ -202,10 +198,7 @@ def parse_run(arguments: list[str]) -> Settings:
 
 
 def keyword_settings(options: Mapping[str, Any], path: Path | None = None) -> Settings:
-    """Make the settings of a run from keywords and a TOML file; keywords win.
-
-    None means that an option is not given.
-    """
+    """Make settings from keywords and a TOML file; keywords win unless None."""
     given = {}
     for name, value in options.items():
         if value is not None:

@@ -25,10 +25,7 @@ clips each upload again after decompression.
 
 
 def channel_parts(config: RunConfig, method: MethodTraits | None = None) -> list[str]:
-    """Describe the stages that this run turns on, in the order of `CHANNEL`.
-
-    Without a method, assume that clients upload.
-    """
+    """Describe the stages of this run in order; without a method, clients upload."""
     if method is not None and not method.uploads:
         return []
     asynchronous = method is not None and method.asynchronous

@@ -127,10 +127,7 @@ class DataOptions(OptionGroup):
         return self.data_root or Path(os.environ.get("HPCFED_DATA") or "data")
 
     def data(self) -> DatasetInfo:
-        """Return the shape and classes of the data set without loading it.
-
-        Refuse an unknown data set and a missing file.
-        """
+        """Return shape and classes without loading the data; refuse missing data."""
         return files.info(
             self.dataset,
             root=self.root,

@@ -55,10 +55,7 @@ class Options(MethodTraits):
     """
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
-        """Replace defaults that do not suit the run on this number of ranks.
-
-        Values that the user gave stay.
-        """
+        """Replace defaults that do not suit the run; values that the user gave stay."""
         return ()
 
     def switches(self, config: RunConfig) -> Iterable[Switch]:

@@ -118,10 +118,7 @@ def fitting(task: str) -> list[str]:
 
 
 def chosen(asked: Sequence[str] | None, task: str) -> tuple[str, ...]:
-    """Return the metrics of a run: those asked for, or the task's usual ones.
-
-    Accuracy is always among them if the task has it.
-    """
+    """Return the metrics asked for, or the usual ones, and accuracy if it exists."""
     names = USUAL[task] if asked is None else tuple(asked)
     if task in METRICS["accuracy"].tasks and "accuracy" not in names:
         return ("accuracy", *names)

@@ -19,10 +19,7 @@ MOST_DIGITS = 100
 
 
 def read_seeds(text: Any) -> Any:
-    """Parse a range or a list of seeds.
-
-    Leave anything but a string, such as a list from a TOML file, to the field's type.
-    """
+    """Parse a range or a list of seeds; leave a list from a TOML file to the type."""
     if not isinstance(text, str):
         return text
     # A range includes both ends: 0..4 has five seeds.
@@ -269,9 +266,7 @@ class RunOptions(OptionGroup):
 
 
 def check_run(config: RunOptions, method: MethodTraits) -> None:
-    """Refuse a cohort of more clients than there are, missing initial weights, and
-    early stops of a run whose server learns after the last round.
-    """
+    """Refuse too large a cohort, missing weights, and early stops with a server."""
     if config.cohort is not None and config.cohort > config.clients:
         raise UserError(
             f"--cohort {config.cohort}, but there are {count(config.clients, 'client')}"

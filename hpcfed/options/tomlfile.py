@@ -99,10 +99,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def by_option(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Replace dashes in the table's keys by underscores.
-
-    Refuse an option that is there twice, once with dashes and once with underscores.
-    """
+    """Replace dashes in keys by underscores; refuse an option that is there twice."""
     values: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")

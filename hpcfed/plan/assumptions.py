@@ -1,6 +1,4 @@
-"""What a plan assumes: everything if nothing was measured, and how costs scale from the
-measured work to other work.
-"""
+"""What a plan assumes if nothing was measured, or other work than that of the run."""
 
 from math import isnan
 

@@ -188,9 +188,7 @@ def measure_rounds(
     clients: int,
     hosted: int | None = None,
 ) -> RoundPoint:
-    """Run a few rounds in which `clients` train, and return what they took; `hosted`
-    clients live there, by default as few as possible.
-    """
+    """Run a few rounds in which `clients` of `hosted` train; return what they took."""
     config = settings.config
     if hosted is None and _keeps_clients(config):
         hosted = config.clients
@@ -213,9 +211,7 @@ def small_run(
     clients: int,
     hosted: int | None = None,
 ) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings of a short run in which `clients` train, and its options:
-    those of the run itself, without any that have no effect there.
-    """
+    """Return the settings of a short run in which `clients` train, and its options."""
     options = type(settings.options)
     given: dict[str, Any] = {}
     for name, field in settings.fields().items():

@@ -39,9 +39,7 @@ EXCHANGES = 15
 
 
 class Ceilings(Ceiling):
-    """The highest speeds that a device reaches; copies or products, whichever vary more,
-    give the variation.
-    """
+    """The highest speeds of a device, and how copies or products vary at most."""
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype = torch.float32) -> "Ceilings":

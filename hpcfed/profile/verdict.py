@@ -120,11 +120,7 @@ def _share(value: float) -> str:
 def advice(
     workload: Workload, options: dict[str, Any], *, cuda: bool, server: bool
 ) -> list[str]:
-    """Return options that may help, most promising first.
-
-    `options` are all options of the run; `server` says whether the workload is the
-    server's.
-    """
+    """Return what may help, most promising first; `options` are those of the run."""
     if server:
         tips = _server_advice(workload.bound, options, cuda=cuda)
     else:
