@@ -23,9 +23,8 @@ from hpcfed.options.declare import (
     option,
 )
 from hpcfed.options.method import LocalWork, Options, Training
-from hpcfed.options.newcomers import NEWCOMERS
 from hpcfed.options.privacy import check_privacy, weighs_by
-from hpcfed.options.run import SAMPLED
+from hpcfed.options.run import NEWCOMERS, SAMPLED
 from hpcfed.options.runconfig import (
     GROUPS,
     RunConfig,

@@ -14,11 +14,10 @@ from hpcfed.options.devices import check_devices
 from hpcfed.options.machine import check_server_ranks, check_waiting, check_workers
 from hpcfed.options.malicious import check_flip, check_malicious
 from hpcfed.options.metrics import METRICS, fitting
-from hpcfed.options.newcomers import NEWCOMERS, check_newcomers
 from hpcfed.options.partition import check_partition
 from hpcfed.options.privacy import check_privacy, check_weights
 from hpcfed.options.recording import check_recording
-from hpcfed.options.run import check_run
+from hpcfed.options.run import NEWCOMERS, check_newcomers, check_run
 from hpcfed.options.runconfig import RunConfig
 from hpcfed.options.settings import Settings
 from hpcfed.options.training import (

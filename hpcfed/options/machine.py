@@ -4,8 +4,8 @@ from typing import ClassVar, Literal
 
 from hpcfed.errors import UserError, count
 from hpcfed.options.declare import LEFT_OUT, option
-from hpcfed.options.newcomers import NewcomerOptions
 from hpcfed.options.recording import RecordingOptions
+from hpcfed.options.run import NewcomerOptions
 from hpcfed.options.traits import MethodTraits
 from hpcfed.options.units import Seconds
 from hpcfed.runtime.launcher import Launch

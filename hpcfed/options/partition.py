@@ -9,7 +9,7 @@ from hpcfed.data import NEED_CLASSES, PARTITIONS, DatasetInfo, PartitionPlan
 from hpcfed.errors import UserError, unknown
 from hpcfed.options.data import DataOptions
 from hpcfed.options.declare import LEFT_OUT, Choice, Need, option
-from hpcfed.options.newcomers import NEWCOMERS, NewcomerOptions
+from hpcfed.options.run import NEWCOMERS, NewcomerOptions
 
 
 def _check_threshold(value: Any) -> Any:

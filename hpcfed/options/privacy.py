@@ -9,7 +9,7 @@ from hpcfed.options.compression import CompressionOptions
 from hpcfed.options.declare import LEFT_OUT, Choice, Need, flag_of, option
 from hpcfed.options.devices import DeviceOptions
 from hpcfed.options.malicious import ATTACKS, MaliciousOptions
-from hpcfed.options.newcomers import NewcomerOptions
+from hpcfed.options.run import NewcomerOptions
 from hpcfed.options.traits import MethodTraits, promises_of
 
 _PRIVATE = Need("--privacy central", lambda run: run.privacy != "none")

@@ -17,11 +17,10 @@ from hpcfed.options.declare import Facts, OptionGroup, facts_of, synonyms
 from hpcfed.options.devices import DeviceOptions
 from hpcfed.options.machine import MachineOptions
 from hpcfed.options.malicious import MaliciousOptions
-from hpcfed.options.newcomers import NewcomerOptions
 from hpcfed.options.partition import PartitionOptions
 from hpcfed.options.privacy import PrivacyOptions
 from hpcfed.options.recording import RecordingOptions
-from hpcfed.options.run import RunOptions
+from hpcfed.options.run import NewcomerOptions, RunOptions
 from hpcfed.options.training import OptimiserOptions, TrainingOptions
 from hpcfed.options.traits import PromisesOf, promising
 
@@ -42,22 +41,14 @@ GROUPS: tuple[type[OptionGroup], ...] = (
 )
 """The groups in the order of `hpcfed run --help`."""
 
-
-RECORDED: tuple[type[OptionGroup], ...] = (
-    RunOptions,
-    NewcomerOptions,
-    DataOptions,
-    PartitionOptions,
-    TrainingOptions,
-    OptimiserOptions,
-    AggregationOptions,
-    MaliciousOptions,
+_LAST = (
     CompressionOptions,
     DeviceOptions,
     PrivacyOptions,
     RecordingOptions,
     MachineOptions,
 )
+RECORDED = (*(group for group in GROUPS if group not in _LAST), *_LAST)
 """The groups in the order in which records list their options."""
 
 
