@@ -21,6 +21,7 @@ from hpcfed.data.loading import load
 from hpcfed.errors import UserError, remark, unknown
 from hpcfed.options import RunConfig
 from hpcfed.results.folder import check_export
+from hpcfed.runtime.location import choose_device
 
 SIDE, GAP, NAMES = 96, 8, 150
 """Pixels of an image's side, between two images, and for the names on the left."""
@@ -39,7 +40,7 @@ def steal(
             raise unknown("method", method, METHODS)
     if options.out is not None:
         _check_figure(options.out)
-    device = _device(options.device)
+    device = choose_device(options.device, 0)
     # Synthetic images are made from the seed of the run that has trained on them.
     dataset = _dataset(config, trained.seed if trained else options.seed)
     model = config.network() if trained else options.model or "smooth"
@@ -61,13 +62,6 @@ def steal(
     if options.out is not None:
         _save_figure(thefts, options.out)
         say(console, f"figure in {options.out}")
-
-
-def _device(wanted: str) -> torch.device:
-    there = torch.cuda.is_available()
-    if wanted == "cuda" and not there:
-        raise UserError("--device cuda, but there is no CUDA device here")
-    return torch.device("cuda" if there and wanted != "cpu" else "cpu")
 
 
 def _dataset(config: RunConfig, seed: int) -> Dataset:

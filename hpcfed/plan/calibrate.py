@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,7 +80,11 @@ def calibrate(
     """Measure what a plan needs; `values` are the options as the user wrote them."""
     config = settings.config
     device = choose_device(config.device, 0)
-    units = torch.cuda.device_count() if device.type == "cuda" else _cores()
+    units = (
+        torch.cuda.device_count()
+        if device.type == "cuda"
+        else len(os.sched_getaffinity(0))
+    )
     options = server_options(settings)
     dtype = torch.float32
     if options is not None and options.server_precision == "bf16":
@@ -290,13 +295,9 @@ def _point(settings: Settings, record: RunRecord, ranks: int) -> RoundPoint:
     work = settings.options.local_work(settings.config, client_layout(settings.config))
     mode = str(record.facts["engine"])
     loads = rank_loads(settings, work, record.train_samples, ranks, mode=mode)
-    load = mean_load(loads)
     return RoundPoint(
         ranks=ranks,
-        clients=load.clients,
-        hosted=load.hosted,
-        longest=load.longest,
-        steps=load.steps,
+        **asdict(mean_load(loads)),
         train=_spread(train),
         rest=_spread(rest[plain]),
         # The first evaluation loads and compiles what later ones use.
@@ -375,7 +376,3 @@ def machine_of(device: torch.device, units: int, dtype: torch.dtype) -> Measured
         bytes_per_second=ceilings.bytes_per_second,
         torch=str(torch.__version__),
     )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))

@@ -63,6 +63,15 @@ class StepRates:
         )
 
 
+def _plain(points: Sequence[ServerPoint], network: str = "") -> list[ServerPoint]:
+    """Return the points without ZeRO, of all networks or of one."""
+    return [
+        point
+        for point in points
+        if not point.zero_stage and network in ("", point.network)
+    ]
+
+
 def fit_steps(points: Sequence[ServerPoint], machine: MeasuredMachine) -> StepRates:
     """Fit the part of the measured steps that the machine's ceilings do not explain."""
 
@@ -73,8 +82,9 @@ def fit_steps(points: Sequence[ServerPoint], machine: MeasuredMachine) -> StepRa
         return max(point.seconds - known, 0.05 * point.seconds)
 
     # ZeRO's share is added separately, by `zero_overhead`.
-    plain = [point for point in points if not point.zero_stage]
-    cost = fit_cost(plain, lambda point: (point.stages, point.activations), rest)
+    cost = fit_cost(
+        _plain(points), lambda point: (point.stages, point.activations), rest
+    )
     stage, activation = cost.coefficients
     return StepRates(stage, activation, machine)
 
@@ -88,16 +98,15 @@ def unexplained(
     So a plan for a measured size reproduces the measurement.
     """
     found = []
-    for point in points:
-        if point.network == network and not point.zero_stage:
-            size = NetworkSize(
-                flops=point.flops / point.batch,
-                activations=point.activations / point.batch,
-                stages=point.stages,
-                parameters=point.parameters,
-            )
-            more = point.seconds - rates.seconds(size, point.batch)
-            found.append((point.flops, more))
+    for point in _plain(points, network):
+        size = NetworkSize(
+            flops=point.flops / point.batch,
+            activations=point.activations / point.batch,
+            stages=point.stages,
+            parameters=point.parameters,
+        )
+        more = point.seconds - rates.seconds(size, point.batch)
+        found.append((point.flops, more))
     return _between(found, flops)
 
 
@@ -182,8 +191,9 @@ def plan_learning(
             step = rates.seconds(size, share)
             step += unexplained(points, rates, network, size.flops * share)
             step += zero_overhead(constants.server, network, zero_stage)
-            first = _first(points, network, size.flops * share)
-            total += steps[network] * step + first
+            # The first steps capture graphs and choose kernels.
+            firsts = [(point.flops, point.first) for point in _plain(points, network)]
+            total += steps[network] * step + _between(firsts, size.flops * share)
         total += zero_preparation(constants.zero_preparations, zero_stage)
         return total + _besides(constants, sizes, options, clients)
 
@@ -202,20 +212,10 @@ def _times_larger(
 ) -> float:
     """Return how many factors of four a step's work is above the largest measured."""
     work = sum(size.flops * options.batch(name) for name, size in sizes.items())
-    plain = [point for point in constants.server if not point.zero_stage]
     measured = {}
-    for point in sorted(plain, key=lambda point: point.flops):
+    for point in sorted(_plain(constants.server), key=lambda point: point.flops):
         measured[point.network] = point.flops
     return max(0.0, log(work / sum(measured.values()), 4))
-
-
-def _first(points: Sequence[ServerPoint], network: str, flops: float) -> float:
-    """Return the extra seconds of a network's first steps."""
-    found = []
-    for point in points:
-        if point.network == network and not point.zero_stage:
-            found.append((point.flops, point.first))
-    return _between(found, flops)
 
 
 def _between(points: Sequence[tuple[float, float]], at: float) -> float:
@@ -302,11 +302,10 @@ def fit_memory(points: Sequence[ServerPoint]) -> tuple[float, float]:
     """Return the bytes of a process without networks, and those per activation."""
     # Both networks of a size share a process, whose peak is that of the larger one.
     largest: dict[float, ServerPoint] = {}
-    for point in sorted(points, key=lambda point: point.activations):
-        if not point.zero_stage:
-            # Sorted by activations, so the larger network of a process replaces the
-            # smaller.
-            largest[point.memory] = point
+    for point in sorted(_plain(points), key=lambda point: point.activations):
+        # Sorted by activations, so the larger network of a process replaces the
+        # smaller.
+        largest[point.memory] = point
 
     def held(point: ServerPoint) -> float:
         left = point.memory - state_bytes(point.parameters, 1, 0)
@@ -324,12 +323,7 @@ def fit_memory(points: Sequence[ServerPoint]) -> tuple[float, float]:
 
 def _enough(points: Sequence[ServerPoint]) -> bool:
     """Tell whether both networks have points in two sizes without ZeRO."""
-    for network in NETWORKS:
-        sizes = {
-            point.parameters
-            for point in points
-            if point.network == network and not point.zero_stage
-        }
-        if len(sizes) < 2:
-            return False
-    return True
+    sizes = [
+        {point.parameters for point in _plain(points, network)} for network in NETWORKS
+    ]
+    return all(len(of_network) > 1 for of_network in sizes)
