@@ -576,7 +576,7 @@ def test_an_attack_has_its_phase_and_hurts_and_a_defence_helps(tmp_path: Path) -
         ),
         (
             "--attack ipm --attackers 0.01",
-            "--attackers 0.01 of 20 clients are none; use --attackers 1",
+            "--attackers 0.01 of 20 clients round to none; use --attackers 1",
         ),
         ("--attack ipm --attackers 0", "--attackers 0: must be greater than 0"),
         ("--attackers 0.3", "--attackers changes nothing without --attack"),

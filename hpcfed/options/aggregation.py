@@ -50,8 +50,8 @@ class AggregationOptions(RunOptions):
     # Below one half: no rule can tell a malicious majority from an honest one.
     tolerance: float = option(
         0.2,
-        "share of the uploads that may be malicious: trimmed-mean drops as many at "
-        "each end, krum expects as many",
+        "share of the uploads that may be malicious: trimmed-mean drops this share at "
+        "each end, krum expects it",
         ge=0,
         lt=0.5,
         also="trim trim_ratio byzantine_fraction",

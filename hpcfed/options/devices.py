@@ -94,8 +94,8 @@ class DeviceOptions(CompressionOptions):
     )
     oversample: float = option(
         1.0,
-        "invite this many times the cohort, as in 1.3; of the uploads, the first ones "
-        "count, as many as the cohort",
+        "invite this many times the cohort, as in 1.3; only the first uploads count, "
+        "up to the size of the cohort",
         ge=1,
         le=1000,
         off=True,

@@ -48,17 +48,17 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
     # 0 means "never", not "unset".
     stall_timeout: float = option(
         3600.0,
-        "seconds in one phase after which a rank takes the run for hung and ends it, "
-        "ten times as many while the server trains; 0: never",
+        "seconds in one phase after which a rank considers the run hung and ends it; "
+        "ten times that while the server trains; 0: never",
         ge=0,
     )
     # Batched kernels compute in float32 or TF32; bf16 exists for one client at a time.
     precision: Literal["bf16", "tf32", "fp32", "fp64"] = option(
         "tf32",
-        "arithmetic; tf32 multiplies numbers of 10 bits (clients' convolutions: in "
-        "halves, which have as many) and is float32 on devices without it; bf16 is for "
-        "clients that a GPU trains one by one, others then use tf32; rows are float32 in "
-        "all three",
+        "arithmetic; tf32 multiplies numbers of 10 bits (clients' convolutions: "
+        "halves, which also have 10) and is float32 on devices without it; bf16 is "
+        "for clients that a GPU trains one by one, others then use tf32; rows are "
+        "float32 in all three",
         also="dtype amp fp16 bf16 half mixed_precision",
     )
     placement: Literal["steps", "measured"] = option(

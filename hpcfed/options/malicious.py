@@ -128,7 +128,8 @@ def check_malicious(config: MaliciousOptions, method: MethodTraits) -> None:
         raise UserError(f"--attackers {attackers}, but there are {clients}")
     if attack != "none" and not attackers:
         raise UserError(
-            f"--attackers {config.attackers} of {clients} are none; use --attackers 1"
+            f"--attackers {config.attackers} of {clients} round to none; use "
+            "--attackers 1"
         )
     # A round may still sample attackers only: the attack itself deals with that.
     if ATTACKS[attack].reads_others and attackers == config.clients:

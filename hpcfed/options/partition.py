@@ -39,8 +39,8 @@ class PartitionOptions(DataOptions, NewcomerOptions):
 
     partition: str = option(
         "dirichlet",
-        "how samples are spread over clients; natural, the default where the data says "
-        "whose samples are whose, takes them as they are",
+        "how samples are spread over clients; natural keeps each client's own "
+        "samples, and is the default if the data set names its clients",
         in_every_record=True,
         also="split partitioning partitioner distribution partition_method iid "
         "data_distribution",
@@ -105,8 +105,8 @@ class PartitionOptions(DataOptions, NewcomerOptions):
     validation: int | None = option(
         None,
         "size of the server's balanced validation set, taken from the training data "
-        "(default: none, or 100 of each class and at most a tenth where the method or "
-        "--supplement needs one)",
+        "(default: none; if the method or --supplement needs one, 100 of each class, "
+        "at most a tenth)",
         ge=0,
         zero_was_unset=True,
         also="val val_size validation_size",
@@ -118,8 +118,8 @@ class PartitionOptions(DataOptions, NewcomerOptions):
     )
     supplement_below: Threshold = option(
         None,
-        "clients with fewer training samples are given some; mean: with fewer than "
-        "clients have on average (default: --batch-size)",
+        "clients with fewer training samples than this are given some; mean: the "
+        "clients' average (default: --batch-size)",
         zero_was_unset=True,
         needs=_SUPPLEMENT,
     )

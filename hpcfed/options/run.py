@@ -221,8 +221,8 @@ class RunOptions(OptionGroup):
     # Above 1, because 0.8 can only be a mistake for 80.
     target_accuracy: float | None = option(
         None,
-        "record when this accuracy in per cent, as in 80, is reached: by the global "
-        "model, or by the clients' mean where there is none",
+        "record when this accuracy in per cent, as in 80, is reached by the global "
+        "model, or by the clients' mean if there is no global model",
         gt=1,
         le=100,
         calibration=LEFT_OUT,
@@ -237,9 +237,9 @@ class RunOptions(OptionGroup):
     )
     early_stop: int | None = option(
         None,
-        "end the run after this many evaluations in a row without a better accuracy: of "
-        "the clients' mean, or of the global model where there is none; by the global "
-        "model's loss where answers are not right or wrong",
+        "end the run after this many evaluations in a row without a better accuracy "
+        "of the clients' mean, or of the global model if there is no mean; by the "
+        "global model's loss if the task has no accuracy",
         ge=0,
         calibration=LEFT_OUT,
         also="early_stopping patience es_patience early_stop_patience",
