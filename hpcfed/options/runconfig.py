@@ -41,7 +41,7 @@ GROUPS: tuple[type[OptionGroup], ...] = (
 )
 """The groups in the order of `hpcfed run --help`."""
 
-_LAST = (
+_LAST: tuple[type[OptionGroup], ...] = (
     CompressionOptions,
     DeviceOptions,
     PrivacyOptions,
