@@ -12,7 +12,7 @@ from rich.console import Console
 from hpcfed import cli
 from hpcfed.analysis.render.show import show
 from hpcfed.experiment.evaluate import Evaluation
-from hpcfed.experiment.patience import Patience, judged_figure
+from hpcfed.experiment.loop import Patience, judged_figure
 from hpcfed.experiment.run import run, run_setup
 from hpcfed.results.stored import read_run, read_seeds
 from tests.federations import assembled

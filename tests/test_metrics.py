@@ -25,8 +25,13 @@ from torch.nn.utils import vector_to_parameters
 
 from hpcfed import cli
 from hpcfed.clients.job import Score
-from hpcfed.clients.metrics import class_accuracy, metric, wanted_sums
-from hpcfed.clients.objective import OBJECTIVES, Sums
+from hpcfed.clients.objective import (
+    OBJECTIVES,
+    Sums,
+    class_accuracy,
+    metric,
+    wanted_sums,
+)
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import AfterTraining, evaluate
 from hpcfed.experiment.progress import evaluation_text

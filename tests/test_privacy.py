@@ -17,10 +17,10 @@ from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import run_setup
 from hpcfed.federation.channel import Memory
 from hpcfed.federation.channel.accountant import Accountant, guarantee
+from hpcfed.federation.channel.build import noise_beside_count
 from hpcfed.federation.channel.channel import Upload
 from hpcfed.federation.channel.clipping import ClipNorm, Clipping, QuantileStep
 from hpcfed.federation.channel.noise import CentralNoise, LocalNoise
-from hpcfed.federation.channel.privacy import noise_beside_count
 from hpcfed.federation.cohort import Cohort
 from hpcfed.models.networks import build
 from hpcfed.options import RunConfig, check_privacy

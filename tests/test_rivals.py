@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hpcfed.clients.job import Recipe
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.log import RoundLog
-from hpcfed.methods._path import weights_by_age
+from hpcfed.methods._steps import weights_by_age
 from hpcfed.models.networks import build
 from hpcfed.runtime import randomness
 from hpcfed.runtime import world as worlds

@@ -302,8 +302,7 @@ class _Assembly:
         model: ServerClient | None,
     ) -> Federation:
         config, options = self.settings.config, self.settings.options
-        collectives, timer, device = self.collectives, self.timer, self.world.device
-        layout = self.engine.layout
+        layout, device = self.engine.layout, self.world.device
         of_server = server_options(self.settings)
         columns = None
         if model is not None and of_server is not None:
@@ -314,8 +313,8 @@ class _Assembly:
             config,
             clients,
             weighing=weighs_by(config, options),
-            collectives=collectives,
-            timer=timer,
+            collectives=self.collectives,
+            timer=self.timer,
             clock=channel.clock,
         )
         training = LocalTraining(
@@ -324,17 +323,11 @@ class _Assembly:
             test_data=test_data,
             engine=engine,
             first_row=weights.to(device),
-            timer=timer,
         )
-        exchange = Exchange(members, channel, collectives=collectives, timer=timer)
+        exchange = Exchange(members, channel)
+        validation = self.data.validation
         server_side = ServerSide(
-            members,
-            training,
-            exchange,
-            collectives=collectives,
-            timer=timer,
-            model=model,
-            validation=self.data.validation,
+            members, training, exchange, model=model, validation=validation
         )
         return Federation(
             options,
@@ -342,8 +335,6 @@ class _Assembly:
             training=training,
             exchange=exchange,
             server_side=server_side,
-            collectives=collectives,
-            timer=timer,
             generated=columns,
         )
 

@@ -9,10 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.metrics import class_accuracy, metric, wanted_sums
-from hpcfed.clients.objective import CLASSES, OBJECTIVES, Sums, Wanted
+from hpcfed.clients.objective import (
+    CLASSES,
+    OBJECTIVES,
+    Sums,
+    Wanted,
+    class_accuracy,
+    metric,
+    wanted_sums,
+)
 from hpcfed.experiment.assemble import Setup
-from hpcfed.federation import exclusion
+from hpcfed.federation.cohort import lost_clients, lost_model
 from hpcfed.federation.federation import Federation
 from hpcfed.options import RunConfig
 from hpcfed.options.metrics import METRICS, PER_CLASS, global_name, of_clients
@@ -62,9 +69,9 @@ class Evaluation:
         none.
         """
         if self.lost_global:
-            raise exclusion.lost_model(round)
+            raise lost_model(round)
         if len(self.lost):
-            raise exclusion.lost_clients(self.lost, round)
+            raise lost_clients(self.lost, round)
 
 
 class AfterTraining:

@@ -11,25 +11,16 @@ from hpcfed.federation.cohort import Cohort, Sent, member_rows, shares, update_n
 from hpcfed.federation.log import Downloaded, RoundInFlight
 from hpcfed.federation.participants import Participants
 from hpcfed.options import RunConfig
-from hpcfed.runtime.collectives import Collectives
-from hpcfed.runtime.timer import Timer
 
 
 class Exchange:
     """Carries rows through the channel, and counts their bytes and time."""
 
-    def __init__(
-        self,
-        members: Participants,
-        channel: Channel,
-        *,
-        collectives: Collectives,
-        timer: Timer,
-    ) -> None:
+    def __init__(self, members: Participants, channel: Channel) -> None:
         self.channel = channel
         self._members = members
-        self._collectives = collectives
-        self._timer = timer
+        self._collectives = members.collectives
+        self._timer = members.timer
 
     def download(
         self, row: Tensor, cohort: Cohort, *, everyone: bool = False, beside: str = ""

@@ -14,8 +14,6 @@ from hpcfed.federation.participants import Participants
 from hpcfed.federation.server_side import ServerSide
 from hpcfed.federation.training import LocalTraining, Shards
 from hpcfed.options import Options
-from hpcfed.runtime.collectives import Collectives
-from hpcfed.runtime.timer import Timer
 from hpcfed.server.client import ServerClient
 
 MethodOptions = TypeVar("MethodOptions", bound=Options, covariant=True)
@@ -38,8 +36,6 @@ class Federation(Generic[MethodOptions]):
         training: LocalTraining,
         exchange: Exchange,
         server_side: ServerSide,
-        collectives: Collectives,
-        timer: Timer,
         generated: Tensor | None = None,
     ) -> None:
         """`generated`: positions of the columns that the server's model generates."""
@@ -50,8 +46,6 @@ class Federation(Generic[MethodOptions]):
         self.server_side = server_side
         self.channel = exchange.channel
         self._generated = generated
-        self._collectives = collectives
-        self._timer = timer
         # Who takes part.
         self.weight_of = members.weight_of
         self.generator = members.generator
@@ -139,12 +133,12 @@ class Federation(Generic[MethodOptions]):
 
     def agreed(self, value: T) -> T:
         """Return the first rank's value, so that rounding cannot part the ranks."""
-        answer: T = self._collectives.bcast(value)
+        answer: T = self.members.collectives.bcast(value)
         return answer
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
         """Count what a method computes itself as time of this phase."""
-        return self._timer.phase(phase)
+        return self.members.timer.phase(phase)
 
     def relocate(self, clients: Clients, shards: Shards) -> None:
         """Take over this rank's clients and data, after some have moved."""

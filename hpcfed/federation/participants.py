@@ -46,8 +46,8 @@ class Participants:
         self.log = RoundLog()
         """The log of that round."""
         self._rank_of = clients.rank
-        self._collectives = collectives
-        self._timer = timer
+        self.collectives = collectives
+        self.timer = timer
         self._clock = clock
 
     @property
@@ -81,7 +81,7 @@ class Participants:
         cohort stays as drawn, leaves all rows unchanged, and counts as empty; with
         --privacy central it is empty.
         """
-        with self._timer.phase("sample"):
+        with self.timer.phase("sample"):
             total = len(self.sizes)
             if self._clock is None:
                 count = self.config.cohort_among(total)
@@ -153,7 +153,7 @@ class Participants:
 
     def relocated(self, clients: Clients) -> None:
         """Update which clients each rank has."""
-        self.clients = clients.on(self._collectives.world.role_rank)
+        self.clients = clients.on(self.collectives.world.role_rank)
         self._rank_of = clients.rank
 
     def _cohort(
@@ -161,9 +161,9 @@ class Participants:
     ) -> Cohort:
         hosts = self._rank_of[clients]
         per_rank = []
-        for rank in range(self._collectives.size):
+        for rank in range(self.collectives.size):
             per_rank.append(np.flatnonzero(hosts == rank))
-        chosen = per_rank[self._collectives.world.role_rank]
+        chosen = per_rank[self.collectives.world.role_rank]
         return Cohort(
             round=round,
             clients=clients,

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
-from hpcfed.federation import exclusion
 from hpcfed.federation.aggregation import (
     Aggregation,
     best_finite,
@@ -15,13 +14,17 @@ from hpcfed.federation.aggregation import (
     with_groups,
 )
 from hpcfed.federation.clustering import left_vectors
-from hpcfed.federation.cohort import Cohort, Sent, member_rows
+from hpcfed.federation.cohort import (
+    Cohort,
+    Sent,
+    count_excluded,
+    finite_members,
+    member_rows,
+)
 from hpcfed.federation.exchange import Exchange, refuse_if_private
 from hpcfed.federation.participants import Participants
 from hpcfed.federation.training import LocalTraining
-from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.device import on_device
-from hpcfed.runtime.timer import Timer
 from hpcfed.server.client import ServerClient
 
 
@@ -34,8 +37,6 @@ class ServerSide:
         training: LocalTraining,
         exchange: Exchange,
         *,
-        collectives: Collectives,
-        timer: Timer,
         model: ServerClient | None = None,
         validation: Shard | None = None,
     ) -> None:
@@ -48,9 +49,9 @@ class ServerSide:
         self._members = members
         self._training = training
         self._exchange = exchange
-        self._aggregation = Aggregation(members.config, collectives)
-        self._collectives = collectives
-        self._timer = timer
+        self._aggregation = Aggregation(members.config, members.collectives)
+        self._collectives = members.collectives
+        self._timer = members.timer
 
     def select(self, rows: Tensor, cohort: Cohort, count: int) -> tuple[Tensor, Cohort]:
         """Return the uploads that do best on the server's validation set, and the
@@ -147,7 +148,7 @@ class ServerSide:
         update of the round is left. The same call on every rank.
         """
         stop = self._members.stops_at_divergence or all_of_them
-        exclusion.exclude(bad, cohort, self._collectives, stop=stop)
+        count_excluded(bad, cohort, self._collectives, stop=stop)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum over all ranks, on every rank, of what each rank has summed
@@ -224,7 +225,7 @@ class ServerSide:
     def _finite_only(self, rows: Tensor, cohort: Cohort) -> tuple[Tensor, Cohort]:
         """Return the finite rows and their cohort; the others count as excluded."""
         stop = self._members.stops_at_divergence
-        members = exclusion.finite_members(rows, cohort, self._collectives, stop=stop)
+        members = finite_members(rows, cohort, self._collectives, stop=stop)
         return member_rows(rows, cohort, members)
 
     def _cluster_sums(
@@ -237,7 +238,7 @@ class ServerSide:
         """Return the correct answers of all uploads on the server's data."""
         assert self.validation is not None
         stop = self._members.stops_at_divergence
-        finite = exclusion.finite_members(rows, cohort, self._collectives, stop=stop)
+        finite = finite_members(rows, cohort, self._collectives, stop=stop)
         # The engine treats the validation set as the data of client 0, and judges every
         # row on it: rows stay on their ranks, and only counts travel.
         one_client = np.zeros(len(rows), np.int64)

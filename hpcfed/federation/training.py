@@ -22,12 +22,10 @@ from hpcfed.clients.pull import Pull
 from hpcfed.clients.schedule import num_steps
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
-from hpcfed.federation import exclusion
-from hpcfed.federation.cohort import Cohort
+from hpcfed.federation.cohort import Cohort, without_diverged
 from hpcfed.federation.participants import Participants
 from hpcfed.runtime import randomness
 from hpcfed.runtime.device import on_device
-from hpcfed.runtime.timer import Timer
 
 Shards = Callable[[Split, np.ndarray], Shard]
 """Gathers the samples of clients, by id, from one split of the data set."""
@@ -49,7 +47,6 @@ class LocalTraining:
         test_data: Shard,
         engine: RowEngine,
         first_row: Tensor,
-        timer: Timer,
     ) -> None:
         self.train_data = train_data
         self.test_data = test_data
@@ -59,7 +56,7 @@ class LocalTraining:
         self._config = members.config
         self._members = members
         self._first_row = first_row
-        self._timer = timer
+        self._timer = members.timer
         self._costs: dict[bytes, int] = {}
         """Multiply-adds of a sample, by the columns to train."""
 
@@ -309,7 +306,7 @@ class LocalTraining:
         trained = cohort.here if clients is None else clients
         ids, stop = self._members.clients[trained], self._members.stops_at_divergence
         with self._timer.phase("upload"):
-            return exclusion.revert_diverged(rows, before, ids, cohort, stop=stop)
+            return without_diverged(rows, before, ids, cohort, stop=stop)
 
     def _descend(self, job: TrainingJob) -> tuple[Tensor, Losses]:
         # A method's own recipe also augments images as the run wants.

@@ -62,19 +62,9 @@ class _Convolution(torch.autograd.Function):
         # else of the output, and the convolution's own output never exists in memory.
         marks = torch.empty_like(y, dtype=torch.int8) if layer.marked else None
         kernel = _kernel(layer, "forward", x.device.index)
-        kernel(
-            (kernel.capacity, 1),
-            x,
-            None,
-            weight,
-            bias,
-            y,
-            marks,
-            weight.stride(0),
-            0 if bias is None else bias.stride(0),
-            len(weight),
-            len(x) // len(weight),
-        )
+        strides = (weight.stride(0), 0 if bias is None else bias.stride(0))
+        sizes = (*strides, len(weight), len(x) // len(weight))
+        kernel((kernel.capacity, 1), x, None, weight, bias, y, marks, *sizes)
         ctx.save_for_backward(x, weight, marks)
         ctx.layer = layer
         ctx.sink = sink
@@ -114,19 +104,8 @@ class _Convolution(torch.autograd.Function):
         if needs_x:
             dx = torch.empty_like(x, memory_format=torch.channels_last)
             kernel = _kernel(layer, "input", x.device.index, ctx.bounded)
-            kernel(
-                (kernel.capacity, 1),
-                dy,
-                marks,
-                weight,
-                None,
-                dx,
-                None,
-                weight.stride(0),
-                0,
-                clients,
-                slots,
-            )
+            sizes = (weight.stride(0), 0, clients, slots)
+            kernel((kernel.capacity, 1), dy, marks, weight, None, dx, None, *sizes)
         return dx, dw, db, None, None, None, None
 
 

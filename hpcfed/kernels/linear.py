@@ -142,17 +142,8 @@ def _backward_and_update(
     kernel = _kernel(slots, weight.shape[1], update.rule, rate_each, x.device.index)
     # Two columns per thread; one block loops over all outputs of a client.
     grid = (-(-inputs // (2 * _THREADS)), clients)
-    kernel(
-        grid,
-        dy.contiguous(),
-        x,
-        weight,
-        update.velocity,
-        dx,
-        update.lr,
-        inputs,
-        weight.stride(0),
-    )
+    tensors = (dy.contiguous(), x, weight, update.velocity, dx, update.lr)
+    kernel(grid, *tensors, inputs, weight.stride(0))
     return dx
 
 
@@ -205,9 +196,7 @@ def _kernel(
         ("THREADS", _THREADS),
         ("MIN_BLOCKS", 2),
         ("DEPTH", 8),
-        ("MOMENTUM", f"{float(rule.momentum)!r}f"),
-        ("NESTEROV", int(rule.nesterov)),
-        ("DECAY", f"{float(rule.weight_decay)!r}f"),
+        *rule.macros,
         ("RATE_EACH", int(rate_each)),
     )
     return cuda.Kernel("linear.cu", "linear_backward", macros, threads=_THREADS)

@@ -75,19 +75,9 @@ def descend(
         rule, strengths, halves is not None, lr.dim() > 0, rows.device.index
     )
     # While it writes the new rows, it also sums up their distances for the next step.
-    kernel(
-        (spans.chunks, clients),
-        rows,
-        gradient,
-        velocity,
-        lr,
-        *of_terms,
-        halves,
-        spans.starts,
-        spans.layer_of,
-        columns,
-        layers,
-    )
+    places = (spans.starts, spans.layer_of, columns, layers)
+    grid = (spans.chunks, clients)
+    kernel(grid, rows, gradient, velocity, lr, *of_terms, halves, *places)
 
 
 def serves(rows: Tensor, spans: Spans, rule: Rule) -> bool:
@@ -113,9 +103,7 @@ def one_pass_macros(
         ("PULLED", int(strengths is not None)),
         ("MASKED", int(pulled.masked > 0)),
         ("SQUARED", f"{float(pulled.squared)!r}f"),
-        ("MOMENTUM", f"{float(rule.momentum)!r}f"),
-        ("NESTEROV", int(rule.nesterov)),
-        ("DECAY", f"{float(rule.weight_decay)!r}f"),
+        *rule.macros,
         ("RATE_EACH", int(rate_each)),
         ("HALVES", int(halves)),
     )

@@ -22,6 +22,15 @@ class Rule:
     nesterov: bool = False
     """Whether the step is gradient + momentum × velocity, as in torch.optim.SGD."""
 
+    @property
+    def macros(self) -> cuda.Macros:
+        """The constants, for kernels."""
+        return (
+            ("MOMENTUM", f"{float(self.momentum)!r}f"),
+            ("NESTEROV", int(self.nesterov)),
+            ("DECAY", f"{float(self.weight_decay)!r}f"),
+        )
+
 
 @torch.no_grad()
 def descend(
@@ -127,9 +136,7 @@ def serves(rows: Tensor, gradient: Tensor) -> bool:
 @cache
 def _kernel(rule: Rule, masked: bool, rate_each: bool, device: int) -> cuda.Kernel:
     macros = (
-        ("MOMENTUM", f"{float(rule.momentum)!r}f"),
-        ("NESTEROV", int(rule.nesterov)),
-        ("DECAY", f"{float(rule.weight_decay)!r}f"),
+        *rule.macros,
         ("CLIPPED", int(rule.clip > 0)),
         ("MASKED", int(masked)),
         ("RATE_EACH", int(rate_each)),

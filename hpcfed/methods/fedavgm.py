@@ -8,17 +8,16 @@ momentum, too.
 
 from dataclasses import dataclass
 
-from hpcfed.methods import _server_rate, fedavg
+from hpcfed.methods import _server_optimiser, fedavg
 from hpcfed.methods._interface import Cohort, Federation, Tensor
-from hpcfed.methods._server_optimiser import mean_row, moved
-from hpcfed.methods._server_rate import server_rate
+from hpcfed.methods._server_optimiser import mean_row, moved, server_rate
 from hpcfed.options import option
 
 EXTENDS = fedavg
 PRIVATE_MEAN = True
 
 
-class Options(_server_rate.Options):
+class Options(_server_optimiser.RateOptions):
     server_lr: float = option(0.5, "η, the server's learning rate", gt=0)
     server_momentum: float = option(
         0.7, "β: what the server's momentum keeps of its past", ge=0, lt=1

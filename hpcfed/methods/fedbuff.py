@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hpcfed.methods import _asynchronous, _server_rate, _waves, fedavg
+from hpcfed.methods import _asynchronous, _server_optimiser, _waves, fedavg
 from hpcfed.methods._asynchronous import Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
-from hpcfed.methods._server_rate import server_rate
+from hpcfed.methods._server_optimiser import server_rate
 from hpcfed.methods._waves import Received
 from hpcfed.options import option
 from hpcfed.runtime.device import on_device
@@ -27,7 +27,7 @@ from hpcfed.runtime.device import on_device
 EXTENDS = fedavg
 
 
-class Options(_asynchronous.Options, _server_rate.Options):
+class Options(_asynchronous.Options, _server_optimiser.RateOptions):
     buffer: int = option(
         10,
         "B: number of updates per step of the server, as in 10",

@@ -13,7 +13,7 @@ from hpcfed import options
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import Cohort, Federation
-from hpcfed.methods._path import accumulated
+from hpcfed.methods._steps import accumulated
 from hpcfed.options import option
 
 EXTENDS = fedavg

@@ -23,17 +23,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hpcfed.clients.job import Recipe
-from hpcfed.methods import IN_PLACE, OWNED, _server_rate, fedavg
+from hpcfed.methods import IN_PLACE, OWNED, _server_optimiser, fedavg
 from hpcfed.methods._interface import Cohort, Federation, Layout, Tensor
-from hpcfed.methods._path import accumulated
-from hpcfed.methods._server_optimiser import moved
-from hpcfed.methods._server_rate import server_rate
+from hpcfed.methods._server_optimiser import moved, server_rate
+from hpcfed.methods._steps import accumulated
 from hpcfed.options import Choice, LocalWork, RunConfig, Switch, Training, option
 
 EXTENDS = fedavg
 
 
-class Options(_server_rate.Options):
+class Options(_server_optimiser.RateOptions):
     needs_sgd = True
 
     local_steps: int = option(
