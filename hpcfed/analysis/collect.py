@@ -60,6 +60,7 @@ def joined(sides: Sequence[Found], *, apart: bool) -> Found:
     processes keep their side, and do not count as repeats of each other.
     """
     both = Found()
+    # Not strict: there may be one path only.
     for name, side in zip("AB", sides, strict=False):
         for process in side.processes:
             both.processes.append(replace(process, side=name) if apart else process)

@@ -172,8 +172,7 @@ class Difference:
 
 def subtract(before: Measurements, after: Measurements) -> Difference:
     """Subtract the mean of A's measurements from that of B's."""
-    # Repeats of one seed cannot be paired in any meaningful order.
-    # With one seed all pairs would be repeats of each other, paired by chance.
+    # With one seed, all pairs would be repeats of each other, paired by chance.
     several = len({seeds for seeds, _ in before}) > 1
     if several and before.keys() == after.keys():
         change = difference(after, before, paired=True)

@@ -160,6 +160,8 @@ def read_all(source: Source, about: Description) -> dict[str, np.ndarray]:
         found["owner_names"] = _texts(names)
         found["train_owners"] = numbers
         if "test_clients" in source.names():
+            # Each is among the names: `describe` refuses owners without training
+            # samples.
             of_test = np.searchsorted(names, source.read("test_clients"))
             found["test_owners"] = of_test.astype(np.int64)
     for split in about.splits:
@@ -192,6 +194,7 @@ def held_out(owners: np.ndarray) -> np.ndarray:
     tenth = position % HELD_OUT == HELD_OUT - 1
     last_of_few = (size > 1) & (size < HELD_OUT) & (position == size - 1)
     chosen = np.zeros(len(owners), dtype=bool)
+    # Back from the owners' order to that of the data set.
     chosen[order] = tenth | last_of_few
     return chosen
 

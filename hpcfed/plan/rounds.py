@@ -86,6 +86,7 @@ def _busiest(
     there = rank_of[cohort]
     totals = np.bincount(there, steps[cohort], ranks)
     most = np.zeros(ranks)
+    # `at`, because a rank occurs several times, and plain indexing keeps only its last.
     np.maximum.at(most, there, steps[cohort])
     # The rule by which `place` has put clients there.
     rank = int(np.argmax(totals + weight * most))

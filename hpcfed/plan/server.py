@@ -221,6 +221,7 @@ def _times_larger(
 def _between(points: Sequence[tuple[float, float]], at: float) -> float:
     """Interpolate between measured sizes; outside, return the nearest one's value."""
     sizes, values = zip(*sorted(points), strict=True)
+    # Sizes differ by factors, so interpolate over their logarithms.
     return float(np.interp(log(at), np.log(sizes), values))
 
 

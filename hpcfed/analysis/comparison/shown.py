@@ -189,6 +189,7 @@ def verdict(figure: Figure) -> str:
 
 def change_text(figure: Figure) -> str:
     """Return `1.12 [1.05, 1.19] times` or `−0.8 [−1.4, −0.2] points`."""
+    # 1 for ratios, 0 for differences.
     if figure.neutral:
         return f"{interval(figure.change, write=ratio)} times"
     unit = " points" if figure.unit == "%" else ""
