@@ -259,6 +259,8 @@ def as_run(command: Command) -> list[str] | None:
         words = [*words, *SHORT]
         if not {"--model", "--dataset", "--resume"} & set(words):
             words += ["--model", "mlp"]
+        if not {"--batch-size", "--resume"} & set(words):
+            words += ["--batch-size", "64"]
     for sign, more in SMALL.items():
         if any(sign in word for word in words):
             words = [*words, *more]
