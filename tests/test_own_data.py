@@ -760,6 +760,8 @@ def test_the_example_runs_as_it_says(tmp_path: Path) -> None:
         dataset_options='{"hospitals": 5}',
         rounds=5,
         lr=0.02,
+        epochs=2,
+        batch_size=16,
     )
     record = read_run(started(*words, "--out", tmp_path / "run"))
     assert record.config["clients"] == 5
