@@ -9,8 +9,9 @@ import numpy as np
 
 from hpcfed.analysis.findings import OF_100, PLAIN, Kind
 from hpcfed.analysis.groups import Group
+from hpcfed.analysis.labels import both_series
 from hpcfed.analysis.statistics import Estimate, difference, of_runs, of_seeds
-from hpcfed.options.metrics import HEADLINES, METRICS, global_name, label_of, metric_of
+from hpcfed.options.metrics import HEADLINES, METRICS, Metric, label_of, metric_of
 from hpcfed.words import MIB
 
 
@@ -22,8 +23,16 @@ class Measure:
     name: str
     """Its display name."""
     whose: str
-    lower_is_better: bool
-    in_percent: bool
+    """Whose model and test data."""
+    metric: Metric
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric.lower_is_better
+
+    @property
+    def in_percent(self) -> bool:
+        return self.metric.in_percent
 
     @property
     def scale(self) -> float:
@@ -101,21 +110,9 @@ def measures(every: Sequence[Group]) -> list[Measure]:
         return []
     (task,) = tasks
     metric = METRICS[HEADLINES.get(task, "accuracy")]
-    whose = {
-        metric.name: "clients, own test data",
-        global_name(metric.name): "global model, all test data",
-    }
-    found = []
-    for series, name in whose.items():
-        judged = Measure(
-            series=series,
-            name=label_of(metric.name, task),
-            whose=name,
-            lower_is_better=metric.lower_is_better,
-            in_percent=metric.in_percent,
-        )
-        found.append(judged)
-    return found
+    name = label_of(metric.name, task)
+    both = both_series(metric.name).items()
+    return [Measure(series, name, whose, metric) for series, whose in both]
 
 
 def _known(group: Group, series: str) -> bool:

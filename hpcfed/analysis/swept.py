@@ -4,10 +4,11 @@ effect on score and time.
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, pairwise
 from math import exp, inf, isfinite, log, nan
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -225,56 +226,49 @@ def score_effect(
     found: dict[Combination, list[Group]], option: Swept, judged: Measure
 ) -> Effect | None:
     """Return the effect of an option on the score; None if no two values have pairs."""
-    centres = {}
     sign = -1.0 if judged.lower_is_better else 1.0
-    for choice, members in found.items():
-        centres[choice] = {
-            value_json(group, option.name): sign * judged.estimate(group).centre
-            for group in members
-        }
-    found_effect = _effect(centres, option, logarithmic=False)
+    effect = _effect(found, option, lambda group: sign * judged.estimate(group).centre)
     seeds = [len(judged.by_seed(group)) for group in chain(*found.values())]
-    if found_effect is None or min(seeds) > 1:
-        return found_effect
+    if effect is None or min(seeds) > 1:
+        return effect
     # Pairs that agree say nothing about the noise of a single seed.
-    return replace(found_effect, change=Estimate(found_effect.change.centre))
+    return replace(effect, change=Estimate(effect.change.centre))
 
 
 def time_effect(found: dict[Combination, list[Group]], option: Swept) -> Effect | None:
     """Return the effect of an option on the time of a round."""
-    centres = {}
-    for choice, members in found.items():
-        centres[choice] = {
-            # Negative, so that larger is better, as for scores.
-            value_json(group, option.name): -log(group.seconds.centre)
-            for group in members
-        }
-    return _effect(centres, option, logarithmic=True)
+    return _effect(
+        found, option, lambda group: -log(group.seconds.centre), logarithmic=True
+    )
 
 
 def _effect(
-    centres: dict[Combination, dict[str, float]], option: Swept, *, logarithmic: bool
+    found: dict[Combination, list[Group]],
+    option: Swept,
+    of: Callable[[Group], float],
+    *,
+    logarithmic: bool = False,
 ) -> Effect | None:
     """Compare the two values that are furthest apart, in families that have both."""
-    furthest: tuple[float, str, str, list[float]] | None = None
+    families = []
+    for members in found.values():
+        families.append({value_json(one, option.name): of(one) for one in members})
+    pairs = []
     texts = [json.dumps(value) for value in option.values]
-    for one, other in combinations(texts, 2):
-        changes = []
-        for family in centres.values():
-            change = family.get(one, nan) - family.get(other, nan)
-            if isfinite(change):
-                changes.append(change)
-        if not changes:
+    for best, worst in combinations(texts, 2):
+        changes = [one.get(best, nan) - one.get(worst, nan) for one in families]
+        known = [change for change in changes if isfinite(change)]
+        if not known:
             continue
-        mean = fmean(changes)
-        best, worst = (one, other) if mean >= 0 else (other, one)
-        if furthest is None or abs(mean) > furthest[0]:
-            # All in the direction of the mean; those that go against it stay negative.
-            signed = [change if mean >= 0 else -change for change in changes]
-            furthest = (abs(mean), best, worst, signed)
-    if furthest is None:
+        mean = fmean(known)
+        if mean >= 0:
+            pairs.append((mean, best, worst, known))
+        else:
+            # In the direction of the mean; changes against it become negative.
+            pairs.append((-mean, worst, best, [-change for change in known]))
+    if not pairs:
         return None
-    _, best, worst, signed = furthest
+    _, best, worst, signed = max(pairs, key=itemgetter(0))
     if logarithmic:
         mean_change = of_runs([exp(value) for value in signed])
     else:

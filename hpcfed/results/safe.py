@@ -208,6 +208,14 @@ def reading(path: Path, most: int = MOST_BYTES) -> Iterator[Reader]:
         yield Reader(file, [size + SLACK])
 
 
+@contextmanager
+def checked(path: Path, kind: str, mode: str = "r") -> Iterator[h5py.File]:
+    """Open a self-contained file; any exception within the block becomes one line."""
+    with readable(path, kind), h5py.File(path, mode) as file:
+        check(file)
+        yield file
+
+
 def check(file: h5py.File) -> None:
     """Refuse a file that is not self-contained."""
     for _ in objects(file):

@@ -23,7 +23,7 @@ from hpcfed.errors import UserError
 from hpcfed.models.layout import Layout
 from hpcfed.results.folder import snapshot_file, snapshots, snapshots_of_rank
 from hpcfed.results.publish import check_limit, hdf5_writing
-from hpcfed.results.safe import SLACK, Reader, check, readable
+from hpcfed.results.safe import SLACK, Reader, checked, readable
 
 KIND = "this run's snapshots"
 PER_ROW, PER_FILE = 160, 2**17
@@ -127,18 +127,11 @@ class SnapshotWriter:
     def _go_on(self, path: Path) -> bool:
         """Continue in a file of the resumed run; False if it is for other clients."""
         check_limit(path, path.stat().st_size)
-        with readable(path, KIND):
-            file = h5py.File(path, "r+")
-            try:
-                check(file)
-                fits = self._fits(file)
-            except BaseException:
-                file.close()
-                raise
+        with checked(path, KIND) as file:
+            fits = self._fits(file)
         if fits:
-            self._file = file
-        else:
-            file.close()
+            with readable(path, KIND):
+                self._file = h5py.File(path, "r+")
         return fits
 
     def _fits(self, file: h5py.File) -> bool:
@@ -212,8 +205,7 @@ def _rewind(folder: Path, first: int) -> None:
     """Remove snapshots from round `first` on, and files without earlier ones."""
     for path in snapshots(folder):
         check_limit(path, path.stat().st_size)
-        with readable(path, KIND), h5py.File(path, "r+") as file:
-            check(file)
+        with checked(path, KIND, "r+") as file:
             known = Reader(file, [SLACK])
             rounds = known.numbers("round", (None,))
             taken = known.numbers("taken", rounds.shape)
@@ -269,8 +261,7 @@ def _rounds_taken(files: list[Path]) -> set[int]:
     """Return the rounds whose snapshot is whole, counted from 1."""
     found: set[int] = set()
     for path in files:
-        with readable(path, "snapshots"), h5py.File(path, "r") as file:
-            check(file)
+        with checked(path, "snapshots") as file:
             found.update((file["round"][file["taken"][()] == 1] + 1).tolist())
     return found
 
@@ -280,8 +271,7 @@ def _read_parameters(files: list[Path], round: int) -> Parameters:
     clients, rows = [], []
     global_row = None
     for path in files:
-        with readable(path, "snapshots"), h5py.File(path, "r") as file:
-            check(file)
+        with checked(path, "snapshots") as file:
             wanted = (file["round"][()] == round - 1) & (file["taken"][()] == 1)
             # A resumed run may have continued in another file.
             if not wanted.any():
