@@ -284,7 +284,7 @@ def test_figures_tell_what_generated_rows_are(finished: Finished) -> None:
 
 
 class Notes:
-    """Takes down what `_welcome` would write to a file."""
+    """Keeps what a run would write to its results about new clients."""
 
     def __init__(self) -> None:
         self.curves: dict[str, list[np.ndarray]] = {}
