@@ -267,20 +267,23 @@ def worst_tenth(values: np.ndarray) -> float:
     return float(np.sort(values)[:few].mean())
 
 
+def client_figures(known: np.ndarray) -> dict[str, float]:
+    """Return what a table and a chart say about the distribution of accuracies."""
+    return {
+        "mean": float(known.mean()),
+        "first quartile": float(np.quantile(known, 0.25)),
+        "mean of the worst tenth": worst_tenth(known),
+        "worst client": float(known.min()),
+        "standard deviation over clients": float(known.std()),
+    }
+
+
 def of_clients(runs: Runs) -> Iterator[Table]:
     """Yield the distribution of clients' last accuracies."""
     known = last_of_clients(runs)
     if len(known) >= FEWEST:
-        figures = {
-            "mean": known.mean(),
-            "first quartile": np.quantile(known, 0.25),
-            "mean of the worst tenth": worst_tenth(known),
-            "worst client": known.min(),
-            "standard deviation over clients": known.std(),
-        }
-        rows: list[Row] = [
-            [name, PERCENT(float(value))] for name, value in figures.items()
-        ]
+        figures = client_figures(known).items()
+        rows: list[Row] = [[name, PERCENT(value)] for name, value in figures]
         yield Table(("clients' last accuracy", ""), rows)
 
 

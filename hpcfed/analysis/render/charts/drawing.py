@@ -117,8 +117,11 @@ def layer(
     made: Spec = {"mark": {"type": kind, **properties}, "encoding": encoding}
     if data is not None:
         return made | {"data": {"values": list(data)}}
+    # A single series has no legend, and Vega refuses a filter by a choice that no layer
+    # offers.
     several = len(set(names)) > 1
     made["transform"] = [{"filter": {"param": "chosen"}}] if several else []
+    # Vega would draw an unknown end at zero.
     if known:
         made["transform"].append({"filter": f"isValid(datum.{known})"})
     params: list[Spec] = []

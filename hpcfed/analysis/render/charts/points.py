@@ -151,6 +151,7 @@ def rows(
     if line is None:
         point["shape"] = colour
     size: Spec = {"filled": True, "size": 50, "yOffset": down}
+    # First, so that points are drawn over their intervals.
     layers = whiskers(names, "x", across, place, down=down)
     layers.append(layer("point", point, names=names, zoom=(), **size))
     if line is not None:

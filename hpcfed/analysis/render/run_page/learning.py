@@ -26,7 +26,11 @@ from hpcfed.analysis.render.sections.accuracy import curve_of
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.render.sections.spending import VIRTUAL_TIME, climb_of
 from hpcfed.analysis.run_findings.costs import round_seconds
-from hpcfed.analysis.run_findings.learning import FEWEST, last_of_clients, worst_tenth
+from hpcfed.analysis.run_findings.learning import (
+    FEWEST,
+    client_figures,
+    last_of_clients,
+)
 from hpcfed.errors import count
 from hpcfed.options.metrics import METRICS, label_of
 from hpcfed.results.run import RunRecord
@@ -177,19 +181,16 @@ def clients(group: Group) -> Section:
             )
     known = 100 * last_of_clients(group.seeds)
     if len(known) >= FEWEST:
-        section.charts.append(
-            histogram(
-                "clients by their last accuracy",
-                known.tolist(),
-                Axis("accuracy, %"),
-                counted="clients",
-                marks={
-                    "mean": float(known.mean()),
-                    "first quartile": float(np.quantile(known, 0.25)),
-                    "mean of the worst tenth": worst_tenth(known),
-                },
-            )
+        # The chart has dashes for three marks.
+        figures = list(client_figures(known).items())[:3]
+        drawn = histogram(
+            "clients by their last accuracy",
+            known.tolist(),
+            Axis("accuracy, %"),
+            counted="clients",
+            marks=dict(figures),
         )
+        section.charts.append(drawn)
     return section
 
 

@@ -168,5 +168,6 @@ def size_name(group: Group) -> str:
 
 
 def _heights(every: Sequence[Group], segments: Segments) -> dict[str, list[float]]:
+    # All groups have the same segments.
     of_groups = [segments(group) for group in every]
     return {name: [one[name] for one in of_groups] for name in of_groups[0]}
