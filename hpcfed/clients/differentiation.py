@@ -88,9 +88,7 @@ class Differentiation:
         """The weights that the network takes in bfloat16."""
 
     def choose_halves(self, clients: int, device: torch.device) -> bool:
-        """Choose the weights that the network takes rounded to bfloat16, and return
-        whether there are any.
-        """
+        """Choose the weights to be rounded to bfloat16; tell whether there are any."""
         names = self._network.halved(clients, device)
         self._halved = []
         for e in self._layout.entries:

@@ -130,9 +130,7 @@ class TrainingJob:
     keys: Tensor
     """One per client: seeds its order of samples and its dropout."""
     columns: Tensor | None = None
-    """True where training may change a row; all other columns stay bit-identical. None:
-    all may change.
-    """
+    """True where training may change a row; others keep their bits. None: all."""
     pull: Pull | None = None
     """Draws row i towards its reference i."""
     correction: Tensor | None = None

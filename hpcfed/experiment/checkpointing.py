@@ -28,9 +28,7 @@ from hpcfed.runtime.signals import Stop
 LAST_BYTES = 64 * 2**20
 """A complete run keeps a checkpoint unasked if all states take at most these bytes."""
 CHANNEL = "way-"
-"""Prefix of the channel's tensors in every version of the files. No field of a state
-can have such a name.
-"""
+"""Prefix of the channel's tensors in all files; no state's field has such a name."""
 
 
 class Checkpointer:
@@ -93,9 +91,7 @@ class Checkpointer:
             self._write(self._done, state, required=False)
 
     def after_new_rounds(self, state: Any, *, stopping: bool) -> None:
-        """Write that checkpoint if all ranks stop and it does not exist yet; remove it
-        if it is no longer needed.
-        """
+        """Write that checkpoint if all stop without it; remove it if not needed."""
         if stopping and self._newest < self._done:
             self._write(self._done, state, required=True)
         elif not stopping and self._passing and self._results is not None:

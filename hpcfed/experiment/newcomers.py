@@ -1,6 +1,4 @@
-"""Clients that join after the last round: they train alone, or continue together with
-rounds of the method.
-"""
+"""Clients that join after the last round: they train alone, or in further rounds."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -1,6 +1,4 @@
-"""One run, several seeds of it, or several points of a study, from the command line's
-settings to their end.
-"""
+"""One run, several seeds, or several points of a study, from settings to their end."""
 
 import os
 import re

@@ -182,9 +182,7 @@ def check_account(config: RunConfig) -> None:
 def tracked(
     setup: Setup, folder: Path, results: ResultsWriter | None, say: Say, stop: Stop
 ) -> Iterator[Tracking | None]:
-    """Return the trackers of a run within the block, on the root; None on other ranks,
-    or if none was requested.
-    """
+    """Return a run's trackers within the block, on the root; None elsewhere."""
     config = setup.settings.config
     openers = _openers(config)
     if results is None or not openers:

@@ -38,9 +38,7 @@ class Aggregation:
         self._collectives = collectives
 
     def __call__(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Combine the whole cohort's rows into one, on every rank; `rows` are those of
-        this rank's members.
-        """
+        """Combine the cohort's rows, here `rows`, into one on every rank."""
         rule = self._config.aggregation
         if rule == "mean" or not rows.shape[1]:
             return self.mean(rows, cohort)

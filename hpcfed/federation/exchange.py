@@ -186,9 +186,7 @@ class Exchange:
         return replace(cohort, weights=shares(cohort.weights * came))
 
     def close_round(self, cohort: Cohort) -> None:
-        """Let the virtual clock decide whose uploads count and when the round ends,
-        unless it has already done so.
-        """
+        """Let the clock decide whose uploads count and when the round ends, once."""
         clock, log = self.channel.clock, cohort.log
         # A collective: every rank closes every round, also without a clock.
         if self.channel.spending is not None:

@@ -61,9 +61,7 @@ class Participants:
         return self.config.on_bad_update == "stop"
 
     def weight_of(self, cohort: Cohort) -> float:
-        """Return the cohort's share of the total weight of all clients of the
-        federation; 0 if no member has data.
-        """
+        """Return the cohort's share of all clients' weight; 0 without data."""
         total = float(self.weights.sum())
         return float(self.weights[cohort.clients].sum()) / total if total else 0.0
 
@@ -143,9 +141,7 @@ class Participants:
         return self._cohort(cohort.round, clients, cohort.log, cohort.in_flight)
 
     def everyone(self, round: int) -> Cohort:
-        """Return a cohort of all clients of this federation, such as clients that join
-        late, with a log of its own.
-        """
+        """Return a cohort of all clients of this federation, with its own log."""
         self.round = round
         self.log = RoundLog()
         everyone = np.arange(len(self.sizes))

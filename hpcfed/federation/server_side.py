@@ -67,9 +67,7 @@ class ServerSide:
             return member_rows(rows, cohort, selected)
 
     def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Return Σ weightᵢ rowᵢ over all members, or what --aggregation makes of their
-        rows; the same on every rank.
-        """
+        """Return Σ weightᵢ rowᵢ, or what --aggregation makes of the rows."""
         # Compare identity: any other tensor was not clipped, or was changed since.
         if rows is not cohort.in_flight.received:
             refuse_if_private(
@@ -159,9 +157,7 @@ class ServerSide:
             return self._collectives.allreduce(tensor)
 
     def bases(self, vectors: int, *, by_class: bool = False) -> np.ndarray:
-        """Return left singular vectors of every client's training data, [clients,
-        features, vectors], on every rank.
-        """
+        """Return every client's left singular vectors, [clients, features, vectors]."""
         refuse_if_private(self._config, "looks at clients' data")
         if self._exchange.channel.spending is not None:
             raise UserError(

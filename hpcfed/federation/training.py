@@ -76,9 +76,7 @@ class LocalTraining:
         return row.to(self.device)
 
     def keys(self, purpose: str, cohort: Cohort) -> Tensor:
-        """Return a key for each of the cohort's members on this rank, for the random
-        numbers that it draws for itself.
-        """
+        """Return a key for each member here, for the numbers that it draws itself."""
         return self._keys(purpose, cohort.round, cohort.here)
 
     def _keys(self, purpose: str, round: int, clients: np.ndarray) -> Tensor:

@@ -1,6 +1,4 @@
-"""Dropout with the clients' own random numbers as one kernel, on a GPU or a CPU; the
-mask is never stored.
-"""
+"""Dropout with the clients' own random numbers as one kernel, without a stored mask."""
 
 import ctypes
 import math

@@ -269,9 +269,7 @@ class _GroupNorm(torch.autograd.Function):
 
 
 def serves(x: Tensor, together: int) -> bool:
-    """Return whether the kernels support these activations, if `together` neighbouring
-    channels are summed together.
-    """
+    """Return whether the kernels support sums of `together` neighbouring channels."""
     whole_vectors = together % _VECTOR == 0 and 0 < together <= _MOST_CHANNELS
     known_type = x.dtype in (torch.float32, torch.bfloat16)
     return whole_vectors and known_type and x.numel() > 0 and cuda.available(x.device)

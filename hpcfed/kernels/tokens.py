@@ -97,9 +97,7 @@ class _NextToken(torch.autograd.Function):
 
 
 def _differentiate(logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
-    """Replace logits [tokens, vocabulary] by the gradient of their client's mean loss;
-    return the tokens' losses.
-    """
+    """Replace logits by the gradient of their client's mean loss; return losses."""
     flat = targets.flatten()
     tokens = len(flat) // len(counts)
     if logits.dtype == torch.float32 and cuda.available(logits.device):

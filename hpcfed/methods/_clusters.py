@@ -216,9 +216,7 @@ def join(state: State, shared: Tensor, private: Tensor) -> Tensor:
 
 
 def download(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    """Return the cohort's rows at the start of a round: the cluster's columns and each
-    client's private columns.
-    """
+    """Return rows at the start of a round: the cluster's and private columns."""
     theirs = cluster_rows(fed, state, cohort.here)
     shared = fed.download(theirs, cohort)
     return join(state, shared, state.private[cohort.here])

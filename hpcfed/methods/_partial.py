@@ -74,9 +74,7 @@ def join(state: State, shared: Tensor, private: Tensor) -> Tensor:
 
 
 def download(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    """Return the cohort's rows at the start of a round: the server's columns and each
-    client's private columns.
-    """
+    """Return rows at the start of a round: the server's and private columns."""
     shared = fed.download(state.shared, cohort)
     return join(state, shared, state.private[cohort.here])
 

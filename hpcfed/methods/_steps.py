@@ -1,6 +1,4 @@
-"""Shared by methods that do something between clients' SGD steps, or compute how far
-these move a row.
-"""
+"""Shared by methods that act between clients' SGD steps, or weigh these."""
 
 from dataclasses import replace
 
@@ -40,9 +38,7 @@ def one_step(fed: Federation, lr: float | None = None) -> Recipe:
 def followed(
     fed: Federation, velocity: Tensor, change: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the new velocity, and the change with momentum in place of `change`, which
-    is that of a plain SGD step.
-    """
+    """Return the new velocity, and the change with momentum for a plain one."""
     momentum = fed.config.momentum
     velocity = momentum * velocity + change
     if fed.config.nesterov:

@@ -45,9 +45,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
 
 def train(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
-    """Return the cohort's rows after local training. All other clients train, too, and
-    store their updates.
-    """
+    """Return the cohort's trained rows; all others train and store updates."""
     # All clients train from w, so all of them download it.
     start = fed.download(state.w, cohort, everyone=True)
     start = start + fed.options.umf_beta * state.stored[cohort.here]

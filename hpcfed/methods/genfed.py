@@ -78,9 +78,7 @@ def round(
 def best(
     fed: Federation[Options], rows: Tensor, cohort: Cohort
 ) -> tuple[Tensor, Cohort, Cohort]:
-    """Upload trained rows; return the selected ones, their cohort, and that of all rows
-    that arrived.
-    """
+    """Upload rows; return the best, their cohort, and that of all arrived."""
     rows, cohort = fed.arrived(fed.upload(rows, cohort), cohort)
     rho = fed.options.rho(cohort.round, len(cohort.clients))
     # Algorithm 1: C_t, the ρ_t uploads of S_t that do best on the validation set.

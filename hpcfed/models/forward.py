@@ -237,9 +237,7 @@ class Forward:
         return set()
 
     def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
-        """Return the weights that should update themselves in a step; none if a module
-        may use them anywhere.
-        """
+        """Return the weights that update themselves in a step; none by default."""
         return []
 
     def join(self) -> None:

@@ -157,9 +157,7 @@ def _finish_lazy(network: nn.Module, x: Tensor, call: Call) -> None:
 
 
 def _serves(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Tell whether outputs are as wanted; a pretrained network may know many more
-    tokens than the data has.
-    """
+    """Tell whether outputs are as wanted; a network may know more tokens."""
     if len(wanted) != 2 or len(found) != 2:
         return found == wanted
     return found[0] == wanted[0] and found[1] >= wanted[1]

@@ -126,9 +126,7 @@ class VmapNetwork(Forward):
         return found
 
     def join(self) -> None:
-        """Wait for gradients that go to sinks, and write the buffers that the module has
-        changed into the rows.
-        """
+        """Wait for gradients that go to sinks, and write changed buffers to rows."""
         super().join()
         self._changes.write()
 

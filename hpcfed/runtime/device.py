@@ -21,9 +21,7 @@ def on_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that torch has held on the GPU so far; on a CPU, the most
-    that this process has held.
-    """
+    """Return the most bytes held so far: by torch on a GPU, else by the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return machine.peak()

@@ -148,9 +148,7 @@ def _mpirun(ranks: int) -> list[str]:
 
 
 def mpirun_program() -> str:
-    """Return the mpirun next to Python, which fits the library that Python loads, or
-    else the first on the path.
-    """
+    """Return the mpirun next to Python, which fits its library, or the path's."""
     beside = Path(sys.executable).with_name("mpirun")
     return str(beside) if beside.exists() else "mpirun"
 

@@ -1,6 +1,4 @@
-"""MPI communicators. mpi4py is imported only if a launcher has started several ranks:
-importing it starts MPI.
-"""
+"""MPI communicators. mpi4py is imported only for several ranks: that starts MPI."""
 
 import os
 import re

@@ -164,9 +164,7 @@ def check_backend(wanted: Backend) -> None:
 def choose_backend(
     locations: tuple[Location, ...], wanted: Backend = "auto"
 ) -> tuple[str, str]:
-    """Return the backend for the ranks of a role, and why: NCCL if every rank has its
-    own GPU, otherwise gloo.
-    """
+    """Return a role's backend, and why: NCCL if each rank has a GPU, else gloo."""
     on_gpus = _on_gpus(locations)
     if wanted == "nccl" and not on_gpus:
         raise UserError(

@@ -78,9 +78,7 @@ class World:
 
     @property
     def server_locations(self) -> tuple[Location, ...]:
-        """Where the ranks that train the server's model run: the server ranks, or all
-        workers if there are none.
-        """
+        """Where the ranks with the server's model run: server ranks, or all workers."""
         if self.server_ranks:
             return self.locations[self.num_workers :]
         return self.locations
@@ -128,9 +126,7 @@ class World:
         return values
 
     def join_alone(self) -> None:
-        """Make a process group of only this rank, for libraries that need one; do
-        nothing if there is already a group.
-        """
+        """Make a process group of only this rank, unless there is a group."""
         process_group.join_alone(group_backend((self.location,), self.wanted))
 
     def abort(self, code: int) -> None:

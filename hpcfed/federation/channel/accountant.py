@@ -19,7 +19,7 @@ import logging
 import math
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,9 +29,6 @@ from hpcfed.federation.channel import Memory
 from hpcfed.options import RunConfig
 from hpcfed.options.privacy import LEAST_BY_PLD
 from hpcfed.runtime.collectives import Collectives
-
-if TYPE_CHECKING:
-    import numpy as np
 
 INTERVAL = 1e-3
 """Grid of privacy losses. Results are upper bounds on any grid. Compared with the
@@ -84,7 +81,7 @@ class Accountant:
         """Return ε after `rounds` with noise of `noise_multiplier` × C on sums."""
         return _epsilon_on(self, noise_multiplier, rounds, INTERVAL)
 
-    def epsilons(self, noise_multiplier: float, rounds: int) -> "np.ndarray":
+    def epsilons(self, noise_multiplier: float, rounds: int) -> np.ndarray:
         """Return upper bounds of ε after each of `rounds` rounds; the last is the best.
 
         Most are the ε of a slightly later round, on a coarser grid: 1500 rounds take
@@ -98,9 +95,7 @@ class Accountant:
 
 
 @cache
-def _spending(accountant: Accountant, noise: float, rounds: int) -> "np.ndarray":
-    import numpy as np
-
+def _spending(accountant: Accountant, noise: float, rounds: int) -> np.ndarray:
     # The last round's ε is printed, so it alone is computed on the fine grid.
     last = accountant.epsilon(noise, rounds)
     found = np.full(rounds, last)
@@ -177,7 +172,7 @@ def _epsilon_by_rdp(accountant: Accountant, noise: float, rounds: int) -> float:
 @cache
 def _divergences_of_one_round(
     accountant: Accountant, noise: float
-) -> tuple["np.ndarray", "np.ndarray"]:
+) -> tuple[np.ndarray, np.ndarray]:
     made = _library_accountant(accountant)
     made.compose(_round_event(accountant, noise))
     return made.orders, made.rdp
@@ -370,16 +365,12 @@ class SampleSpending:
     collectives: Collectives
 
     def add(self, clients: np.ndarray, times: np.ndarray) -> None:
-        """Add to how many times samples of these clients were trained on; `clients` are
-        positions on this rank.
-        """
+        """Add how often samples of these clients, by position, were trained on."""
         at = torch.from_numpy(clients)
         self._releases()[at] += torch.from_numpy(times.astype(np.int64))
 
     def epsilon(self) -> float:
-        """Return ε of the sample that was trained on most often, on the root; the same
-        call on every rank.
-        """
+        """Return ε of the sample trained on most often, on the root; all ranks call."""
         here = int(self._releases().max()) if self.memory.num_clients else 0
         most = max(self.collectives.allgather(here))
         multiplier, delta = self.config.sample_noise, self.config.delta

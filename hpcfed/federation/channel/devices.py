@@ -68,9 +68,7 @@ class Devices:
         return np.flatnonzero(self.availability.at(now))
 
     def next_available(self, now: float) -> float:
-        """Return the first moment from `now` on at which some client is available;
-        infinity if none ever is again.
-        """
+        """Return when a client is available from `now` on; infinity: never again."""
         return now if self.availability is None else self.availability.next(now)
 
 

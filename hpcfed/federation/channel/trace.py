@@ -53,9 +53,7 @@ class Availability:
         return there
 
     def next(self, now: float) -> float:
-        """Return the first moment from `now` on at which some client is available;
-        infinity if none ever is again.
-        """
+        """Return when a client is available from `now` on; infinity: never again."""
         if self.at(now).any():
             return now
         moment = self._within_period(now)
