@@ -16,12 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpcfed.data.array_checks import NO_TARGET
 from hpcfed.kernels.batch import cross_entropy, of_step
 from hpcfed.kernels.tokens import next_token
 from hpcfed.options.metrics import PER_CLASS
-
-NO_TARGET = -100
-"""Marks a position without a next token, as F.cross_entropy does."""
 
 Sums = dict[str, Tensor]
 """Sums over each client's samples by name, [clients, …]."""

@@ -1,5 +1,6 @@
 """Shared by methods that act between clients' SGD steps, or weigh these."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from hpcfed import options
 from hpcfed.clients.job import Recipe
 from hpcfed.methods._interface import Cohort, Federation, Tensor
-from hpcfed.options import option
+from hpcfed.options import Choice, RunConfig, option
 from hpcfed.runtime.device import on_device
 
 
@@ -24,6 +25,12 @@ class Options(options.Options):
         also="num_local_steps max_steps",
         replaces="epochs",
     )
+
+
+def plain_sgd(config: RunConfig, because: str) -> Iterable[Choice]:
+    """Choose steps without momentum, where clients train by SGD."""
+    if config.optimiser == "sgd":
+        yield Choice("momentum", 0.0, f"{because}; --momentum takes others")
 
 
 def one_step(fed: Federation, lr: float | None = None) -> Recipe:

@@ -18,6 +18,7 @@ from hpcfed import options
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import IN_PLACE, OWNED, Cohort, Federation, Tensor
+from hpcfed.methods._steps import plain_sgd
 from hpcfed.options import Choice, RunConfig, option
 
 EXTENDS = fedavg
@@ -34,12 +35,7 @@ class Options(options.Options):
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         # Measured on digits, Dirichlet 0.1: with momentum 0.9 FedDyn learns for twenty
         # rounds, and then forgets it again.
-        if config.optimiser == "sgd":
-            yield Choice(
-                "momentum",
-                0.0,
-                "feddyn's linear terms bear small steps only; --momentum takes others",
-            )
+        return plain_sgd(config, "feddyn's linear terms bear small steps only")
 
 
 @dataclass(frozen=True)

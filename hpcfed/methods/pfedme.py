@@ -22,6 +22,7 @@ from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.methods import IN_PLACE, OWNED, fedavg
 from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.methods._server_optimiser import moved
+from hpcfed.methods._steps import plain_sgd
 from hpcfed.options import Choice, LocalWork, RunConfig, Training, option
 
 EXTENDS = fedavg
@@ -57,12 +58,7 @@ class Options(options.Options):
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         # A few steps with large momentum overshoot the optimum.
-        if config.optimiser == "sgd":
-            yield Choice(
-                "momentum",
-                0.0,
-                "a few plain steps find pfedme's personal rows; --momentum takes others",
-            )
+        return plain_sgd(config, "a few plain steps find pfedme's personal rows")
 
 
 @dataclass(frozen=True)

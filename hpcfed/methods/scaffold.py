@@ -26,7 +26,7 @@ from hpcfed.clients.job import Recipe
 from hpcfed.methods import IN_PLACE, OWNED, _server_optimiser, fedavg
 from hpcfed.methods._interface import Cohort, Federation, Layout, Tensor
 from hpcfed.methods._server_optimiser import moved, server_rate
-from hpcfed.methods._steps import accumulated
+from hpcfed.methods._steps import accumulated, plain_sgd
 from hpcfed.options import Choice, LocalWork, RunConfig, Switch, Training, option
 
 EXTENDS = fedavg
@@ -51,12 +51,7 @@ class Options(_server_optimiser.RateOptions):
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         # Measured on digits, Dirichlet 0.1: with momentum 0.9 nothing is learnt, because
         # variates are one round old and K η must stay below one.
-        if config.optimiser == "sgd":
-            yield Choice(
-                "momentum",
-                0.0,
-                "scaffold's control variates are for plain SGD; --momentum takes others",
-            )
+        return plain_sgd(config, "scaffold's control variates are for plain SGD")
 
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         yield from super().switches(config)
