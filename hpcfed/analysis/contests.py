@@ -10,12 +10,7 @@ from math import isfinite
 from hpcfed.analysis.choices import Combination, grouped
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import label
-from hpcfed.analysis.outcomes import (
-    COSTS,
-    Measure,
-    RunCost,
-    measure,
-)
+from hpcfed.analysis.outcomes import COSTS, Measure, RunCost, measure
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.swept import Swept, problem
 from hpcfed.options import RunConfig

@@ -93,11 +93,7 @@ def of_rounds(values: Sequence[float]) -> Estimate:
         cut -= 1
     if cut < 0:
         return Estimate(centre)
-    return Estimate(
-        centre,
-        ordered[cut],
-        ordered[-1 - cut],
-    )
+    return Estimate(centre, ordered[cut], ordered[-1 - cut])
 
 
 def of_seeds(
@@ -111,11 +107,7 @@ def of_seeds(
         return Estimate(centre)
     half = _half_width(values)
     # An interval below 0 or above 100 % of accuracy would be nonsense.
-    return Estimate(
-        centre,
-        max(least, centre - half),
-        min(most, centre + half),
-    )
+    return Estimate(centre, max(least, centre - half), min(most, centre + half))
 
 
 def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
@@ -125,19 +117,9 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
     if not bounded or min(top.low, bottom.low) <= 0:  # no logarithm
         return Estimate(centre)
     # The ratio is low if the top is low and the bottom is high, and vice versa.
-    down = hypot(
-        log(top.centre / top.low),
-        log(bottom.high / bottom.centre),
-    )
-    up = hypot(
-        log(top.high / top.centre),
-        log(bottom.centre / bottom.low),
-    )
-    return Estimate(
-        centre,
-        centre * bounded_exp(-down),
-        centre * bounded_exp(up),
-    )
+    down = hypot(log(top.centre / top.low), log(bottom.high / bottom.centre))
+    up = hypot(log(top.high / top.centre), log(bottom.centre / bottom.low))
+    return Estimate(centre, centre * bounded_exp(-down), centre * bounded_exp(up))
 
 
 def difference(

@@ -122,11 +122,7 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
 
 
 def write_entry(
-    file: h5py.File,
-    entry: int,
-    round: int,
-    learning: Learning,
-    networks: Sequence[str],
+    file: h5py.File, entry: int, round: int, learning: Learning, networks: Sequence[str]
 ) -> None:
     """Write the entry of a training; the next rounds bring it to disk."""
     group = file[GROUP]

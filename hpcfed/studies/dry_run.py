@@ -60,11 +60,7 @@ def speed(
             starts.append(process - rounds)
     if not rates:
         return Speed(UNMEASURED["cuda" if cuda else "cpu"], START, 0)
-    return Speed(
-        median(rates),
-        median(starts) if starts else START,
-        len(rates),
-    )
+    return Speed(median(rates), median(starts) if starts else START, len(rates))
 
 
 def print_dry_run(order: StudyOrder) -> None:

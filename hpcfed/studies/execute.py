@@ -84,11 +84,7 @@ def _check_options(trial: Trial, records: Sequence[RunRecord]) -> None:
             )
         had = record.config | {"ranks": record.facts["ranks"]}
         wanted = settings.of_seed(seed) if several else settings
-        check_unchanged(
-            trial.folder,
-            had,
-            wanted.flat() | {"ranks": ranks},
-        )
+        check_unchanged(trial.folder, had, wanted.flat() | {"ranks": ranks})
 
 
 def _check_seeds(trial: Trial) -> None:

@@ -152,12 +152,7 @@ def _sbatch(words: Sequence[str], *, dry_run: bool) -> str | None:
     # The script runs this Python, whatever the jobs' path contains.
     environment = os.environ | {"PYTHON": sys.executable}
     try:
-        answer = subprocess.run(
-            line,
-            capture_output=True,
-            text=True,
-            env=environment,
-        )
+        answer = subprocess.run(line, capture_output=True, text=True, env=environment)
     except OSError as error:
         raise UserError(
             f"cannot start sbatch: {error.strerror}; "
