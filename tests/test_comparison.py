@@ -17,8 +17,9 @@ from rich.console import Console
 
 import hpcfed
 from hpcfed import cli
-from hpcfed.analysis.comparison import Comparison, compare, print_comparison
+from hpcfed.analysis.comparison.comparison import Comparison, compare
 from hpcfed.analysis.comparison.conditions import judge_all, read_conditions
+from hpcfed.analysis.comparison.shown import print_comparison
 from hpcfed.analysis.findings import Cell
 from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import label

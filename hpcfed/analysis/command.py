@@ -5,14 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfed.analysis.collect import Found, find, joined
-from hpcfed.analysis.comparison import (
-    Comparison,
-    Decision,
-    compare,
-    judge_all,
-    print_comparison,
-    read_conditions,
-)
+from hpcfed.analysis.comparison.comparison import Comparison, compare
+from hpcfed.analysis.comparison.conditions import Decision, judge_all, read_conditions
+from hpcfed.analysis.comparison.shown import print_comparison
 from hpcfed.analysis.groups import Group, groups
 from hpcfed.analysis.labels import condition_text
 from hpcfed.analysis.render.chart_files import chart_files, check_chart_files
@@ -32,6 +27,7 @@ from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.results.folder import check_export
 from hpcfed.results.publish import publish
 
+TAKE_UNFINISHED = "--unfinished takes runs with the rounds that they have"
 UNDECIDED = 3
 """The exit code if a condition is undecided because a side has one run, and none holds.
 """
@@ -68,7 +64,9 @@ def report(asked: ReportRequest) -> int:
     for line in found.unread:
         remark(f"hpcfed: left out: {printable(line)}")
     if not found.processes:
-        raise UserError(_nothing(asked.unfinished))
+        if asked.unfinished:
+            raise UserError("there is no finished round among them")
+        raise UserError(f"there is no complete run among them; {TAKE_UNFINISHED}")
     if conditions and comparison is None:
         raise UserError(f"--fail-if {conditions[0].text}: {_not_compared(sides)}")
     judged = judge_all(conditions, comparison, one_run_decides=asked.one_run_decides)
@@ -113,20 +111,8 @@ def _not_compared(sides: Sequence[Found]) -> str:
     """Return why A and B have no point in common."""
     for name, side in zip("AB", sides, strict=True):
         if not side.processes:
-            return (
-                f"{name} has no complete run; "
-                "--unfinished takes runs with the rounds that they have"
-            )
+            return f"{name} has no complete run; {TAKE_UNFINISHED}"
     return "no runs of both paths have the same options"
-
-
-def _nothing(unfinished: bool) -> str:
-    if unfinished:
-        return "there is no finished round among them"
-    return (
-        "there is no complete run among them; "
-        "--unfinished takes runs with the rounds that they have"
-    )
 
 
 def _write_charts(folder: Path, asked: ReportRequest, content: Content) -> None:

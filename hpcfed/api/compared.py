@@ -6,10 +6,9 @@ from os import PathLike
 from typing import Any
 
 from hpcfed.analysis.collect import find
-from hpcfed.analysis.comparison import Comparison
-from hpcfed.analysis.comparison import compare as compare_groups
 from hpcfed.analysis.comparison.changes import Change
-from hpcfed.analysis.comparison.comparison import Figure
+from hpcfed.analysis.comparison.comparison import Comparison, Figure
+from hpcfed.analysis.comparison.comparison import compare as compare_groups
 from hpcfed.analysis.comparison.shown import changed, verdicts
 from hpcfed.analysis.groups import groups
 from hpcfed.api.opened import path_of, table_of

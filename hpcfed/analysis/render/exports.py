@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from hpcfed.analysis.choices import values_of
-from hpcfed.analysis.comparison import Comparison, exported
+from hpcfed.analysis.comparison.comparison import Comparison
+from hpcfed.analysis.comparison.shown import exported
 from hpcfed.analysis.costmodel import Fitted, fit_groups
 from hpcfed.analysis.groups import Group, Noise, Process, noisy
 from hpcfed.analysis.labels import label, scaling_label

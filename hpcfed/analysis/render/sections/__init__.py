@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hpcfed.analysis.collect import Found
-from hpcfed.analysis.comparison import Comparison
+from hpcfed.analysis.comparison.comparison import Comparison
 from hpcfed.analysis.costmodel import fit_groups
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.render.sections import (

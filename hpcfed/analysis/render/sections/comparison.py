@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import inf, log
 
-from hpcfed.analysis.comparison import Comparison
-from hpcfed.analysis.comparison.comparison import Figure, PointPair
+from hpcfed.analysis.comparison.comparison import Comparison, Figure, PointPair
 from hpcfed.analysis.comparison.shown import (
     changed,
     point_name,
