@@ -41,6 +41,7 @@ GROUPS: tuple[type[OptionGroup], ...] = (
 )
 """The groups in the order of `hpcfed run --help`."""
 
+# Records list these groups last; the help has its own order, above.
 _LAST: tuple[type[OptionGroup], ...] = (
     CompressionOptions,
     DeviceOptions,

@@ -269,6 +269,7 @@ def _widened(found: Any, factor: float) -> Any:
         return [_widened(one, factor) for one in found]
     if isinstance(found, dict):
         return {key: _widened(one, factor) for key, one in found.items()}
+    # A plan is made of dataclasses that hold others, and intervals at their ends.
     if not is_dataclass(found) or isinstance(found, type):
         return found
     changes = {

@@ -143,6 +143,7 @@ def measured_link(points: tuple[LinkPoint, ...]) -> LinkSpeed | None:
     """Fit latency and speed to all-reduces between ranks of this machine."""
     if len(points) < 2:
         return None
+    # The time over a link without latency counts bytes, without bytes it counts turns.
     no_latency, no_bytes = LinkSpeed(1.0, 0.0, ""), LinkSpeed(inf, 1.0, "")
 
     def work(point: LinkPoint) -> list[float]:

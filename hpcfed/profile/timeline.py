@@ -130,9 +130,8 @@ def _metadata(line: Timeline, tracks: dict[str, int]) -> list[dict[str, Any]]:
 
 def _slices(line: Timeline, tracks: dict[str, int]) -> list[dict[str, Any]]:
     """Return a complete event ("X") for every span; times are in microseconds."""
-    events = []
-    for span in line.spans:
-        event = {
+    return [
+        {
             "ph": "X",
             "name": span.name,
             # "kernels, stream 7" and the like belong to one category.
@@ -142,20 +141,19 @@ def _slices(line: Timeline, tracks: dict[str, int]) -> list[dict[str, Any]]:
             "ts": 1e6 * span.begin,
             "dur": 1e6 * span.seconds,
         }
-        events.append(event)
-    return events
+        for span in line.spans
+    ]
 
 
 def _counters(line: Timeline) -> list[dict[str, Any]]:
     """Return a counter event ("C") for each memory sample."""
-    events = []
-    for seconds, used in line.memory:
-        event = {
+    return [
+        {
             "ph": "C",
             "name": "memory",
             "pid": line.rank,
             "ts": 1e6 * seconds,
             "args": {"MiB": used / 2**20},
         }
-        events.append(event)
-    return events
+        for seconds, used in line.memory
+    ]
