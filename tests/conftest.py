@@ -27,10 +27,11 @@ MPIRUN_FILES = "PRTE_MCA_prte_tmpdir_base"
 Finished = subprocess.CompletedProcess[str]
 
 LONGEST = (
-    "nccl", "gpu_server", "resume", "slurm", "pfedgpa_ranks", "folder", "genefl", "engine", "mpi", "hostile", "deepspeed",
-    "paper", "faults", "readme", "ranks", "seeds", "cli", "placement", "record", "baselines", "requeue", "study_page",
-    "pfedgpa_server", "genfed", "rivals", "kernels", "stalls", "own_methods", "python", "new_clients", "pfedgpa_files", "bad_updates",
-    "examples", "config", "extending", "profile", "learning", "server", "pfedgpa", "fisher",
+    "nccl", "gpu_server", "slurm", "resume", "pfedgpa_ranks", "ranks", "mpi", "engine", "deepspeed", "genefl", "faults", "stalls",
+    "hostile", "rivals", "folder", "readme", "study_page", "placement", "paper", "own_networks", "genfed", "record", "cli", "seeds",
+    "baselines", "extending", "requeue", "counts", "early_stop", "python", "profile", "kernels", "pfedgpa_server", "new_clients",
+    "own_methods", "own_data", "examples", "metrics", "privacy", "clock", "bad_updates", "weights", "methods", "server", "config",
+    "pfedgpa_files", "learning", "pfedgpa", "fisher",
 )  # fmt: skip
 """Files of tests that take longer than others, roughly in order."""
 

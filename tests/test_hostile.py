@@ -61,12 +61,12 @@ def test_hundreds_of_changed_files(originals: Path) -> None:
     files = fuzz.campaign(
         originals, len(mutations.KINDS) * len(FILES), seed=1, kinds=mutations.KINDS
     )
-    others = fuzz.campaign(originals, 2 * len(CASES), seed=1, kinds=tuple(CASES))
+    others = fuzz.campaign(originals, len(CASES), seed=1, kinds=tuple(CASES))
     for table, kinds in ((files, mutations.KINDS), (others, CASES)):
         total = sum(table.values(), Counter())
         assert set(table) == set(kinds)
         assert set(total) == {"read fine", "refused in one line"}, total
-        assert min(total.values()) > 5, total
+        assert min(total.values()) > len(kinds) / 4, total
 
 
 @pytest.mark.parametrize(

@@ -413,7 +413,7 @@ def test_a_cut_wire_ends_everything(tmp_path: Path) -> None:
     words = [
         *QUICK[:-4],
         "--rounds",
-        "100000",
+        "10000",
         "--evaluate-every",
         "1000",
         "--checkpoint-every",
