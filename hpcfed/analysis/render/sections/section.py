@@ -82,6 +82,18 @@ def points_table(
     return Table((*WHICH, *columns), rows, caption)
 
 
+def plain_points(
+    every: Sequence[Group], plain: Callable[[Group], bool], options: Sequence[str]
+) -> dict[Combination, Group]:
+    """Return the points that are plain, such as those without noise, by all their
+    options but these: so others find the plain point to be compared with.
+    """
+    found: dict[Combination, Group] = {}
+    for group in filter(plain, every):
+        found.setdefault(group.options.without(*options), group)
+    return found
+
+
 def estimates_line(
     name: str, x: Sequence[float], estimates: Sequence[Estimate], scale: float = 1.0
 ) -> Line:

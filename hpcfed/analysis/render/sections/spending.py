@@ -8,7 +8,6 @@ from statistics import fmean
 
 import numpy as np
 
-from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.curves import Climb, curve_over
 from hpcfed.analysis.findings import MEBIBYTES, PER_CENT_OF, PLAIN, TIME, Cell, Table
 from hpcfed.analysis.groups import Group
@@ -26,6 +25,7 @@ from hpcfed.analysis.render.sections.section import (
     LOG_SPREAD,
     Section,
     line_charts,
+    plain_points,
     points_table,
 )
 from hpcfed.analysis.swept import Swept
@@ -196,13 +196,12 @@ def _compression_table(every: Sequence[Group]) -> Table:
     """Return each point's score and bytes, and the reduction of bytes compared with the
     same point without compression.
     """
-    plain: dict[Combination, Group] = {}
-    for group in every:
-        if not _packs(group):
-            plain.setdefault(_otherwise(group), group)
+    # Majority vote is an aggregation rule, which costs no bytes.
+    packing = (*PACKING, "aggregation")
+    plain = plain_points(every, lambda group: not _packs(group), packing)
 
     def less(group: Group, *ways: str) -> Cell:
-        beside = plain.get(_otherwise(group), group)
+        beside = plain.get(group.options.without(*packing), group)
         sent = _bytes(group, *ways)
         known = beside is not group and sent
         return PLAIN(_bytes(beside, *ways) / sent if known else nan)
@@ -221,13 +220,6 @@ def _compression_table(every: Sequence[Group]) -> Table:
         "times less in all": [less(group, up, down) for group in every],
     }
     return points_table(every, columns, caption)
-
-
-def _otherwise(group: Group) -> Combination:
-    """Return what points have in common that differ only in compression. Majority vote
-    is an aggregation rule, which costs no bytes.
-    """
-    return group.options.without(*PACKING, "aggregation")
 
 
 def _bytes(group: Group, *ways: str) -> float:

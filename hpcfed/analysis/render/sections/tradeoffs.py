@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 from statistics import fmean
 
-from hpcfed.analysis.choices import Combination, grouped
+from hpcfed.analysis.choices import grouped
 from hpcfed.analysis.contests import Frontier, Weighed, frontiers
 from hpcfed.analysis.findings import MEBIBYTES, PLAIN, TIME, Cell, Row, Table
 from hpcfed.analysis.groups import Group
@@ -27,6 +27,7 @@ from hpcfed.analysis.render.sections.section import (
     Section,
     estimates_line,
     line_charts,
+    plain_points,
     points_table,
 )
 from hpcfed.analysis.statistics import Estimate, of_seeds
@@ -115,6 +116,10 @@ def _is_private(group: Group) -> bool:
     return isfinite(run_epsilon(group).centre)
 
 
+def _has_no_noise(group: Group) -> bool:
+    return not _is_private(group)
+
+
 def _privacy_charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
     """Draw the members' main metric over the ε that they have spent."""
     spent = [_epsilon(group) for group in members if _is_private(group)]
@@ -136,7 +141,7 @@ def _lines(
     dashed one for the same without noise.
     """
     known = [one for one in members if isfinite(judged.estimate(one).centre)]
-    beside = _without_noise(known)
+    beside = plain_points(known, _has_no_noise, NOISE)
     # Central and local noise have separate lines.
     others = [name for name in NOISE if name != "privacy"]
     private = sorted(filter(_is_private, known), key=_epsilon)
@@ -150,7 +155,7 @@ def _lines(
         spent = [_epsilon(group) for group in some]
         scores = [judged.estimate(group) for group in some]
         drawn.append(estimates_line(name, spent, scores))
-        plain = beside.get(_otherwise(some[0]))
+        plain = beside.get(some[0].options.without(*NOISE))
         if plain is not None:
             level = judged.estimate(plain).centre
             title = f"{label(plain.key.only(['method']))} without noise"
@@ -160,19 +165,6 @@ def _lines(
 
 def _epsilon(group: Group) -> float:
     return run_epsilon(group).centre
-
-
-def _without_noise(every: Sequence[Group]) -> dict[Combination, Group]:
-    """Return points without privacy, by what they have in common with private ones."""
-    found: dict[Combination, Group] = {}
-    for group in every:
-        if not _is_private(group):
-            found.setdefault(_otherwise(group), group)
-    return found
-
-
-def _otherwise(group: Group) -> Combination:
-    return group.options.without(*NOISE)
 
 
 def _privacy_table(every: Sequence[Group], private: Sequence[Group]) -> Table:
@@ -188,11 +180,11 @@ def _privacy_table(every: Sequence[Group], private: Sequence[Group]) -> Table:
     judged = measure(every)
     if judged is None:
         return points_table(private, columns)
-    beside = _without_noise(every)
+    beside = plain_points(every, _has_no_noise, NOISE)
     scores = []
     lost = []
     for group in private:
-        plain = beside.get(_otherwise(group))
+        plain = beside.get(group.options.without(*NOISE))
         scores.append(judged.kind(judged.estimate(group)))
         gain = Estimate(nan) if plain is None else judged.gain(plain, group)
         lost.append(judged.kind(gain))

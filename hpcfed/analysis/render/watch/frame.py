@@ -126,25 +126,10 @@ def _charts(view: RunView, console: Console, width: int) -> RenderableType:
     """Return the curves of the main metric and of the training loss."""
     narrow = width < NARROW
     each = (width if narrow else width // 2) - LABEL - 3
-    by_style, legend = {}, Table.grid(padding=(0, 2, 0, 0))
-    metric = view.metric
-    for style, (name, whose) in zip(STYLES, all_series(metric).items(), strict=False):
-        values = view.series(name)
-        if np.isfinite(values).any():
-            by_style[style] = values
-            last = text_of(metric, view.last(name))
-            legend.add_row(Text("━", style), whose, Text(last, "bold"))
-    label = label_of(metric, view.records[0].task)
-    loss = view.series("train_loss")
-    losses = Table.grid(padding=(0, 2, 0, 0))
-    last = f"{view.last('train_loss'):.4f}"
-    losses.add_row(Text("━", LOSS_STYLE), "train loss", Text(last, "bold"))
     charts = [
-        Group(_chart(view, by_style, metric, console, each), legend),
-        Group(_chart(view, {LOSS_STYLE: loss}, "loss", console, each), losses),
+        _chart(view, view.metric, all_series(view.metric), console, each),
+        _chart(view, "loss", {"train_loss": "train loss"}, console, each),
     ]
-    if not by_style:
-        charts = [Group(Text(f"{label}: not evaluated yet")), charts[1]]
     if narrow:
         return Group(*charts)
     side_by_side = Table.grid(padding=(0, 3, 0, 0))
@@ -154,11 +139,25 @@ def _charts(view: RunView, console: Console, width: int) -> RenderableType:
 
 def _chart(
     view: RunView,
-    by_style: dict[str, np.ndarray],
     metric: str,
+    series: Mapping[str, str],
     console: Console,
     width: int,
 ) -> RenderableType:
+    """Return the curves of several series of a metric, with a legend."""
+    of_training = "train_loss" in series
+    by_style, legend = {}, Table.grid(padding=(0, 2, 0, 0))
+    styles = (LOSS_STYLE,) if of_training else STYLES
+    for style, (name, whose) in zip(styles, series.items(), strict=False):
+        values, last = view.series(name), view.last(name)
+        # Every round has a loss of its training, even if it is not finite.
+        if of_training or np.isfinite(values).any():
+            by_style[style] = values
+            text = f"{last:.4f}" if of_training else text_of(metric, last)
+            legend.add_row(Text("━", style), whose, Text(text, "bold"))
+    if not by_style:
+        label = label_of(metric, view.records[0].task)
+        return Text(f"{label}: not evaluated yet")
     ascii_only = console.options.ascii_only
     by_factors = metric == "loss"
     for values in by_style.values():
@@ -181,7 +180,7 @@ def _chart(
         chart.add_row(Text(f"{label:>{LABEL}}{edge}", "dim"), line)
     ends = f"1{f'round {view.done}':>{width - 1}}"
     chart.add_row("", Text(ends, "dim"))
-    return chart
+    return Group(chart, legend)
 
 
 def _seeds(view: RunView) -> Table:
