@@ -42,13 +42,16 @@ def strong_answers(found: Sequence[Scaling]) -> list[str]:
     if len(largest) <= MOST_SENTENCES:
         return [_speedup(one) for one in largest]
     ordered = sorted(largest, key=lambda one: one.efficiency[-1].centre)
-    efficiencies = [one.efficiency[-1].centre for one in ordered]
-    return [
+    best, worst = _speedup(ordered[-1]), _speedup(ordered[0])
+    return [_efficiencies(ordered), f"Best: {best}", f"Worst: {worst}"]
+
+
+def _efficiencies(found: Sequence[Scaling]) -> str:
+    efficiencies = [one.efficiency[-1].centre for one in found]
+    return (
         f"The efficiency on the most ranks is {_range(efficiencies, 100)} % over "
-        f"{count(len(ordered), 'choice')} of options.",
-        f"Best: {_speedup(ordered[-1])}",
-        f"Worst: {_speedup(ordered[0])}",
-    ]
+        f"{count(len(found), 'choice')} of options."
+    )
 
 
 def _range(values: Sequence[float], scale: float = 1.0) -> str:
@@ -86,11 +89,7 @@ def weak_answers(found: Sequence[Scaling]) -> list[str]:
     """Say how efficient more ranks are with the same number of clients on each."""
     largest = _largest(found)
     if len(largest) > MOST_SENTENCES:
-        efficiencies = [one.efficiency[-1].centre for one in largest]
-        return [
-            f"The efficiency on the most ranks is {_range(efficiencies, 100)} % over "
-            f"{count(len(largest), 'choice')} of options."
-        ]
+        return [_efficiencies(largest)]
     sentences = []
     for one in largest:
         # In weak scaling, efficiency is the inverse of a round's slowdown.
@@ -99,7 +98,7 @@ def weak_answers(found: Sequence[Scaling]) -> list[str]:
             f"to {count(one.ranks[-1], 'rank')} the efficiency is "
             f"{times_text(one.efficiency[-1], ' %', 100)}."
         )
-    return few(sentences, "choice")
+    return sentences
 
 
 def client_answers(found: Sequence[Growth]) -> list[str]:
