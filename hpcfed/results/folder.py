@@ -15,7 +15,7 @@ from re import fullmatch
 
 from hpcfed.errors import UserError
 from hpcfed.options.run import seed_folder
-from hpcfed.results.publish import check_target
+from hpcfed.results.publish import check_target, write_plain
 
 # Other files import these names from here.
 
@@ -223,12 +223,8 @@ def failures(run: Path) -> list[Path]:
 
 def leave_failure(run: Path, rank: int, text: str) -> None:
     """Write down why a rank failed; ignore a failure to write."""
-    # Never overwrite the target of a link, or block on a pipe.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(OSError):
-        descriptor = os.open(run / f"error-{rank}.txt", flags, 0o666)
-        with open(descriptor, "w") as file:
-            file.write(text)
+        write_plain(text, run / f"error-{rank}.txt")
 
 
 def check_plain(folder: Path) -> None:

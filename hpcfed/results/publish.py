@@ -86,12 +86,16 @@ def publish(content: bytes | memoryview, path: Path) -> None:
 def replace_quickly(content: str, path: Path) -> None:
     """Replace a whole file without waiting for the disk; a crash may lose it."""
     hidden = path.with_name(f"{_hidden(path)}{os.getpid()}.tmp")
-    # Do not follow a link or wait for a pipe that somebody has put there.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(OSError):
-        with open(os.open(hidden, flags, 0o666), "w") as file:
-            file.write(content)
+        write_plain(content, hidden)
         os.replace(hidden, path)
+
+
+def write_plain(content: str, path: Path) -> None:
+    """Write a file, but do not follow a link or wait for a pipe under its name."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(os.open(path, flags, 0o666), "w") as file:
+        file.write(content)
 
 
 def sync_folder(folder: Path) -> None:
