@@ -11,11 +11,24 @@ from hpcfed.errors import UserError, did_you_mean
 KINDS: dict[str, Callable[[str], Any]] = {
     "N": int,
     "X": float,
+    "INCHES": float,
     "DIR": Path,
     "FILE": Path,
     "PATH": Path,
 }
 """What a value is, by the word that stands for it in the help; any other is text."""
+
+
+def _reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Let argparse report what a reader says of a value that it cannot read."""
+
+    def value(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{error}, got '{text}'") from None
+
+    return value
 
 
 class _Help(argparse.HelpFormatter):
@@ -60,7 +73,9 @@ class CommandParser(argparse.ArgumentParser):
                 self.add_argument(flag, action="store_true", help=meaning)
                 continue
             choices = value[1:-1].split(",") if value.startswith("{") else None
-            kind = kinds.get(value) or KINDS.get(value.partition(".")[0], str)
+            kind = KINDS.get(value.partition(".")[0], str)
+            if value in kinds:
+                kind = _reading(kinds[value])
             self.add_argument(
                 flag, metavar=value, choices=choices, type=kind, help=meaning
             )

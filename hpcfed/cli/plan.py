@@ -1,7 +1,5 @@
 """`hpcfed plan`: predict time and memory of a run on machines that are not at hand."""
 
-import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from hpcfed.cli.parser import CommandParser
@@ -65,20 +63,6 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "config", type=Path, metavar="CONFIG.toml", help="the options of the run"
     )
-    parser.add_flags(
-        FLAGS, SPEED=_quantity(parse_bytes_per_second), TIME=_quantity(parse_seconds)
-    )
+    parser.add_flags(FLAGS, SPEED=parse_bytes_per_second, TIME=parse_seconds)
     parser.set_defaults(ranks=1)
     return parser
-
-
-def _quantity(parse: Callable[[str], float]) -> Callable[[str], float]:
-    """Wrap a parser of quantities so that argparse reports its errors."""
-
-    def read(text: str) -> float:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{error}, got '{text}'") from None
-
-    return read

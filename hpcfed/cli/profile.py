@@ -1,6 +1,5 @@
 """`hpcfed profile`: run, and show where the time goes."""
 
-import argparse
 import os
 from re import fullmatch
 
@@ -77,7 +76,5 @@ def _check_profiled(config: RunConfig) -> None:
 def _positive(text: str) -> int:
     # Nine digits are enough, and int() is slow on very long numbers.
     if not fullmatch("0*[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number from 1 on, got '{text}'"
-        )
+        raise ValueError("must be a whole number from 1 on")
     return int(text)

@@ -84,7 +84,7 @@ def command(arguments: list[str]) -> None:
             "may be given several times"
         ),
     )
-    parser.add_flags(FILES, INCHES=float)
+    parser.add_flags(FILES)
     parser.set_defaults(out=Path("report.html"))
     options = parser.parse_args(arguments)
     # Late: charts and HDF5 take a second to load.

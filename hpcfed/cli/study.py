@@ -153,9 +153,7 @@ def _stack(text: str) -> int:
 
 def _numbers(text: str) -> list[int]:
     if not fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", text):
-        raise argparse.ArgumentTypeError(
-            f"must be numbers of points, as in 0,3, got '{text}'"
-        )
+        raise ValueError("must be numbers of points, as in 0,3")
     return [int(word) for word in text.split(",")]
 
 

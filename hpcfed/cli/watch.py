@@ -1,6 +1,5 @@
 """`hpcfed watch`: follow a run or a study while it is running."""
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -64,5 +63,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"must be seconds above 0, got '{text}'")
+        raise ValueError("must be seconds above 0")
     return seconds
