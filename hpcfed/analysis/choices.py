@@ -168,7 +168,5 @@ def _idle(choice: Combination, name: str, run: RunConfig) -> bool:
 
 @cache
 def defaults_of(method: str) -> dict[str, Any]:
-    """Return the defaults of the general options and of the method's own. The method of
-    a run may not be installed here.
-    """
+    """Return the defaults of general options, and of the method if it is installed."""
     return {name: field.default for name, field in known(method).items()}

@@ -56,9 +56,7 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
 
 
 def joined(sides: Sequence[Found], *, apart: bool) -> Found:
-    """Combine what was found for A and, if there are two paths, for B. With `apart`,
-    processes keep their side, and do not count as repeats of each other.
-    """
+    """Combine what was found for A and B; kept `apart`, they are not repeats."""
     both = Found()
     # Not strict: there may be one path only.
     for name, side in zip("AB", sides, strict=False):

@@ -25,11 +25,7 @@ def curve(
     least: float = 0.0,
     most: float = inf,
 ) -> Line:
-    """Return a series over rounds as the mean over seeds with a band; without points if
-    there are no values.
-
-    Values are multiplied by `scale`; before that, they lie between `least` and `most`.
-    """
+    """Return a series as means over seeds; unscaled, it is in `least` to `most`."""
     # Seeds may have stopped at the target after different numbers of rounds.
     shortest = min(map(len, by_seed), default=0)
     # This also works for a series without any record: no seeds, no rounds.

@@ -130,10 +130,7 @@ def begun_by(folder: Path) -> str | None:
 
 
 def sign(folder: Path) -> None:
-    """Write this job's name to the folder of a run that begins.
-
-    Outside Slurm only remove an old name: that job's run is gone.
-    """
+    """Write this job's name to the folder of a new run; outside Slurm remove it."""
     # Unlink first: it may be a link, and writing would follow it.
     (folder / JOB).unlink(missing_ok=True)
     job = this_job()

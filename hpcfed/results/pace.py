@@ -44,9 +44,7 @@ def per_round(rounds: Sequence[float] | np.ndarray) -> Any:
 
 
 def recent(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return the later half of the finished rounds, and at least ten of them. Leave out
-    the first one, which warms up, unless it is the only one.
-    """
+    """Return the later half of the rounds, at least ten, without the warm-up."""
     steady = counted(np.asarray(seconds, float))
     return steady[-max(LEAST, len(steady) // 2) :]
 

@@ -27,10 +27,7 @@ KINDS = {
 
 
 def check_target(option: str, path: Path) -> None:
-    """Refuse an output path that exists and is not a regular file.
-
-    A rename would replace it: /dev/null or a link would be lost.
-    """
+    """Refuse a path that is not a regular file: a rename would replace a device."""
     try:
         kind = stat.S_IFMT(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):

@@ -192,9 +192,7 @@ class ResultsWriter:
     def write_new_accuracy(
         self, round: int, accuracy: np.ndarray, trained: np.ndarray
     ) -> None:
-        """Record the accuracy of new clients after one of their rounds: of all as they
-        are, and of the participants after their local training.
-        """
+        """Record accuracies after a round of new clients: of all, and of trained."""
         self._file[f"{NEW_ROUNDS}/accuracy"][round] = accuracy
         self._file[f"{NEW_ROUNDS}/trained_accuracy"][round] = trained
         # All rounds of known clients are done, so nothing else publishes from here on.

@@ -263,9 +263,7 @@ class RunRecord:
         return dict(zip(PHASES, totals.tolist(), strict=True))
 
     def rounds_to(self, share: float) -> int | None:
-        """Return the rounds until the clients' accuracy reached this share of its own
-        peak; None if it was never evaluated.
-        """
+        """Return the rounds up to this share of the clients' peak; None if unknown."""
         accuracy = self.rounds["accuracy"]
         if np.isnan(accuracy).all():
             return None

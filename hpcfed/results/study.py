@@ -195,9 +195,7 @@ def _write_table(file: h5py.File, trials: Sequence[TrialSource]) -> None:
 
 
 def copy_run(source: Path, file: h5py.File, number: int) -> None:
-    """Copy a trial's run into the study's file. Leave out a run that cannot be read:
-    its trial has been recorded as failed.
-    """
+    """Copy a trial's run, unless it is unreadable: its trial was recorded as failed."""
     group = f"runs/{number:05}"
     try:
         # Treated as untrusted: no links, no pipes.

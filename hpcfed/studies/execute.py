@@ -169,10 +169,7 @@ def run_left(
     done: Collection[Path],
     after: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run the trials whose folders are not done; return the number that failed.
-
-    Call `after` after every process.
-    """
+    """Run the trials that are not done, with `after` each; return how many failed."""
     chosen, most = order.trials, order.most
     told = {}
     for number, trial in enumerate(chosen, start=1):
