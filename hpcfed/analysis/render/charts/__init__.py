@@ -20,21 +20,7 @@ from hpcfed.analysis.render.charts.lines import Line, areas, lines
 from hpcfed.analysis.render.charts.points import Mark, ScatterPoint, rows, scatter
 
 __all__ = [
-    "Axis",
-    "Drawing",
-    "Line",
-    "Mark",
-    "ScatterPoint",
-    "Segments",
-    "Stretch",
-    "areas",
-    "bars",
-    "heatmap",
-    "histogram",
-    "lines",
-    "rows",
-    "scatter",
-    "spread",
-    "stripes",
+    "Axis", "Drawing", "Line", "Mark", "ScatterPoint", "Segments", "Stretch", "areas",
+    "bars", "heatmap", "histogram", "lines", "rows", "scatter", "spread", "stripes",
     "timeline",
-]
+]  # fmt: skip
