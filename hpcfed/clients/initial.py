@@ -138,7 +138,7 @@ def _source(path: Path) -> Path:
 
 
 def model_of(path: Path) -> str | None:
-    """Return the network's name of the run that left these weights, if known."""
+    """Return which network the run had that left these weights, if known."""
     source = _source(path)
     record = source.with_name(RECORD)
     if source.name != MODEL or not record.is_file():

@@ -91,7 +91,7 @@ class Checkpointer:
             self._write(self._done, state, required=False)
 
     def after_new_rounds(self, state: Any, *, stopping: bool) -> None:
-        """Write that checkpoint if all stop without it; remove it if not needed."""
+        """Write that checkpoint if all ranks stop and lack it, or else remove it."""
         if stopping and self._newest < self._done:
             self._write(self._done, state, required=True)
         elif not stopping and self._passing and self._results is not None:

@@ -38,7 +38,7 @@ class Aggregation:
         self._collectives = collectives
 
     def __call__(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Combine the cohort's rows, here `rows`, into one on every rank."""
+        """Combine the cohort's rows into one on every rank; `rows` are this rank's."""
         rule = self._config.aggregation
         if rule == "mean" or not rows.shape[1]:
             return self.mean(rows, cohort)

@@ -104,7 +104,7 @@ def client_weights(sizes: np.ndarray, by: Weighing) -> np.ndarray:
 
 
 def shares(sizes: np.ndarray) -> np.ndarray:
-    """Return nᵢ / Σn; equal shares if no client has data: the mean stays a row."""
+    """Return nᵢ / Σn; without data equal shares, so that equal rows stay the same."""
     total = sizes.sum()
     if not total:
         return np.full(len(sizes), 1 / max(1, len(sizes)))

@@ -71,7 +71,7 @@ class RoundLog:
     excluded: set[int] = field(default_factory=set)
     """Ids of this rank's clients whose update was not finite, and was left out."""
     selected: np.ndarray | None = None
-    """Ids of the clients whose uploads were selected; None if none are."""
+    """Ids of clients whose uploads were selected; None if a method never selects."""
     arrived: np.ndarray | None = None
     """Ids of the members of all ranks whose uploads arrived in time; None: all."""
     virtual_seconds: float = math.nan

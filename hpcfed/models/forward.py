@@ -233,7 +233,7 @@ class Forward:
         return 1
 
     def halved(self, clients: int, device: torch.device) -> set[str]:
-        """Return the weights that may be bfloat16; none if used anywhere."""
+        """Return the weights that may be bfloat16: those that only layers use."""
         return set()
 
     def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:

@@ -263,7 +263,7 @@ def _pass_once(forward: Forward, trial: TrialClients, layout: Layout) -> None:
 def _watched(
     forward: Forward, of_clients: Iterable[Tensor]
 ) -> AbstractContextManager[object]:
-    """Watch a network with folded clients decide for all at once."""
+    """Refuse, within the block, a decision that is made once for all clients."""
     if isinstance(forward, VmapNetwork):
         return nullcontext()
     for tensor in of_clients:

@@ -217,7 +217,7 @@ class Collectives:
         self.world.role_barrier()
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
-        """Count the payload; return it in host memory if gloo reads it."""
+        """Count the payload, and return it where the backend reads it."""
         self.bytes_sent += tensor.numel() * tensor.element_size()
         return tensor.cpu() if self.world.backend == "gloo" else tensor
 

@@ -20,7 +20,7 @@ ENERGIES = ("energy", "cpu_energy")
 
 
 def rank_joules(world: World) -> float:
-    """Return this rank's GPU's joules; of ranks that share one, one reports."""
+    """Return the joules of this rank's GPU; if ranks share it, one reports them."""
     devices = [(location.host, location.device) for location in world.locations]
     device = devices[world.rank]
     # The counter belongs to the GPU, not to the process: its first rank reports it.

@@ -142,7 +142,7 @@ class World:
 def enter(
     *, device: str = "auto", server_ranks: int = 0, backend: Backend = "auto"
 ) -> World:
-    """Find out this rank's role, and join its group; the server's are last."""
+    """Find out this rank's role, and join its group; server ranks are the last."""
     check_backend(backend)
     launch = launched()
     comm = mpi.all_ranks(launch)

@@ -156,7 +156,7 @@ class VirtualClock:
         return round.clients[round.arrived]
 
     def skip(self) -> None:
-        """End a round without members, which only takes a fixed time, if any."""
+        """End a round without members. It takes no time, unless times are fixed."""
         if self._fixed:
             now, largest = self._kept()
             assert self.config.deadline is not None
