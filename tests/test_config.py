@@ -210,7 +210,7 @@ def test_a_default_that_does_not_suit_the_run_gives_way(
         ),
         (
             "--attack ipm --clients 2 --attackers 0.2",
-            "--attackers 0.2 of 2 clients are none",
+            "--attackers 0.2 of 2 clients round to none",
         ),
         (
             "--method pfedgpa --diffusion-steps 10 --inversion-depth 20",
