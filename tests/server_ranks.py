@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcfed.runtime import world as worlds
+from hpcfed.server.bank import BankedRows
 from hpcfed.server.deepspeed_trainer import DeepSpeedTrainer
 from hpcfed.server.engines import import_engine, make_trainer, recomputing
 from hpcfed.server.latent_diffusion import LatentDiffusion
@@ -256,7 +257,7 @@ def diffused(slot: RankSlot, **changed: Any) -> Told:
     model = LatentDiffusion(
         [64, 32], options_of(**small, **counts, **changed), slot, seed=3
     )
-    report = model.learn(rows_of_clients())
+    report = model.learn(BankedRows.of(rows_of_clients(), [64, 32]))
     gc.collect()
     left = [one for one in gc.get_objects() if type(one).__name__ == "DeepSpeedEngine"]
     return {

@@ -15,6 +15,7 @@ from hpcfed.experiment.newcomers import welcome
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import pfedgpa
+from hpcfed.server.likeness import updates_of
 from tests.federations import assembled, traffic
 from tests.pfedgpa_runs import COLUMNS, EVERYONE, STARTS, TINY, server_of, states
 
@@ -158,14 +159,14 @@ def test_the_server_gets_what_clients_did_or_what_they_sent(bank_of: str) -> Non
     assert starts[:, at].unique(dim=0).shape[0] == 3, "the third round's starts differ"
     clients = np.array(sorted(newest))
     begun, rows = map(torch.stack, zip(*[newest[c] for c in clients], strict=True))
-    banked = server_of(s)._banks[0]
+    banked = server_of(s).bank(0).content()
     known, kept = banked.newest(clients)
     updates = rows[:, at] - begun
     expected = updates if bank_of == "updates" else rows[:, at]
     assert known.all()
     torch.testing.assert_close(kept, expected.float())
     torch.testing.assert_close(
-        banked.newest_updates(clients)[1], updates.float(), rtol=0, atol=1e-6
+        updates_of(banked, clients, kept), updates.float(), rtol=0, atol=1e-6
     )
     recalled, _ = pfedgpa._answered(fed, state, fed.server.recall)
     torch.testing.assert_close(recalled[clients], rows[:, at], rtol=0, atol=1e-7)

@@ -19,6 +19,7 @@ from hpcfed.models.networks import build
 from hpcfed.results.run import mean_accuracy
 from hpcfed.server import likeness
 from hpcfed.server.bank import UploadBank
+from hpcfed.server.columns import Columns
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.likeness import Likeness
 from hpcfed.server.messages import Answer, Failure, KnownRows, Request, Rows
@@ -54,7 +55,7 @@ def test_only_uploads_that_will_be_learnt_from_are_banked(
 ) -> None:
     options = pfedgpa.Options(bank_rounds=bank_rounds, server_every=every)
     times = {rounds} | (set(range(every, rounds + 1, every)) if every else set())
-    bank = UploadBank(bank_rounds)
+    bank = UploadBank(bank_rounds, Columns.all_of([1]))
     assert num_learnings(options, rounds) == len(times)
     for done in range(1, rounds + 1):
         wanted = any(time - bank_rounds < done <= time for time in times)
@@ -63,13 +64,13 @@ def test_only_uploads_that_will_be_learnt_from_are_banked(
         if wanted:
             bank.add(done, np.zeros(1, np.int64), torch.full((1, 1), float(done)))
         if done in times:
-            assert bank.rows().flatten().tolist() == list(
+            assert bank.content().rows().flatten().tolist() == list(
                 range(max(1, done - bank_rounds + 1), done + 1)
             )
 
 
 def test_the_bank_keeps_the_last_rounds_in_the_order_of_clients() -> None:
-    bank, rng = UploadBank(3), np.random.default_rng(0)
+    bank, rng = UploadBank(3, Columns.all_of([4])), np.random.default_rng(0)
     uploads: dict[tuple[int, int], Tensor] = {}
     for round in range(6):
         present = np.setdiff1d(np.arange(8), [round, 7 if round > 1 else 6])
@@ -79,9 +80,11 @@ def test_the_bank_keeps_the_last_rounds_in_the_order_of_clients() -> None:
             (round, int(client)): row for client, row in zip(clients, rows, strict=True)
         }
     kept = sorted(key for key in uploads if key[0] >= 3)
-    assert torch.equal(bank.rows(), torch.stack([uploads[key] for key in kept]))
+    assert torch.equal(
+        bank.content().rows(), torch.stack([uploads[key] for key in kept])
+    )
     asked = np.array([5, 7, 0, 9, 2])
-    known, newest = bank.newest(asked)
+    known, newest = bank.content().newest(asked)
     assert known.tolist() == [True, False, True, False, True], (
         "client 7 was last there in round 1"
     )
@@ -100,7 +103,7 @@ def test_identity_is_that_of_updates_however_far_rounds_drift() -> None:
     """
     members = {0: [0, 1], 1: [0], 2: [1]}
     both = torch.tensor([[0.0, 1.0], [0.0, -1.0]], dtype=torch.float64)
-    uploads, updates, beside = UploadBank(3), UploadBank(3), UploadBank(3)
+    uploads, updates, beside = (UploadBank(3, Columns.all_of([2])) for _ in range(3))
     for round, here in members.items():
         clients, done = np.array(here), both[here]
         start = torch.tensor([10.0 * round, 0.0], dtype=torch.float64)
@@ -110,12 +113,13 @@ def test_identity_is_that_of_updates_however_far_rounds_drift() -> None:
         beside.add(round, clients, start + done, start.expand_as(done))
     clients = np.arange(2)
     newest = torch.tensor([[10.0, 1.0], [20.0, -1.0]], dtype=torch.float64)
-    assert torch.equal(uploads.newest(clients)[1], newest)
-    assert torch.equal(beside.newest(clients)[1], newest)
+    assert torch.equal(uploads.content().newest(clients)[1], newest)
+    assert torch.equal(beside.content().newest(clients)[1], newest)
     found = {}
     for name, bank in {"uploads": uploads, "updates": updates, "both": beside}.items():
-        done = likeness.updates_of(bank, clients, bank.newest(clients)[1])
-        found[name] = likeness.recognised(bank, clients, done, [2])
+        banked = bank.content()
+        done = likeness.updates_of(banked, clients, banked.newest(clients)[1])
+        found[name] = likeness.recognised(banked, clients, done)
     assert found == {"uploads": 0.5, "updates": 1.0, "both": 1.0}
 
 
@@ -359,7 +363,7 @@ class Learnt:
         """For how many clients the nearest of all centres, the means of a client's
         banked updates, is their own.
         """
-        banked = self.bank.rows()
+        banked = self.bank.content().rows()
         # The last layer: 640 weights, then 10 biases, each with a scale of its own.
         weights, biases = banked.split([640, 10], 1)
         scales = [
@@ -404,13 +408,13 @@ def learnt() -> Learnt:
     state = states(s, logs)[-1]
     server = server_of(s)
     [report] = [log.server_report for log in logs if log.server_report is not None]
-    bank = server._banks[0]
+    bank = server.bank(0)
     return Learnt(s, state, server.model(0), bank, report.recognised)
 
 
 def test_reconstructed_rows_are_as_good_as_the_uploads(learnt: Learnt) -> None:
     fed = learnt.setup.federation
-    known, updates = learnt.bank.newest(fed.clients)
+    known, updates = learnt.bank.content().newest(fed.clients)
     assert known.all()
     assert torch.equal(fed.server.recall(fed.clients)[0], updates)
     starts = learnt.state.starts

@@ -25,8 +25,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hpcfed.errors import UserError
 from hpcfed.options import RunConfig
-from hpcfed.server import capture, diffusion, latent_diffusion, layers, report, trainer
+from hpcfed.server import capture, diffusion, layers, report, trainer
+from hpcfed.server import learning as server_learning
 from hpcfed.server import networks as server_networks
+from hpcfed.server.bank import BankedRows
 from hpcfed.server.deepspeed_trainer import configuration
 from hpcfed.server.diffusion import Schedule
 from hpcfed.server.engines import make_trainer, recomputing
@@ -589,9 +591,7 @@ def test_flops_are_those_that_torch_counts(size: Size) -> None:
     assert both_ways.get_total_flops() == pytest.approx(
         3 * autoencoder.flops(), rel=0.02
     )
-    assert denoising.get_total_flops() == pytest.approx(
-        3 * denoiser.flops(size.latent), rel=0.02
-    )
+    assert denoising.get_total_flops() == pytest.approx(3 * denoiser.flops(), rel=0.02)
 
 
 def test_noise_is_added_on_both_ways_in() -> None:
@@ -705,6 +705,7 @@ def uploads() -> Tensor:
 
 ROWS = uploads()
 BANK = ROWS.flatten(0, 1)
+BANKED = BankedRows.of(BANK, WIDTHS)
 
 
 @pytest.fixture(scope="module")
@@ -722,7 +723,7 @@ def one_thread() -> Iterator[None]:
 def model(one_thread: None) -> LatentDiffusion:
     learning = LatentDiffusion(WIDTHS, LEARNING, HERE, seed=1)
     assert not learning.is_trained
-    report = learning.learn(BANK)
+    report = learning.learn(BANKED)
     assert learning.is_trained
     assert report.rows == len(BANK)
     return learning
@@ -731,7 +732,7 @@ def model(one_thread: None) -> LatentDiffusion:
 @pytest.fixture(scope="module")
 def quick(one_thread: None) -> LatentDiffusion:
     learning = LatentDiffusion(WIDTHS, QUICK, HERE, seed=1)
-    learning.learn(BANK)
+    learning.learn(BANKED)
     return learning
 
 
@@ -800,7 +801,7 @@ def test_guidance_follows_what_a_client_has_learnt(model: LatentDiffusion) -> No
 def test_learning_reports_what_it_did(quick: LatentDiffusion) -> None:
     seen: list[tuple[str, int, int]] = []
     learning = LatentDiffusion(WIDTHS, QUICK, HERE, seed=1)
-    report = learning.learn(BANK, lambda *told: seen.append(told[:3]))
+    report = learning.learn(BANKED, lambda *told: seen.append(told[:3]))
     steps = {"autoencoder": 5, "denoiser": 6}
     assert num_steps(QUICK) == steps
     assert seen == [
@@ -816,7 +817,7 @@ def test_learning_reports_what_it_did(quick: LatentDiffusion) -> None:
         assert report.parameters[name] == num_parameters(network)
         assert report.seconds[name] > 0
     assert report.flops["autoencoder"] == 3 * 40 * learning.autoencoder.flops()
-    assert report.flops["denoiser"] == 3 * 48 * learning.denoiser.flops(8)
+    assert report.flops["denoiser"] == 3 * 48 * learning.denoiser.flops()
 
 
 def test_an_unfinished_batch_is_filled() -> None:
@@ -834,13 +835,13 @@ def made_by(model: LatentDiffusion) -> list[Tensor]:
 def test_the_same_seed_learns_the_same_to_the_bit(quick: LatentDiffusion) -> None:
     again = LatentDiffusion(WIDTHS, QUICK, HERE, seed=1)
     torch.rand(7)  # the global stream is nobody's business
-    again.learn(BANK)
+    again.learn(BANKED)
     assert all(map(torch.equal, made_by(again), made_by(quick)))
 
 
 def test_other_seeds_learn_and_draw_something_else(quick: LatentDiffusion) -> None:
     other = LatentDiffusion(WIDTHS, QUICK, HERE, seed=2)
-    other.learn(BANK)
+    other.learn(BANKED)
     assert not any(map(torch.equal, made_by(other), made_by(quick)))
 
 
@@ -850,7 +851,7 @@ def test_what_a_micro_batch_draws_depends_on_nothing_but_its_place(
     """So ranks draw for themselves what one rank would have drawn for all."""
 
     def drawn(model: LatentDiffusion, purpose: str, *places: tuple[int, int]) -> float:
-        draw = model._draws(purpose)
+        draw = model.streams.draws(purpose)
         return [torch.rand((), generator=draw(*place)).item() for place in places][-1]
 
     other = LatentDiffusion(WIDTHS, QUICK, HERE, seed=2)
@@ -869,13 +870,13 @@ def test_building_and_learning_leave_the_global_stream_of_numbers_alone(
     torch.manual_seed(4)
     expected = torch.rand(3)
     torch.manual_seed(4)
-    LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK)
+    LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANKED)
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_learning_again_goes_on_from_what_was_learnt(one_thread: None) -> None:
     learning = LatentDiffusion(WIDTHS, QUICK, HERE, seed=1)
-    learning.learn(BANK)
+    learning.learn(BANKED)
     before = [
         p.detach().clone()
         for name in NETWORKS
@@ -884,7 +885,7 @@ def test_learning_again_goes_on_from_what_was_learnt(one_thread: None) -> None:
     learning.options = QUICK.model_copy(
         update={"server_lr": 1e-12}
     )  # steps that lead nowhere
-    learning.learn(BANK)
+    learning.learn(BANKED)
     after = [
         p.detach() for name in NETWORKS for p in getattr(learning, name).parameters()
     ]
@@ -903,11 +904,11 @@ def test_what_learning_needed_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None
         made.extend(weakref.ref(it) for it in (learning, learning.network))
         return learning
 
-    monkeypatch.setattr(latent_diffusion, "make_trainer", circular)
-    monkeypatch.setattr(latent_diffusion, "LARGE", 1)
+    monkeypatch.setattr(server_learning, "make_trainer", circular)
+    monkeypatch.setattr(server_learning, "LARGE", 1)
     gc.disable()
     try:
-        LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK)
+        LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANKED)
         assert len(made) == 4 and all(it() is None for it in made)
     finally:
         gc.enable()
@@ -951,7 +952,7 @@ def test_checkpointing_learns_the_same(quick: LatentDiffusion) -> None:
     learning = LatentDiffusion(
         WIDTHS, QUICK.model_copy(update={"server_checkpointing": True}), HERE, seed=1
     )
-    learning.learn(BANK)
+    learning.learn(BANKED)
     for made, expected in zip(made_by(learning), made_by(quick), strict=True):
         torch.testing.assert_close(made, expected)
 
@@ -1011,7 +1012,7 @@ def test_a_network_that_diverges_is_named_and_stops_soon(
 
 def test_the_denoiser_may_have_a_batch_of_its_own(one_thread: None) -> None:
     options = QUICK.model_copy(update={"denoiser_batch": 2 * QUICK.server_batch})
-    report = LatentDiffusion(WIDTHS, options, HERE, seed=1).learn(BANK)
+    report = LatentDiffusion(WIDTHS, options, HERE, seed=1).learn(BANKED)
     steps = {name: len(losses) for name, losses in report.losses.items()}
     assert steps == num_steps(options)
     assert steps["autoencoder"] == -(-options.autoencoder_samples // QUICK.server_batch)
@@ -1038,7 +1039,9 @@ def test_captured_passes_learn_the_same(
 
     def learnt() -> tuple[LearningReport, dict[str, Tensor]]:
         learning = LatentDiffusion(WIDTHS, options, slot, seed=1)
-        return learning.learn(BANK.cuda()), dict(learning.autoencoder.named_buffers())
+        return learning.learn(BankedRows.of(BANK.cuda(), WIDTHS)), dict(
+            learning.autoencoder.named_buffers()
+        )
 
     captured, statistics = learnt()
     monkeypatch.setattr(capture, "uncaptured", lambda *_: "the test says so")
@@ -1061,7 +1064,7 @@ def test_the_peak_of_memory_outlasts_a_count_that_is_set_back(
     """
     counts = iter([100, 900, 10, 300])
     monkeypatch.setattr(report, "peak_memory", lambda device: next(counts))
-    assert LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK).peak_here == 900
+    assert LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANKED).peak_here == 900
 
 
 # Saved servers
@@ -1100,10 +1103,10 @@ def test_a_loaded_server_learns_on_as_the_saved_one_would(
     saved: Path, one_thread: None
 ) -> None:
     straight = LatentDiffusion(WIDTHS, QUICK, HERE, seed=1)
-    straight.learn(BANK)
-    straight.learn(BANK)
+    straight.learn(BANKED)
+    straight.learn(BANKED)
     resumed = loaded(saved)
-    resumed.learn(BANK)
+    resumed.learn(BANKED)
     assert all(map(torch.equal, made_by(resumed), made_by(straight)))
 
 

@@ -24,6 +24,7 @@ import torch
 from benchmarks import launching
 from benchmarks.arguments import add_device, parser_of
 from hpcfed.runtime import world as worlds
+from hpcfed.server.bank import BankedRows
 from hpcfed.server.engines import import_engine
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.options import ServerOptions
@@ -55,7 +56,7 @@ def learn(
     model = LatentDiffusion(COLUMNS, options, slot, seed=0)
     found = []
     for _ in range(learnings):
-        model.learn(rows)
+        model.learn(BankedRows.of(rows, COLUMNS))
         found.append(memory(world.device))
     world.close()
     return found

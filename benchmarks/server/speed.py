@@ -26,6 +26,7 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.device import set_arithmetic
+from hpcfed.server.bank import BankedRows
 from hpcfed.server.engines import import_engine
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.networks import Autoencoder, Denoiser
@@ -152,8 +153,12 @@ def ours(
         "denoiser_samples": 3 * options.batch("denoiser"),
     }
     # Three steps of each network load and compile what a process needs once.
-    LatentDiffusion(widths, options.model_copy(update=few), slot, seed=0).learn(rows)
-    return LatentDiffusion(widths, options, slot, seed=0).learn(rows)
+    LatentDiffusion(widths, options.model_copy(update=few), slot, seed=0).learn(
+        BankedRows.of(rows, widths)
+    )
+    return LatentDiffusion(widths, options, slot, seed=0).learn(
+        BankedRows.of(rows, widths)
+    )
 
 
 def _clock(device: torch.device) -> float:

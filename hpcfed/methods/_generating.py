@@ -28,8 +28,8 @@ class Options(ServerOptions):
     )
     memorisation: bool = option(
         False,
-        "also measure how far generated rows are from uploads, and judge two trivial "
-        "rivals of them",
+        "also measure how far generated rows are from uploads, and judge three rivals "
+        "that learn nothing",
     )
     generated_body: Literal["global", "own"] = option(
         "global",

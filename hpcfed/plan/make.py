@@ -29,7 +29,7 @@ from hpcfed.plan.speeds import ASSUMED, LinkSpeed, measured_link
 from hpcfed.results.as_json import plain
 from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import Launch, launched
-from hpcfed.server.options import NETWORKS, ServerOptions, server_options
+from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.words import Write, bytes_text, seconds_text
 
 STAGES = (0, 1, 2, 3)
@@ -124,7 +124,9 @@ def make_plan(request: PlanRequest, settings: Settings) -> Plan:
     made = Plan(notes, rounds, [], [], None, planner.whole(ranks))
     room = room_of_rank(constants.machine, min(ranks, per_node))
     server = server_options(settings)
-    if server is not None and constants.server:
+    if server is not None and server.server_model != "p-diff":
+        notes.append("the server's model: only p-diff is planned")
+    elif server is not None and constants.server:
         made = _with_server(made, planner, server, ranks, room)
     elif server is not None:
         notes.append(
@@ -145,7 +147,7 @@ def _with_server(
     made: Plan, planner: Planner, server: ServerOptions, ranks: int, room: float
 ) -> Plan:
     """Add the server's learning, and the fastest split of ranks."""
-    batches = [server.batch(network) for network in NETWORKS]
+    batches = [server.batch(network) for network in server.networks]
     learnings = []
     for number in _doublings(ranks):
         # One rank can always learn; several need two samples of a batch each.

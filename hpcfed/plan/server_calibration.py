@@ -14,9 +14,10 @@ from hpcfed.plan.constants import Preparation, ServerPoint, ZeroPreparation
 from hpcfed.plan.server import NetworkSize, inversion_work, network_sizes
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.device import set_arithmetic
+from hpcfed.server.bank import BankedRows
 from hpcfed.server.engines import import_engine
 from hpcfed.server.latent_diffusion import LatentDiffusion
-from hpcfed.server.options import NETWORKS, ServerOptions
+from hpcfed.server.options import ServerOptions
 from hpcfed.server.report import LearningReport
 from hpcfed.server.schedule import generated
 from hpcfed.server.training_plan import RankSlot
@@ -132,13 +133,16 @@ class _Clock:
         self._rows = torch.randn(
             BANK[device.type], sum(widths), device=device, generator=generator
         )
+        self._bank = BankedRows.of(self._rows, widths)
         self._model = LatentDiffusion(widths, options, RankSlot(device), seed=0)
-        self._looks: dict[str, dict[int, float]] = {name: {} for name in NETWORKS}
+        self._looks: dict[str, dict[int, float]] = {
+            name: {} for name in options.networks
+        }
         self._report: LearningReport | None = None
 
     def learn(self) -> None:
         """Learn once."""
-        self._report = self._model.learn(self._rows, self._look)
+        self._report = self._model.learn(self._bank, self._look)
 
     def _look(self, network: str, done: int, steps: int, losses: Tensor) -> None:
         # Twice only: each look waits for the device, and so would slow the steps.

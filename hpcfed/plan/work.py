@@ -19,9 +19,11 @@ from hpcfed.federation.training import FLOPS
 from hpcfed.models.cost import Cost, cost
 from hpcfed.models.layout import Layout
 from hpcfed.options import RunConfig, Settings, Training
+from hpcfed.server.diffusion import Schedule
 from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
 from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.server.schedule import generated, num_learnings
+from hpcfed.server.span import CoordinateDenoiser
 
 FLOAT = 4.0
 """Bytes of a number in a row."""
@@ -202,8 +204,14 @@ def client_bytes(config: RunConfig) -> float:
     return FLOAT * each * prod(data.shape)
 
 
-def network_sizes(options: ServerOptions, layout: Layout) -> dict[str, NetworkSize]:
-    """Return the sizes of the server's networks, without allocating parameters."""
+def network_sizes(
+    options: ServerOptions, layout: Layout, *, rows: int = 0
+) -> dict[str, NetworkSize]:
+    """Return the sizes of the server's networks, without allocating parameters. Those
+    of --server-model span depend on the number of banked rows.
+    """
+    if options.server_model == "span":
+        return {"denoiser": _span_size(options, rows)}
     columns = sum(generated(layout, options).widths)
     with torch.device("meta"):
         autoencoder = Autoencoder(columns, options.size, input_noise=0, latent_noise=0)
@@ -216,12 +224,27 @@ def network_sizes(options: ServerOptions, layout: Layout) -> dict[str, NetworkSi
             parameters=num_parameters(autoencoder),
         ),
         "denoiser": NetworkSize(
-            flops=FORWARD_AND_BACKWARD * denoiser.flops(options.size.latent),
+            flops=FORWARD_AND_BACKWARD * denoiser.flops(),
             activations=denoiser.activations,
             stages=len(denoiser.stages) + 1,
             parameters=num_parameters(denoiser),
         ),
     }
+
+
+def _span_size(options: ServerOptions, rows: int) -> NetworkSize:
+    axes = max(1, rows - 1)
+    if options.server_latent is not None:
+        axes = min(axes, options.server_latent)
+    with torch.device("meta"):
+        schedule = Schedule.linear(options.diffusion_steps, "meta")
+        denoiser = CoordinateDenoiser(axes, options.size, schedule)
+    return NetworkSize(
+        flops=FORWARD_AND_BACKWARD * denoiser.flops(),
+        activations=denoiser.activations,
+        stages=len(denoiser.stages) + 2,
+        parameters=num_parameters(denoiser),
+    )
 
 
 def _server_flops(settings: Settings, layout: Layout) -> float:
@@ -231,6 +254,8 @@ def _server_flops(settings: Settings, layout: Layout) -> float:
         return 0.0
     times = num_learnings(options, settings.config.rounds)
     flops = 0.0
-    for network, size in network_sizes(options, layout).items():
+    banked = settings.config.invited_among(settings.config.clients)
+    sizes = network_sizes(options, layout, rows=banked * options.bank_rounds)
+    for network, size in sizes.items():
         flops += size.flops * options.samples(network)
     return times * flops

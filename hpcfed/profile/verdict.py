@@ -14,7 +14,7 @@ from hpcfed.plan.work import memory_traffic, network_sizes
 from hpcfed.profile.timeline import PROFILER, ROUNDS, Timeline
 from hpcfed.results.run import RunRecord
 from hpcfed.runtime.timer import PHASES
-from hpcfed.server.options import NETWORKS, ServerOptions, batching, server_options
+from hpcfed.server.options import ServerOptions, batching, server_options
 from hpcfed.server.schedule import num_steps
 
 FED = 0.5
@@ -222,7 +222,7 @@ def workloads(measured: ProfiledRun) -> list[Workload]:
     found = [_clients_training(measured)]
     options = server_options(measured.settings)
     if options is not None and measured.record.learnings:
-        for network in NETWORKS:
+        for network in options.networks:
             found.append(_network_training(measured, options, network))
     return found
 
@@ -278,7 +278,8 @@ def _network_training(
     batch = batching(options, ranks, network).batch
     samples = batch // ranks * steps
     layout = client_layout(measured.settings.config)
-    activations = network_sizes(options, layout)[network].activations
+    sizes = network_sizes(options, layout, rows=learnings[-1].rows)
+    activations = sizes[network].activations
     bf16 = "bfloat16" in ceilings
     size = 2.0 if bf16 else 4.0
     moved += size * ACTIVATION_PASSES * activations * samples

@@ -55,6 +55,25 @@ def allreduce(tensor: Tensor) -> None:
         dist.all_reduce(tensor)
 
 
+def join_columns(rows: Tensor, widths: list[int]) -> Tensor:
+    """Return the columns of all ranks side by side, in rank order, on every rank.
+
+    `widths` are the ranks' numbers of columns.
+    """
+    # gloo gathers in host memory only.
+    here = rows.cpu() if backend() == "gloo" else rows
+    # A gather needs equal shapes, so shares are padded to the widest.
+    most = max(widths)
+    padded = here.new_zeros(len(rows), most)
+    padded[:, : rows.shape[1]] = here
+    gathered = [torch.empty_like(padded) for _ in widths]
+    dist.all_gather(gathered, padded)
+    shares = []
+    for share, width in zip(gathered, widths, strict=True):
+        shares.append(share[:, :width])
+    return torch.cat(shares, 1).to(rows.device)
+
+
 def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
     """Join the role's group: rank 0 opens a store, and tells its port by MPI."""
     role_rank, role_size = role_comm.Get_rank(), role_comm.Get_size()

@@ -97,9 +97,9 @@ def affordable_samples(columns: int, learnings: int) -> dict[str, int]:
 
 def _from(options: ServerOptions, samples: Mapping[str, int]) -> str:
     each = []
-    for network, number in samples.items():
+    for network in options.networks:
         given: int | None = getattr(options, f"{network}_samples")
-        each.append(f"{given or number:,}")
+        each.append(f"{given or samples[network]:,}")
     return f"from {' and '.join(each)} samples"
 
 
@@ -107,7 +107,8 @@ def _samples(
     options: ServerOptions, samples: Mapping[str, int], because: str = ""
 ) -> Iterator[Choice]:
     """Yield the numbers of samples, so that the record holds them even for defaults."""
-    for network, number in samples.items():
+    for network in options.networks:
+        number = samples[network]
         name = f"{network}_samples"
         if not getattr(options, name):
             others = f"; {flag_of(name)} asks for others"

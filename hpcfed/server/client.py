@@ -27,6 +27,7 @@ from hpcfed.server.requests import (
     Restore,
     SampleRows,
     Save,
+    Shrink,
     Store,
 )
 from hpcfed.server.transport import Transport
@@ -99,6 +100,12 @@ class ServerClient:
         server knows.
         """
         return self._known(Average(seed=self._seed, clients=clients))
+
+    def shrink(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Return the best linear estimate of each client's row from those in the bank,
+        and which clients the server knows.
+        """
+        return self._known(Shrink(seed=self._seed, clients=clients))
 
     def reconstruct(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Return the newest uploads after a pass through the autoencoder alone, and

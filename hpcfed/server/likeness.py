@@ -1,56 +1,129 @@
-"""Compare generated rows with the uploads from which the server has learnt.
+"""Compare generated rows with the uploads from which the server has learnt, and make
+the rivals that a generated row must beat.
 
 All comparisons are between updates: rows minus those from which their rounds started.
 Uploads of different rounds also differ by how far FedAvg moved in between, which says
-nothing about clients.
+nothing about clients. Rows have this server rank's columns only.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.server.bank import UploadBank
+from hpcfed.server.bank import BankedRows
 from hpcfed.server.messages import Answer
-from hpcfed.server.scaling import RowScaling
 
 
-def updates_of(bank: UploadBank, clients: np.ndarray, rows: Tensor) -> Tensor:
+def updates_of(bank: BankedRows, clients: np.ndarray, rows: Tensor) -> Tensor:
     """Return the updates of rows that were generated from the clients' newest rows in
     the bank. If the bank holds uploads, subtract their starts.
     """
-    _, newest = bank.newest(clients)
-    _, updates = bank.newest_updates(clients)
-    # Exactly zero if the bank holds updates.
-    starts = newest - updates
-    return rows - starts
+    _, places = bank.newest_places(clients)
+    return rows - bank.starts_at(places)
 
 
-def recognised(
-    bank: UploadBank, clients: np.ndarray, updates: Tensor, widths: Sequence[int]
-) -> float:
+def recognised(bank: BankedRows, clients: np.ndarray, updates: Tensor) -> float:
     """Return the share of clients whose nearest centre is their own.
 
     A centre is the mean of a client's banked updates. Columns are divided by the
     standard deviation of the updates in their tensor, as for the model.
     """
-    banked = bank.updates()
-    scaling = RowScaling.of(banked, widths)
-    ids, centres = _means(bank.uploaders(), scaling(banked))
-    nearest = _distances(scaling(updates), centres).argmin(1)
+    ids, weights = bank.averaging()
+    scales = bank.deviations(updates=True)
+    nearest = squared_distances(bank, updates, weights, scales).argmin(1)
     expected = torch.from_numpy(np.searchsorted(ids, clients))
     hits = nearest == expected.to(nearest.device)
     return float(hits.float().mean())
 
 
-def mean_rows(bank: UploadBank, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
+def squared_distances(
+    bank: BankedRows,
+    updates: Tensor,
+    weights: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> Tensor:
+    """Return the squared distances of updates to the banked ones, or to combinations of
+    these. Columns may be divided by a scale for each tensor.
+    """
+    others = len(bank) if weights is None else len(weights)
+    total = torch.zeros(
+        len(updates), others, dtype=torch.float64, device=updates.device
+    )
+    for block in bank.blocks(updates=True):
+        # In float64, where the difference of large squares keeps small distances.
+        here = updates[:, block.at].double()
+        there = block.rows if weights is None else weights @ block.rows
+        if scales is not None:
+            here = here / scales[block.tensor].clamp_min(SMALLEST)
+            there = there / scales[block.tensor].clamp_min(SMALLEST)
+        squares = here.square().sum(1, keepdim=True) + there.square().sum(1)
+        total += squares - 2 * here @ there.T
+    return bank.columns.summed(total).clamp_min(0)
+
+
+SMALLEST = 1e-12
+"""Avoids a division by zero in tensors in which all rows agree."""
+
+
+def mean_rows(bank: BankedRows, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
     """Return which of the clients are in the bank, and the means of their rows."""
-    ids, means = _means(bank.uploaders(), bank.rows())
+    ids, weights = bank.averaging()
     known = np.isin(clients, ids)
-    places = torch.from_numpy(np.searchsorted(ids, clients[known]))
-    return known, means[places.to(means.device)]
+    places = torch.from_numpy(np.searchsorted(ids, clients[known])).to(weights.device)
+    return known, bank.combined(weights[places])
+
+
+def shrunk_rows(bank: BankedRows, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
+    """Return which of the clients are in the bank, and the best linear estimates of
+    their true rows, if clients differ and rounds scatter as Gaussians.
+
+    The estimate moves the mean of a client's rows towards the mean of all clients, the
+    further, the less clients differ and the fewer rows the client has. It is what an
+    ideal denoiser would do, without any learning.
+    """
+    ids, means = bank.averaging()
+    known = np.isin(clients, ids)
+    places = torch.from_numpy(np.searchsorted(ids, clients[known])).to(means.device)
+    between, within = variances(bank, means)
+    counts = (means > 0).sum(1)
+    # [tensors, clients]: how much of the difference to the mean is the client's own.
+    doubt = within.unsqueeze(1) / counts
+    kept = between.unsqueeze(1) / (between.unsqueeze(1) + doubt).clamp_min(SMALLEST**2)
+    # Without any scatter, the client's mean is certain.
+    kept = kept.where(doubt > 0, 1.0)[:, places].unsqueeze(2)
+    # The mean over clients, not over rows: who took part often has no more weight.
+    everyones = means.mean(0)
+    return known, bank.combined(kept * means[places] + (1 - kept) * everyones)
+
+
+def variances(bank: BankedRows, means: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the variances of each tensor's numbers between clients and, for the same
+    client, between rounds: the estimators of a one-way analysis of variance.
+
+    `means` are the weights that average each client's rows.
+    """
+    clients, rows = means.shape
+    squares = means.new_zeros(2, len(bank.columns.widths))
+    counts = (means > 0).sum(1, keepdim=True).double()
+    owner = torch.from_numpy(np.unique(bank.uploaders, return_inverse=True)[1])
+    owner = owner.to(means.device)
+    for block in bank.blocks():
+        centres = means @ block.rows
+        everyones = block.rows.mean(0)
+        within = block.rows - centres[owner]
+        squares[0, block.tensor] += (counts * (centres - everyones).square()).sum()
+        squares[1, block.tensor] += within.square().sum()
+    squares = bank.columns.summed(squares) / squares.new_tensor(bank.columns.widths)
+    # If every client has one row, scatter cannot be told from difference: count it as
+    # difference, so that nothing is shrunk.
+    scatter = squares[1] / max(1, rows - clients)
+    if clients == 1:
+        return torch.zeros_like(scatter), scatter
+    each = (rows - float(counts.square().sum()) / rows) / (clients - 1)
+    between = (squares[0] / (clients - 1) - scatter) / each
+    return between.clamp_min(0), scatter
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,36 +142,23 @@ class Likeness(Answer):
     """1 if that one is an upload of the same client in any round, else 0."""
 
 
-def likeness(bank: UploadBank, clients: np.ndarray, updates: Tensor) -> Likeness:
+def likeness(bank: BankedRows, clients: np.ndarray, updates: Tensor) -> Likeness:
     """Compare updates with those in the bank, which must know all these clients."""
-    _, own = bank.newest_updates(clients)
-    length = own.norm(dim=1)
+    _, places = bank.newest_places(clients)
+    own_update = bank.at(places) - bank.starts_at(places)
+    length = bank.columns.summed(own_update.double().square().sum(1)).sqrt()
     # Relative distances are undefined for an update of length 0.
     unit = length.where(length > 0, torch.nan)
-    distances = _distances(updates, bank.updates())
+    distances = squared_distances(bank, updates).sqrt()
     nearest, at = distances.min(1)
-    uploader = bank.uploaders()[at.cpu().numpy()]
+    own = distances[torch.arange(len(clients)), torch.from_numpy(places)]
+    uploader = bank.uploaders[at.cpu().numpy()]
     return Likeness(
-        own=_numbers((updates - own).norm(dim=1) / unit),
+        own=_numbers(own / unit),
         nearest=_numbers(nearest / unit),
         nearest_is_own=(uploader == clients).astype(np.float64),
     )
 
 
-def _means(uploaders: np.ndarray, rows: Tensor) -> tuple[np.ndarray, Tensor]:
-    """Return the ids of all clients, ascending, and the mean of each client's rows."""
-    ids, positions = np.unique(uploaders, return_inverse=True)
-    at = torch.from_numpy(positions).to(rows.device)
-    sums = rows.new_zeros(len(ids), rows.shape[1])
-    sums.index_add_(0, at, rows)
-    return ids, sums / at.bincount().unsqueeze(1)
-
-
-def _distances(rows: Tensor, others: Tensor) -> Tensor:
-    # Not by a matrix product: in TF32 two similar rows would seem far apart.
-    return torch.cdist(rows, others, compute_mode="donot_use_mm_for_euclid_dist")
-
-
 def _numbers(values: Tensor) -> np.ndarray:
-    numbers: np.ndarray = values.double().cpu().numpy()
-    return numbers
+    return values.double().cpu().numpy()

@@ -41,6 +41,23 @@ def _plain_call(module: nn.Module, *inputs: Tensor) -> Tensor:
     return output
 
 
+class ServerNetwork(nn.Module):
+    """A network that the server trains."""
+
+    widest: int
+    """Numbers of a sample's largest activation."""
+    activations: int
+    """Numbers of all stages' activations of a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checkpoint: Checkpoint = _plain_call
+
+    def flops(self) -> int:
+        """Return the FLOPs of one sample's forward pass."""
+        raise NotImplementedError
+
+
 def encoder_channels(size: Size) -> list[int]:
     """Return 64, 128, 256, 256, 32 for a width of 64 and a depth of 5."""
     channels = []
@@ -61,7 +78,7 @@ def denoiser_channels(size: Size) -> list[int]:
     return rising + falling
 
 
-class Autoencoder(nn.Module):
+class Autoencoder(ServerNetwork):
     """Maps rows to latents and back; in training, rows and latents get noise."""
 
     def __init__(
@@ -77,7 +94,6 @@ class Autoencoder(nn.Module):
         self.columns = columns
         self.input_noise = input_noise
         self.latent_noise = latent_noise
-        self.checkpoint: Checkpoint = _plain_call
         # Every stage halves the length, so rows are padded to a multiple of 2^depth.
         multiple = 2**size.depth
         shortest = -(-columns // multiple)
@@ -98,10 +114,8 @@ class Autoencoder(nn.Module):
         self.decoder.append(_last_upsampling(channels[0]))
         sizes = self._activation_sizes(channels)
         self.widest = max(sizes)
-        """Numbers of a row's largest activation."""
         # The decoder's activations mirror the encoder's, except that it ends in a row.
         self.activations = sum(sizes) + sum(sizes[:-1]) + self.padded
-        """Numbers of all stages' activations of a row, in encoder and decoder."""
 
     def _activation_sizes(self, channels: list[int]) -> list[int]:
         """Return the size of each encoder stage's output for one row."""
@@ -135,7 +149,6 @@ class Autoencoder(nn.Module):
         return self.to_latent.weight.dtype
 
     def flops(self) -> int:
-        """Return the FLOPs of one sample's forward pass, encoder and decoder."""
         length = self.padded
         total = 0
         for stage in self.encoder:
@@ -196,12 +209,12 @@ def _last_upsampling(before: int) -> nn.Sequential:
     return nn.Sequential(convolution)
 
 
-class Denoiser(nn.Module):
+class Denoiser(ServerNetwork):
     """Predicts ε(z, t): the noise that was added to a latent."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.checkpoint: Checkpoint = _plain_call
+        self._latent = size.latent
         channels = denoiser_channels(size)
         self.time = nn.Sequential(
             nn.Linear(TIME_FEATURES, TIME_FEATURES),
@@ -213,16 +226,13 @@ class Denoiser(nn.Module):
             self.stages.append(_Stage(before, after))
         self.last = Convolution(channels[-1], 1, KERNEL, padding=KERNEL // 2)
         self.widest = max(channels) * size.latent
-        """Numbers of a latent's largest activation."""
         self.activations = sum(channels) * size.latent
-        """Numbers of all stages' activations of a latent."""
 
-    def flops(self, latent: int) -> int:
-        """Return the FLOPs of one latent's forward pass."""
+    def flops(self) -> int:
         total = 0
         for layer in self.modules():
             if isinstance(layer, nn.Conv1d):
-                total += multiply_adds(layer, latent)
+                total += multiply_adds(layer, self._latent)
             elif isinstance(layer, nn.Linear):
                 total += multiply_adds(layer)
         return 2 * total

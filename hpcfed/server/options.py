@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from hpcfed import options
 from hpcfed.errors import UserError, count
 from hpcfed.options import LEFT_OUT, Choice, Need, option
-from hpcfed.server.sizes import SIZES, Batching, Size
+from hpcfed.server.sizes import SIZES, SPAN_SIZES, Batching, Size
 
 if TYPE_CHECKING:
     from hpcfed.models.layout import Layout
 
 NETWORKS = ("autoencoder", "denoiser")
-"""The networks in the order of their training."""
+"""p-diff's networks, in the order of their training."""
 SAMPLES = {"autoencoder": 100_000, "denoiser": 400_000}
 """Default number of training samples of each network."""
 BATCH = 50
@@ -24,8 +24,15 @@ class ServerOptions(options.Options):
 
     has_server: ClassVar[bool] = True
 
-    # The size of the networks.
+    # The model and its size.
 
+    server_model: Literal["p-diff", "span"] = option(
+        "p-diff",
+        "model of rows: the paper's autoencoder, which grows with the columns, or "
+        "coordinates in the space that the uploads span, exact for any number of them",
+        group="server",
+        shapes_server=True,
+    )
     server: Literal["auto", "tiny", "small", "paper", "large"] = option(
         "auto",
         "size of the server's networks; auto: paper on a GPU; on a CPU tiny, with as "
@@ -38,8 +45,8 @@ class ServerOptions(options.Options):
     )
     server_width: int | None = option(
         None,
-        "channels of their first convolution, fastest as a multiple of 16 (default: by "
-        "--server)",
+        "channels of their first convolution, or width of span's denoiser; fastest as a "
+        "multiple of 16 (default: by --server)",
         group="server",
         ge=0,
         le=2**16,
@@ -49,7 +56,7 @@ class ServerOptions(options.Options):
     )
     server_latent: int | None = option(
         None,
-        "size of the latent space (default: by --server)",
+        "size of the latent space (default: by --server; span: all dimensions)",
         group="server",
         ge=0,
         le=2**20,
@@ -59,7 +66,8 @@ class ServerOptions(options.Options):
     )
     server_depth: int | None = option(
         None,
-        "convolutions of the encoder (default: by --server)",
+        "convolutions of the encoder, or stages of span's denoiser (default: by "
+        "--server)",
         group="server",
         ge=0,
         le=12,
@@ -67,9 +75,17 @@ class ServerOptions(options.Options):
         shapes_server=True,
         zero_was_unset=True,
     )
+    span_variance: float = option(
+        1.0,
+        "keep the dimensions that have this share of the uploads' variance; 1: all",
+        group="server",
+        gt=0,
+        le=1,
+        needs=Need("--server-model span", lambda run: run.server_model == "span"),
+    )
     generated_layers: int | None = option(
         None,
-        "the server generates the last N layers with weights (default: all, or the "
+        "the server generates the last N layers with weights (default: all; p-diff: the "
         "last two of more than 20,000 columns, of which --server auto generates one on "
         "a CPU)",
         group="server",
@@ -85,6 +101,12 @@ class ServerOptions(options.Options):
         group="server",
         ge=1,
         calibration=1,
+    )
+    bank_precision: Literal["fp32", "bf16"] = option(
+        "fp32", "type of the numbers in the bank", group="server"
+    )
+    bank_on: Literal["device", "host"] = option(
+        "device", "memory that holds the bank", group="server"
     )
     bank_of: Literal["updates", "uploads"] = option(
         "updates",
@@ -299,8 +321,13 @@ class ServerOptions(options.Options):
                 "--server-engine torch is a plain loop on one rank: no ZeRO, and no "
                 "other rank that learns"
             )
-        for network in NETWORKS:
+        for network in self.networks:
             batching(self, ranks, network)
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The model's networks, in the order of their training."""
+        return NETWORKS if self.server_model == "p-diff" else ("denoiser",)
 
     def batch(self, network: str) -> int:
         """Return the number of samples of one step, over all server ranks."""
@@ -317,7 +344,8 @@ class ServerOptions(options.Options):
     def size(self) -> Size:
         """The size of the networks: that of --server, unless single options differ."""
         # A run turns auto into a size once it knows its devices (see auto.py).
-        preset = SIZES["paper" if self.server == "auto" else self.server]
+        sizes = SIZES if self.server_model == "p-diff" else SPAN_SIZES
+        preset = sizes["paper" if self.server == "auto" else self.server]
         return Size(
             width=self.server_width or preset.width,
             latent=self.server_latent or preset.latent,
@@ -368,7 +396,7 @@ def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
 def check_columns(options: ServerOptions, columns: int) -> None:
     """Refuse a latent that is larger than the rows it should compress."""
     latent = options.size.latent
-    if latent > columns:
+    if options.server_model == "p-diff" and latent > columns:
         raise UserError(
             f"a latent of {latent} is larger than the {columns} generated columns; "
             "use a smaller --server-latent or more --generated-layers"

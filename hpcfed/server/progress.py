@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpcfed.errors import remark
 from hpcfed.results.signs import EVERY, LearningSign, leave_sign, remove_sign
-from hpcfed.server.latent_diffusion import Progress
+from hpcfed.server.learning import Progress
 from hpcfed.words import duration
 
 SECONDS_BETWEEN_LINES = 5.0

@@ -1,7 +1,8 @@
 """The server's side: it banks uploads, trains the model on them, and generates rows.
 
 Every server rank handles every request, because training is collective and all ranks
-hold the same bank and the same model.
+hold the same model. With --server-model span each holds its columns of the bank, with
+others the whole bank.
 """
 
 import time
@@ -10,15 +11,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from hpcfed.errors import Diverged
 from hpcfed.results.folder import LEARNING
 from hpcfed.server.bank import UploadBank
-from hpcfed.server.latent_diffusion import LatentDiffusion, Progress
+from hpcfed.server.columns import Columns
+from hpcfed.server.latent_diffusion import LatentDiffusion
+from hpcfed.server.learning import Progress
 from hpcfed.server.messages import A, Failure, Request, divide, merge
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.progress import leaving_signs
+from hpcfed.server.row_model import RowModel
+from hpcfed.server.span import SpanDiffusion
 from hpcfed.server.training_plan import RankSlot
 
 
@@ -38,16 +44,18 @@ class ServerRank:
         """Prepare for generated tensors of these `widths`, which are their numbers of
         columns, in order. `allgather` collects a number of every server rank.
         """
-        self.widths = list(widths)
-        """Columns of the generated tensors."""
         self.options = options
+        if options.server_model == "span":
+            self.columns = Columns.share_of(widths, slot.rank, slot.size)
+        else:
+            self.columns = Columns.all_of(widths)
         self.slot = slot
         self.allgather = allgather
         self.folders: dict[int, Path] = {}
         """The folders of the seeds' runs, as far as `Begin` has named them."""
         self._progress = progress
         self._banks: dict[int, UploadBank] = {}
-        self._models: dict[int, LatentDiffusion] = {}
+        self._models: dict[int, RowModel] = {}
         # Refuse a file that does not fit now, not after hours of local training.
         if options.server_load:
             for seed in seeds:
@@ -66,22 +74,32 @@ class ServerRank:
         counts = [each.num_clients for each in requests]
         return divide(replace(answer, seconds=seconds), counts)
 
-    def model(self, seed: int) -> LatentDiffusion:
+    def model(self, seed: int) -> RowModel:
         """Return the seed's model; build it on first use."""
         if seed not in self._models:
-            self._models[seed] = LatentDiffusion(
-                self.widths, self.options, self.slot, seed=seed
-            )
+            self._models[seed] = self._new_model(seed)
         return self._models[seed]
 
-    def has_trained_model(self, seed: int) -> bool:
-        """Tell whether the seed's model can generate, without building one."""
-        return seed in self._models and self._models[seed].is_trained
+    def _new_model(self, seed: int) -> RowModel:
+        columns, options, slot = self.columns, self.options, self.slot
+        if options.server_model == "span":
+            return SpanDiffusion(columns, options, slot, seed=seed)
+        return LatentDiffusion(columns.widths, options, slot, seed=seed)
+
+    def has_learnt(self, seed: int) -> bool:
+        """Tell whether the seed's model has learnt, without building one."""
+        return seed in self._models and self._models[seed].has_learnt
 
     def bank(self, seed: int) -> UploadBank:
         """Return the seed's bank of uploads."""
         if seed not in self._banks:
-            self._banks[seed] = UploadBank(self.options.bank_rounds)
+            options = self.options
+            self._banks[seed] = UploadBank(
+                options.bank_rounds,
+                self.columns,
+                dtype=torch.bfloat16 if options.bank_precision == "bf16" else None,
+                on_host=options.bank_on == "host",
+            )
         return self._banks[seed]
 
     @contextmanager

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hpcfed.results.server import MOST_MAPPED, LatentMap
 from hpcfed.runtime.device import peak_memory
+from hpcfed.server.bank import BankedRows
 from hpcfed.server.messages import KnownRows
 from hpcfed.server.options import ServerOptions
 
@@ -100,13 +101,11 @@ def peak_flops(device: torch.device, options: ServerOptions) -> float:
 
 
 @torch.no_grad()
-def latent_map(
-    rows: Tensor, clients: np.ndarray, encode: Callable[[Tensor], Tensor]
-) -> LatentMap:
-    """Map the latents of the bank's uploads; `clients` has the client of each row."""
-    chosen = mapped_uploads(len(rows))
-    latents = encode(rows[torch.from_numpy(chosen).to(rows.device)])
-    return principal_map(latents.double().cpu().numpy(), clients[chosen])
+def latent_map(bank: BankedRows, encode: Callable[[Tensor], Tensor]) -> LatentMap:
+    """Map the latents of the bank's uploads."""
+    chosen = mapped_uploads(len(bank))
+    latents = encode(bank.at(chosen))
+    return principal_map(latents.double().cpu().numpy(), bank.uploaders[chosen])
 
 
 def mapped_uploads(count: int) -> np.ndarray:

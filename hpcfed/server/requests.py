@@ -78,10 +78,10 @@ class Learn(Request[Learned]):
     """Train the model on the banked uploads."""
 
     def handle(self, rank: ServerRank) -> Learned:
-        bank, model = rank.bank(self.seed), rank.model(self.seed)
+        bank, model = rank.bank(self.seed).content(), rank.model(self.seed)
         with rank.showing_progress(self.seed) as progress:
-            report = model.learn(bank.rows(), progress)
-        report.latents = latent_map(bank.rows(), bank.uploaders(), model.encode)
+            report = model.learn(bank, progress)
+        report.latents = latent_map(bank, model.encode)
         # The training's peak, or a later one of this process.
         report.note_peak(rank.slot.device)
         report.peak_memory = rank.allgather(float(report.peak_here))
@@ -100,11 +100,18 @@ class NewestRequest(ClientRequest[A]):
         by client id, and their newest uploads.
         """
         order = np.argsort(self.clients)
-        known, uploads = rank.bank(self.seed).newest(self.clients[order])
+        bank = rank.bank(self.seed).content()
+        known, uploads = bank.newest(self.clients[order])
         return order[known], uploads
 
-    def placed(self, places: np.ndarray, rows: Tensor) -> dict[str, Any]:
-        """Return the fields of `KnownRows`: rows at these places, zeros elsewhere."""
+    def placed(
+        self, rank: ServerRank, places: np.ndarray, share: Tensor
+    ) -> dict[str, Any]:
+        """Return the fields of `KnownRows`: whole rows at these places, zeros
+        elsewhere. `share` has the rank's columns of these rows.
+        """
+        rows = rank.columns.whole(share)
+        check_rows(type(self).__name__.lower(), rows, rank.options)
         everyones = rows.new_zeros(self.num_clients, rows.shape[1])
         everyones[torch.from_numpy(places).to(rows.device)] = rows
         known = np.zeros(self.num_clients, bool)
@@ -119,8 +126,7 @@ class Recall(NewestRequest[KnownRows]):
     def handle(self, rank: ServerRank) -> KnownRows:
         with observer().span("recall"):
             places, uploads = self.newest(rank)
-            check_rows("recall", uploads, rank.options)
-            return KnownRows(**self.placed(places, uploads))
+            return KnownRows(**self.placed(rank, places, uploads))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,8 +137,7 @@ class Reconstruct(NewestRequest[KnownRows]):
         with observer().span("reconstruct"):
             places, uploads = self.newest(rank)
             rows = rank.model(self.seed).reconstruct(uploads)
-            check_rows("reconstruct", rows, rank.options)
-            return KnownRows(**self.placed(places, rows))
+            return KnownRows(**self.placed(rank, places, rows))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,15 +148,15 @@ class Invert(NewestRequest[Inversion]):
     """Diffusion steps t0; None: --inversion-depth."""
 
     def handle(self, rank: ServerRank) -> Inversion:
-        bank = rank.bank(self.seed)
+        bank = rank.bank(self.seed).content()
         with observer().span("invert"):
             places, uploads = self.newest(rank)
             rows = rank.model(self.seed).invert(uploads, depth=self.depth)
             clients = self.clients[places]
             updates = likeness.updates_of(bank, clients, rows)
-            recognised = likeness.recognised(bank, clients, updates, rank.widths)
-            check_rows("invert", rows, rank.options)
-            return Inversion(recognised=recognised, **self.placed(places, rows))
+            recognised = likeness.recognised(bank, clients, updates)
+            placed = self.placed(rank, places, rows)
+            return Inversion(recognised=recognised, **placed)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,8 +164,19 @@ class Average(NewestRequest[KnownRows]):
     """Return the mean of each client's rows in the bank."""
 
     def handle(self, rank: ServerRank) -> KnownRows:
-        known, means = likeness.mean_rows(rank.bank(self.seed), self.clients)
-        return KnownRows(**self.placed(np.flatnonzero(known), means))
+        bank = rank.bank(self.seed).content()
+        known, means = likeness.mean_rows(bank, self.clients)
+        return KnownRows(**self.placed(rank, np.flatnonzero(known), means))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shrink(NewestRequest[KnownRows]):
+    """Return the best linear estimate of each client's row from those in the bank."""
+
+    def handle(self, rank: ServerRank) -> KnownRows:
+        bank = rank.bank(self.seed).content()
+        known, rows = likeness.shrunk_rows(bank, self.clients)
+        return KnownRows(**self.placed(rank, np.flatnonzero(known), rows))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,10 +186,11 @@ class Compare(ClientRequest[Likeness]):
     rows: Tensor
 
     def handle(self, rank: ServerRank) -> Likeness:
-        bank = rank.bank(self.seed)
-        known = np.isin(self.clients, bank.uploaders())
+        bank = rank.bank(self.seed).content()
+        known = np.isin(self.clients, bank.uploaders)
         clients = self.clients[known]
-        rows = self.rows[torch.from_numpy(known).to(self.rows.device)]
+        whole = self.rows[torch.from_numpy(known).to(self.rows.device)]
+        rows = rank.columns.of(whole)
         found = likeness.likeness(
             bank, clients, likeness.updates_of(bank, clients, rows)
         )
@@ -193,7 +210,7 @@ class SampleRows(ClientRequest[Rows]):
 
     def handle(self, rank: ServerRank) -> Rows:
         model = rank.model(self.seed)
-        rows = model.sample(self.num_clients)
+        rows = rank.columns.whole(model.sample(self.num_clients))
         if self.whole and rank.options.bank_of == "updates":
             if model.start is None:
                 raise UserError(
@@ -220,16 +237,16 @@ class Guide(ClientRequest[Rows]):
 
     def handle(self, rank: ServerRank) -> Rows:
         by_id = torch.from_numpy(np.argsort(self.clients)).to(self.before.device)
-        rows = rank.model(self.seed).guide(
-            self.before[by_id],
-            self.after[by_id],
+        guided = rank.model(self.seed).guide(
+            rank.columns.of(self.before[by_id]),
+            rank.columns.of(self.after[by_id]),
             strength=self.strength,
             start=self.start,
             steps=self.steps,
             sign=self.sign,
             noise=self.noise,
         )
-        rows = _from_id_order(rows, self.clients)
+        rows = _from_id_order(rank.columns.whole(guided), self.clients)
         # If a client's own training has diverged, its row need not be finite.
         before = self.before.isfinite().all(1)
         after = self.after.isfinite().all(1)
@@ -237,7 +254,8 @@ class Guide(ClientRequest[Rows]):
         return Rows(rows=rows)
 
 
-# Files. All server ranks hold the same bank and networks; the first one writes.
+# Files. All server ranks hold the same networks, and together the bank; the first one
+# writes.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -251,11 +269,10 @@ class Save(Request[Answer]):
     """
 
     def handle(self, rank: ServerRank) -> Answer:
-        if rank.slot.rank == 0:
-            start = None
-            if self.start:
-                start = torch.frombuffer(bytearray(self.start), dtype=torch.float32)
-            rank.model(self.seed).save(Path(self.path), start)
+        start = None
+        if self.start:
+            start = torch.frombuffer(bytearray(self.start), dtype=torch.float32)
+        rank.model(self.seed).save(Path(self.path), start)
         return Answer()
 
 
@@ -273,15 +290,16 @@ class Store(Request[Stored]):
     folder: str
 
     def handle(self, rank: ServerRank) -> Stored:
-        if rank.slot.rank:
-            return Stored(files=())
         folder = Path(self.folder)
-        files = rank.bank(self.seed).store(folder, self.seed)
+        bank = rank.bank(self.seed)
+        writes = rank.slot.rank == 0
+        files = bank.store(folder, self.seed, write=writes)
         # A checkpoint before the first learning has no model.
-        if rank.has_trained_model(self.seed):
+        if rank.has_learnt(self.seed):
             path = folder / _model_file(self.seed)
-            rank.model(self.seed).save(path)
-            files.append(checkpoints.existing(path))
+            rank.model(self.seed).store(path, bank.content())
+            if writes:
+                files.append(checkpoints.existing(path))
         return Stored(files=tuple(files))
 
 
@@ -294,10 +312,10 @@ class Restore(Request[Answer]):
     def handle(self, rank: ServerRank) -> Answer:
         folder = Path(self.folder)
         bank = rank.bank(self.seed)
-        bank.restore(folder, self.seed, sum(rank.widths), rank.slot.device)
+        bank.restore(folder, self.seed, rank.slot.device)
         file = _model_file(self.seed)
         if file in checkpoints.listed(folder):
-            rank.model(self.seed).load(folder / file)
+            rank.model(self.seed).restore(folder / file, bank.content())
         return Answer()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.models.layout import Layout
-from hpcfed.server.options import NETWORKS, ServerOptions
+from hpcfed.server.options import ServerOptions
 
 
 def learns_after(options: ServerOptions, done: int, rounds: int) -> bool:
@@ -40,9 +40,9 @@ def is_banked(options: ServerOptions, done: int, rounds: int) -> bool:
 
 
 def num_steps(options: ServerOptions) -> dict[str, int]:
-    """Return the steps of both networks in one learning."""
+    """Return the steps of each network in one learning."""
     steps = {}
-    for network in NETWORKS:
+    for network in options.networks:
         # The last batch is full, too: samples are rounded up to whole batches.
         steps[network] = -(-options.samples(network) // options.batch(network))
     return steps
@@ -72,7 +72,8 @@ def generated(layout: Layout, options: ServerOptions) -> Generated:
     last = options.generated_layers
     # The paper's choice for CIFAR-10 and EMNIST: the server's networks grow with the
     # number of generated columns.
-    if not last and layout.num_parameters > WHOLE_UP_TO:
+    wide = layout.num_parameters > WHOLE_UP_TO
+    if not last and wide and options.server_model == "p-diff":
         last = min(2, len(layout.blocks))
     layers = layout.last(last) if last else layout.layers
     positions = []

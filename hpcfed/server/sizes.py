@@ -28,6 +28,15 @@ SIZES = {
 """`tiny`: a CPU trains it in half a minute. `paper`: the autoencoder has 40 million
 parameters for the last two layers of the CIFAR-10 network. `large`: a billion.
 """
+SPAN_SIZES = {
+    "tiny": Size(256, 0, 2, 1e-3),
+    "small": Size(512, 0, 2, 1e-3),
+    "paper": Size(1024, 0, 4, 5e-4),
+    "large": Size(8192, 0, 5, 1e-4),
+}
+"""Sizes of the denoiser of coordinates: the width of its stages, and their number. There
+are as many coordinates as the bank's rows span.
+"""
 
 
 @dataclass(frozen=True)

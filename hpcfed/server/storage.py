@@ -19,10 +19,12 @@ from hpcfed.errors import UserError, one_line
 from hpcfed.options import facts_of
 from hpcfed.results.publish import check_limit, hdf5_writing
 from hpcfed.results.safe import Reader, reading
-from hpcfed.server.options import NETWORKS, ServerOptions
+from hpcfed.server.options import ServerOptions
 from hpcfed.server.scaling import LatentScaling, RowScaling
 
 FORMAT, SCHEMA = "hpcfed server", 2
+EXACT = ("coordinates", "axes", "bank")
+"""Groups whose numbers keep the type in which they were written."""
 MOST_BYTES = 2**40
 """The largest saved server that we read, in bytes."""
 
@@ -31,10 +33,10 @@ MOST_BYTES = 2**40
 class SavedServer:
     """What a trained model consists of."""
 
-    networks: dict[str, dict[str, Tensor]]
-    """Parameters and buffers by network and name."""
-    rows: RowScaling
-    latents: LatentScaling
+    groups: dict[str, dict[str, Tensor]]
+    """Tensors by group and name: those of each network, scalings, and what else a model
+    needs.
+    """
     learnings: int
     """How often the model has learnt, so that the next learning draws other numbers."""
     start: Tensor | None = None
@@ -47,11 +49,10 @@ def write(
     path: Path, saved: SavedServer, widths: Sequence[int], options: ServerOptions
 ) -> None:
     """Write the whole file, or leave the old one in place."""
-    # All numbers are written as float32, whatever their type.
     size = 0
-    for tensors in saved.networks.values():
+    for tensors in saved.groups.values():
         for tensor in tensors.values():
-            size += 4 * tensor.numel()
+            size += tensor.nbytes
     check_limit(path, size)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     # h5py would follow a symbolic link of that name.
@@ -70,20 +71,18 @@ def _write(
 ) -> None:
     file.attrs.update(format=FORMAT, schema=SCHEMA, widths=widths, runs=saved.learnings)
     file["options"] = json.dumps(options.model_dump(mode="json"), indent=1)
-    for network, tensors in saved.networks.items():
+    for group, tensors in saved.groups.items():
         for name, tensor in tensors.items():
-            _put(file, f"{network}/{name}", tensor.float())
-    _put(file, "standard/mean", saved.rows.mean)
-    _put(file, "standard/scale", saved.rows.scale)
-    _put(file, "latents/mean", saved.latents.mean)
-    _put(file, "latents/scale", saved.latents.scale)
+            _put(file, f"{group}/{name}", tensor)
     if saved.start is not None:
         _put(file, "start/columns", saved.start)
 
 
 def _put(file: h5py.File, name: str, tensor: Tensor) -> None:
     """Write a tensor, with checksums if HDF5 supports them."""
-    array = tensor.cpu().numpy()
+    # Networks may be in bfloat16, which numpy does not know.
+    kept = tensor if tensor.dtype == torch.float64 else tensor.float()
+    array = kept.cpu().numpy()
     # HDF5 has no chunks, and so no checksums, for scalars and empty arrays.
     packed = {}
     if array.size and array.ndim:
@@ -106,10 +105,14 @@ def refusing(path: Path) -> Iterator[None]:
 
 
 def read(
-    path: Path, widths: Sequence[int], options: ServerOptions, device: torch.device
+    path: Path,
+    widths: Sequence[int],
+    options: ServerOptions,
+    device: torch.device,
+    groups: Sequence[str],
 ) -> SavedServer:
-    """Return a saved model; raise UserError if it does not fit the run's columns and
-    options.
+    """Return these groups of a saved model; raise UserError if it does not fit the
+    run's columns and options. A group that the file does not have is left out.
     """
     with reading(path, most=MOST_BYTES) as file:
         facts = file.facts()
@@ -126,13 +129,12 @@ def read(
         written = json.loads(file.text("options"))
         _check_size(written, path, options)
         _check_kind(written, path, options)
-        networks = {name: _tensors(file, name, device) for name in NETWORKS}
-        rows = RowScaling(**_tensors(file, "standard", device))
-        latents = LatentScaling(**_tensors(file, "latents", device))
-        _check_scaling(rows, sum(widths))
-        _check_scaling(latents, options.size.latent)
+        found = {}
+        for group in groups:
+            if group in file:
+                found[group] = _tensors(file, group, device)
         start = _start(file, sum(widths), device)
-        return SavedServer(networks, rows, latents, int(facts["runs"]), start)
+        return SavedServer(found, int(facts["runs"]), start)
 
 
 def _start(file: Reader, width: int, device: torch.device) -> Tensor | None:
@@ -161,7 +163,8 @@ def _check_size(written: dict[str, Any], path: Path, options: ServerOptions) -> 
     # Other options, such as the learning rate, may differ: this run uses its own.
     shaping = {}
     for name, field in ServerOptions.model_fields.items():
-        if facts_of(field).shapes_server:
+        # Files of older versions have p-diff, and do not say so.
+        if facts_of(field).shapes_server and name in written:
             shaping[name] = written[name]
     sizes = _shaping_flags(ServerOptions(**shaping))
     if sizes != _shaping_flags(options):
@@ -170,32 +173,40 @@ def _check_size(written: dict[str, Any], path: Path, options: ServerOptions) -> 
         raise UserError(f"--server-load {path} has another size; use {flags}")
 
 
-def _shaping_flags(options: ServerOptions) -> dict[str, int]:
+def _shaping_flags(options: ServerOptions) -> dict[str, str | int]:
     size = options.size
-    return {
+    flags: dict[str, str | int] = {
+        "--server-model": options.server_model,
         "--server-width": size.width,
-        "--server-latent": size.latent,
         "--server-depth": size.depth,
         "--diffusion-steps": options.diffusion_steps,
     }
+    if options.server_model == "p-diff":
+        flags["--server-latent"] = size.latent
+    return flags
 
 
 def _tensors(file: Reader, group: str, device: torch.device) -> dict[str, Tensor]:
-    """Return the group's arrays as float32 tensors by name; refuse non-finite ones."""
+    """Return the group's arrays by name, as float32 unless they were written as float64;
+    refuse non-finite ones.
+    """
     reader = file.within(group)
     tensors = {}
     for name in reader.names():
         # A float64 that float32 cannot hold becomes infinite, and is refused below.
         shape = reader.shape(name)
-        with np.errstate(over="ignore"):
-            array = reader.numbers(name, shape).astype(np.float32)
+        array = reader.numbers(name, shape)
+        if group not in EXACT:
+            with np.errstate(over="ignore"):
+                array = array.astype(np.float32)
         if not np.isfinite(array).all():
             raise ValueError(f"{group}/{name} holds what no training makes")
         tensors[name] = torch.as_tensor(array, device=device)
     return tensors
 
 
-def _check_scaling(scaling: RowScaling | LatentScaling, width: int) -> None:
+def check_scaling(scaling: RowScaling | LatentScaling, width: int) -> None:
+    """Refuse a scaling of another number of columns."""
     mean, scale = scaling.mean.shape, scaling.scale.shape
     # Rows have a scale for every column, latents a single one.
     scales = ((), (1,), (width,))

@@ -1,0 +1,148 @@
+"""One learning of the server's model: trains its networks and reports what that took."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from hpcfed.runtime.timer import observer
+from hpcfed.server.engines import make_trainer, recomputing
+from hpcfed.server.losses import check_losses
+from hpcfed.server.networks import ServerNetwork, num_parameters
+from hpcfed.server.options import ServerOptions, batching
+from hpcfed.server.report import LearningReport, peak_flops
+from hpcfed.server.schedule import num_steps
+from hpcfed.server.trainer import Loss, StepProgress, Trainer
+from hpcfed.server.training_plan import RankSlot, TrainingPlan
+
+LARGE = 10_000_000
+"""Number of parameters from which garbage collection is worth its fifth of a second."""
+
+Progress = Callable[[str, int, int, Tensor], None]
+"""Called after every step with the network, steps done, all steps, and the losses so
+far, which are on the device.
+"""
+N = TypeVar("N", bound=ServerNetwork)
+
+
+class LearningRun:
+    """A learning in progress, and its report."""
+
+    def __init__(
+        self, options: ServerOptions, slot: RankSlot, progress: Progress, *, rows: int
+    ) -> None:
+        """Begin to learn from this number of rows."""
+        self._options = options
+        self._slot = slot
+        self._progress = progress
+        self._steps = num_steps(options)
+        self._began = self._clock()
+        self.report = LearningReport(
+            rows=rows, ranks=slot.size, peak_flops=peak_flops(slot.device, options)
+        )
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time within as this phase."""
+        begin = self._clock()
+        with observer().span(name):
+            yield
+        self.report.seconds[name] = self._clock() - begin
+
+    def fit(
+        self, owner: object, name: str, build: Callable[[], ServerNetwork], loss: Loss
+    ) -> None:
+        """Train the owner's network of this name, and record its cost. Replace it by a
+        plain one with what it has learnt; `build` makes one of the same shape.
+        """
+        report, options = self.report, self._options
+        network: ServerNetwork = getattr(owner, name)
+        # Before the training changes it: ZeRO 3 leaves no whole parameters in it.
+        flops = network.flops()
+        trainer = self._trainer(name, network)
+        steps = self._steps[name]
+        with self.phase(name):
+            losses = trainer.fit(loss, steps, self._observed(name, steps))
+        check_losses(name, losses, options)
+        report.losses[name] = losses
+        report.note_peak(self._slot.device)
+        samples = steps * batching(options, self._slot.size, name).batch
+        report.samples[name] = samples
+        # A backward pass takes twice the FLOPs of a forward pass.
+        report.flops[name] = 3.0 * flops * samples
+        rebuilt = rebuilt_with(self._trained_tensors(trainer), build)
+        setattr(owner, name, rebuilt)
+        trainer.close()
+        # Garbage collection only works without references to trainer and network here.
+        del trainer, network
+        large = report.parameters[name] >= LARGE
+        on_gpu = self._slot.device.type == "cuda"
+        if large or on_gpu or options.zero_stage:
+            # DeepSpeed's objects form reference cycles, which hold moments and captured
+            # passes.
+            gc.collect()
+        rebuilt.to(self._slot.device)
+
+    def finish(self) -> LearningReport:
+        """Return the report. The remaining time went into building networks and
+        engines.
+        """
+        counted = sum(self.report.seconds.values())
+        self.report.seconds["prepare"] = self._clock() - self._began - counted
+        return self.report
+
+    def _trainer(self, name: str, network: ServerNetwork) -> Trainer:
+        if self._options.server_checkpointing:
+            network.checkpoint = recomputing(self._options)
+        self.report.parameters[name] = num_parameters(network)
+        # Before DeepSpeed starts, because it resets the device's peak memory.
+        self.report.note_peak(self._slot.device)
+        plan = TrainingPlan(
+            options=self._options,
+            batching=batching(self._options, self._slot.size, name),
+            slot=self._slot,
+            steps=self._steps[name],
+        )
+        return make_trainer(network, plan)
+
+    def _trained_tensors(self, trainer: Trainer) -> dict[str, Tensor]:
+        """Return the trained network's tensors.
+
+        ZeRO gathers whole tensors in addition to what it holds. Keep them on the host
+        until ZeRO has freed its own.
+        """
+        tensors = {}
+        for name, tensor in trainer.tensors():
+            tensors[name] = tensor.cpu() if self._options.zero_stage else tensor
+        return tensors
+
+    def _observed(self, name: str, steps: int) -> StepProgress:
+        """Return a callback that reports each step to progress lines and to a
+        profile.
+        """
+        watch = observer()
+
+        def tell(done: int, losses: Tensor) -> None:
+            self._progress(name, done, steps, losses)
+            watch.step(name, done, steps)
+
+        return tell
+
+    def _clock(self) -> float:
+        if self._slot.device.type == "cuda":
+            torch.cuda.synchronize(self._slot.device)
+        return time.perf_counter()
+
+
+def rebuilt_with(tensors: dict[str, Tensor], build: Callable[[], N]) -> N:
+    """Return a new network with these tensors."""
+    # On the meta device: initial weights would cost time and memory, and advance the
+    # global random stream.
+    with torch.device("meta"):
+        network = build()
+    network.load_state_dict(tensors, assign=True)
+    return network.eval()

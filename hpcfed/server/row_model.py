@@ -1,0 +1,196 @@
+"""A diffusion model of rows: what all of them have in common.
+
+Each maps rows to latents and back in its own way, and denoises latents with a network
+that DeepSpeed trains.
+"""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hpcfed.kernels import cuda
+from hpcfed.server import diffusion
+from hpcfed.server.bank import BankedRows
+from hpcfed.server.diffusion import Schedule, Sign
+from hpcfed.server.learning import LearningRun, Progress
+from hpcfed.server.losses import denoising_loss
+from hpcfed.server.networks import ServerNetwork, in_chunks
+from hpcfed.server.options import ServerOptions, batching
+from hpcfed.server.report import LearningReport
+from hpcfed.server.scaling import LatentScaling
+from hpcfed.server.streams import Streams
+from hpcfed.server.training_plan import RankSlot
+
+
+def silent(network: str, done: int, steps: int, losses: Tensor) -> None:
+    """Show no progress."""
+
+
+class RowModel(ABC):
+    """Learns from a bank of rows, and generates rows.
+
+    Calls are collective over the server's ranks. Every rank passes the same rows, or
+    its columns of them.
+    """
+
+    denoiser: ServerNetwork
+
+    def __init__(self, options: ServerOptions, slot: RankSlot, *, seed: int) -> None:
+        self.options = options
+        self.slot = slot
+        self.streams = Streams(seed, slot.device)
+        self.schedule = Schedule.linear(options.diffusion_steps, slot.device)
+        self.latent_scaling: LatentScaling | None = None
+        self.start: Tensor | None = None
+        """What to add a loaded model's updates to, if its file has it."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the model can generate: it has learnt or was loaded."""
+        return self.latent_scaling is not None
+
+    @property
+    def has_learnt(self) -> bool:
+        """Whether a checkpoint has something to keep of it."""
+        return self.is_trained or self.streams.learnings > 0
+
+    # Learning
+
+    @cuda.without_trials()  # cuDNN's trials found no kernels that were quicker
+    def learn(self, bank: BankedRows, progress: Progress = silent) -> LearningReport:
+        """Learn the distribution of the banked rows."""
+        run = LearningRun(self.options, self.slot, progress, rows=len(bank))
+        raw = self._learn_latents(bank, run)
+        self.latent_scaling = LatentScaling.of(raw)
+        z = self.latent_scaling(raw).float()
+        self.denoiser = self._denoiser_for(z)
+        loss = denoising_loss(
+            z,
+            batching(self.options, self.slot.size, "denoiser"),
+            self.streams.draws("denoiser"),
+            schedule=self.schedule,
+        )
+        run.fit(self, "denoiser", self._new_denoiser, loss)
+        self.streams.learnings += 1
+        return run.finish()
+
+    @abstractmethod
+    def _learn_latents(self, bank: BankedRows, run: LearningRun) -> Tensor:
+        """Learn to map rows to latents, and return those of all banked rows."""
+
+    @abstractmethod
+    def _new_denoiser(self) -> ServerNetwork:
+        """Build a denoiser."""
+
+    def _denoiser_for(self, z: Tensor) -> ServerNetwork:
+        """Return the network to train on these latents: that of the last learning."""
+        return self.denoiser
+
+    # Generating
+
+    @abstractmethod
+    def raw_latents(self, rows: Tensor) -> Tensor:
+        """Return the latents of rows as they are before standardising."""
+
+    @abstractmethod
+    def from_raw(self, latents: Tensor) -> Tensor:
+        """Return the rows of such latents."""
+
+    def encode(self, rows: Tensor) -> Tensor:
+        """Return the standardised latents of rows."""
+        assert self.latent_scaling is not None
+        return self.latent_scaling(self.raw_latents(rows))
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return the rows of standardised latents."""
+        assert self.latent_scaling is not None
+        return self.from_raw(self.latent_scaling.undo(latents))
+
+    def reconstruct(self, rows: Tensor) -> Tensor:
+        """Return the rows after a pass to latents and back."""
+        return self.from_raw(self.raw_latents(rows))
+
+    @torch.no_grad()
+    def invert(self, rows: Tensor, *, depth: int | None = None) -> Tensor:
+        """Return new rows that keep each row's identity."""
+        z = self.encode(rows)
+        if depth is None:
+            depth = self.options.inversion_depth
+        inverted = diffusion.invert(
+            self.schedule,
+            self._epsilon,
+            z,
+            depth=depth,
+            noise=self.streams.noise("inversion", z),
+            use=self.options.inversion_noise,
+        )
+        return self.decode(inverted)
+
+    @torch.no_grad()
+    def sample(self, count: int) -> Tensor:
+        """Generate rows from noise alone."""
+        assert self.latent_scaling is not None
+        like = self.latent_scaling.mean.expand(count, -1)
+        noise = self.streams.noise("sampling", like)
+        z = diffusion.sample(self.schedule, self._epsilon, noise)
+        return self.decode(z)
+
+    @torch.no_grad()
+    def guide(
+        self,
+        before: Tensor,
+        after: Tensor,
+        *,
+        strength: float,
+        start: int,
+        steps: int,
+        sign: Sign = "progress",
+        noise: str | None = None,
+    ) -> Tensor:
+        """Return rows after local training, guided by what the model has learnt from
+        all clients. `noise` names the random stream of fresh noise; None: no noise.
+        """
+        old = self.encode(before)
+        new = self.encode(after)
+        guided = diffusion.guide(
+            self.schedule,
+            self._epsilon,
+            new,
+            new - old,
+            strength=strength,
+            start=start,
+            steps=steps,
+            sign=sign,
+            noise=None if noise is None else self.streams.noise(noise, new),
+        )
+        return self._guided(after, new, guided)
+
+    def _guided(self, after: Tensor, new: Tensor, guided: Tensor) -> Tensor:
+        """Return the guided rows; `new` are the latents of the rows `after` training."""
+        return self.decode(guided)
+
+    @cuda.without_trials()
+    def _epsilon(self, z: Tensor, t: Tensor) -> Tensor:
+        # Coordinates are float64, so that a pass to them and back is exact.
+        predicted = in_chunks(self.denoiser, z.float(), t, widest=self.denoiser.widest)
+        return predicted.to(z.dtype)
+
+    # Files
+
+    @abstractmethod
+    def save(self, path: Path, start: Tensor | None = None) -> None:
+        """Write the trained model to a file; `start` is what to add its updates to."""
+
+    @abstractmethod
+    def load(self, path: Path) -> None:
+        """Load a saved model; raise UserError if the file does not fit."""
+
+    def store(self, path: Path, bank: BankedRows) -> None:
+        """Write the model to a checkpoint that also holds this bank."""
+        self.save(path)
+
+    def restore(self, path: Path, bank: BankedRows) -> None:
+        """Load a model from such a checkpoint."""
+        self.load(path)
