@@ -55,6 +55,7 @@ def choose_server(settings: Settings, *, gpu: bool, ranks: int = 1) -> Settings:
         options,
         layout,
         rounds=config.rounds,
+        uploads=config.invited_among(config.clients) * options.bank_rounds,
         gpu=gpu,
         ranks=ranks,
         given=options.model_fields_set - chosen_before,

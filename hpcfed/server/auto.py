@@ -8,6 +8,7 @@ from hpcfed.models.layout import Layout
 from hpcfed.options import Choice, flag_of
 from hpcfed.server.options import SAMPLES, ServerOptions
 from hpcfed.server.schedule import WHOLE_UP_TO, generated, num_learnings
+from hpcfed.words import bytes_text
 
 SECONDS = {"autoencoder": 12.0, "denoiser": 16.0}
 """Time that each network of --server tiny may train on one core in the whole run."""
@@ -18,6 +19,10 @@ samples per step, kernel launches take most of the time.
 """
 CPU_SAMPLES = {"autoencoder": (1_000, 16_000), "denoiser": (2_000, 32_000)}
 """The fewest samples from which a network learns anything, and what digits needs."""
+SPAN_CPU_SAMPLES = (2_000, 20_000)
+"""The same for the denoiser of --server-model span, which knows much before it learns."""
+MOST_SAVED = 2**31
+"""The most bytes of banked rows that --server-model span saves without being asked."""
 
 
 def server_choices(
@@ -25,15 +30,19 @@ def server_choices(
     layout: Layout,
     *,
     rounds: int,
+    uploads: int,
     gpu: bool,
     ranks: int = 1,
     given: Set[str] = frozenset(),
 ) -> Iterator[Choice]:
     """Yield choices that depend on the model's device and on the generated columns.
-    Options that were `given` are kept. `ranks` is the number of ranks that train it.
+    Options that were `given` are kept. `ranks` is the number of ranks that train it,
+    `uploads` the largest number of rows in its bank.
 
     A run that is resumed on another machine keeps the choices of its record.
     """
+    if options.server_model == "span" and "server_save" not in given:
+        yield from _unsaved(options, layout, uploads)
     if options.server != "auto":
         yield from _samples(options, SAMPLES, f"as --server {options.server} says")
     elif gpu:
@@ -59,7 +68,24 @@ def _for_a_gpu(options: ServerOptions, ranks: int, given: Set[str]) -> Iterator[
         yield Choice("denoiser_batch", -(-GPU_BATCH // ranks) * ranks, because)
 
 
+def _unsaved(options: ServerOptions, layout: Layout, uploads: int) -> Iterator[Choice]:
+    """Yield the choice not to save a model whose file would hold a large bank."""
+    size = 4 * uploads * len(generated(layout, options).at)
+    if size > MOST_SAVED:
+        because = f"server.h5 would hold the bank, {bytes_text(size)}; --server-save asks for it"
+        yield Choice("server_save", False, because)
+
+
 def _for_a_cpu(options: ServerOptions, layout: Layout, rounds: int) -> Iterator[Choice]:
+    if options.server_model == "span":
+        fewest, most = SPAN_CPU_SAMPLES
+        samples = {"denoiser": max(fewest, most // num_learnings(options, rounds))}
+        because = (
+            f"it learns on a CPU, {_from(options, samples)}; --server paper is larger"
+        )
+        yield Choice("server", "tiny", because)
+        yield from _samples(options, samples)
+        return
     columns = len(generated(layout, options).at)
     by_default = options.generated_layers is None and len(layout.blocks) > 1
     if by_default and columns > WHOLE_UP_TO:
