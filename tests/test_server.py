@@ -42,10 +42,10 @@ from hpcfed.server.networks import (
     num_parameters,
     time_features,
 )
-from hpcfed.server.options import NETWORKS, ServerOptions, batching, check_columns
+from hpcfed.server.options import NETWORKS, ServerOptions, batching
 from hpcfed.server.report import LearningReport
 from hpcfed.server.scaling import LatentScaling, RowScaling
-from hpcfed.server.schedule import num_steps
+from hpcfed.server.schedule import check_columns, num_steps
 from hpcfed.server.sizes import SIZES, Size
 from hpcfed.server.trainer import PlainTrainer
 from hpcfed.server.training_plan import RankSlot, TrainingPlan

@@ -9,8 +9,8 @@ from hpcfed.options import Settings
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
 from hpcfed.server.auto import server_choices
-from hpcfed.server.options import check_columns, server_options
-from hpcfed.server.schedule import generated
+from hpcfed.server.options import server_options
+from hpcfed.server.schedule import check_columns, generated
 from hpcfed.server.transport import Colocated, Remote, Transport, check_world, serve
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hpcfed.server.bank import BankedRows
 from hpcfed.server.messages import Answer
+from hpcfed.server.scaling import SMALLEST
 
 
 def updates_of(bank: BankedRows, clients: np.ndarray, rows: Tensor) -> Tensor:
@@ -61,10 +62,6 @@ def squared_distances(
         squares = here.square().sum(1, keepdim=True) + there.square().sum(1)
         total += squares - 2 * here @ there.T
     return bank.columns.summed(total).clamp_min(0)
-
-
-SMALLEST = 1e-12
-"""Avoids a division by zero in tensors in which all rows agree."""
 
 
 def mean_rows(bank: BankedRows, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:

@@ -391,13 +391,3 @@ def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
             "batch norm needs two samples"
         )
     return Batching(micro, share // micro, ranks, shared)
-
-
-def check_columns(options: ServerOptions, columns: int) -> None:
-    """Refuse a latent that is larger than the rows it should compress."""
-    latent = options.size.latent
-    if options.server_model == "p-diff" and latent > columns:
-        raise UserError(
-            f"a latent of {latent} is larger than the {columns} generated columns; "
-            "use a smaller --server-latent or more --generated-layers"
-        )

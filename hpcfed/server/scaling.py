@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_SMALLEST = 1e-12
-"""Avoids a division by zero in columns in which all rows agree."""
+SMALLEST = 1e-12
+"""Avoids a division by zero if all rows agree."""
 
 
 @dataclass(frozen=True)
@@ -80,4 +80,4 @@ def _deviation(residual: Tensor) -> Tensor:
     """Return the standard deviation of numbers whose mean is zero."""
     # Not torch.std, which divides by n − 1.
     variance = residual.square().mean()
-    return variance.sqrt().clamp_min(_SMALLEST)
+    return variance.sqrt().clamp_min(SMALLEST)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hpcfed.errors import UserError
 from hpcfed.models.layout import Layout
 from hpcfed.server.options import ServerOptions
 
@@ -85,3 +86,13 @@ def generated(layout: Layout, options: ServerOptions) -> Generated:
             positions.append(columns)
             widths.append(len(columns))
     return Generated(torch.cat(positions), widths)
+
+
+def check_columns(options: ServerOptions, columns: int) -> None:
+    """Refuse a latent that is larger than the rows it should compress."""
+    latent = options.size.latent
+    if options.server_model == "p-diff" and latent > columns:
+        raise UserError(
+            f"a latent of {latent} is larger than the {columns} generated columns; "
+            "use a smaller --server-latent or more --generated-layers"
+        )

@@ -24,15 +24,13 @@ from hpcfed.server.learning import LearningRun, rebuilt_with
 from hpcfed.server.networks import TIME_FEATURES, ServerNetwork, time_features
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.row_model import RowModel
-from hpcfed.server.scaling import LatentScaling
+from hpcfed.server.scaling import SMALLEST, LatentScaling
 from hpcfed.server.sizes import Size
 from hpcfed.server.storage import SavedServer
 from hpcfed.server.training_plan import RankSlot
 
 GROUPS = ("denoiser", "coordinates", "axes", "bank")
 """The groups of tensors in its file."""
-SMALLEST = 1e-12
-"""Avoids a division by zero in tensors in which all rows agree."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,9 @@ class CoordinateDenoiser(ServerNetwork):
             nn.Linear(size.width, size.width),
         )
         self.first = nn.Linear(axes, size.width)
-        self.stages = nn.ModuleList(_Stage(size.width) for _ in range(size.depth))
+        self.stages = nn.ModuleList(
+            _ResidualStage(size.width) for _ in range(size.depth)
+        )
         self.last = nn.Linear(size.width, axes)
         # It begins as the ideal denoiser of Gaussian data.
         nn.init.zeros_(self.last.weight)
@@ -174,7 +174,7 @@ class CoordinateDenoiser(ServerNetwork):
         return noise.sqrt() * z / total + (signal / total).sqrt() * correction
 
 
-class _Stage(nn.Module):
+class _ResidualStage(nn.Module):
     """Norm, two linear layers with an activation between, and a skip connection."""
 
     def __init__(self, width: int) -> None:
