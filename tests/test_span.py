@@ -176,9 +176,8 @@ def test_shrinkage_beats_the_mean_of_noisy_uploads() -> None:
 
 def test_the_denoiser_begins_as_the_ideal_one_of_gaussian_data() -> None:
     schedule = Schedule.linear(1000)
-    denoiser = CoordinateDenoiser(2, Size(16, 0, 1), schedule)
     variances = torch.tensor([4.0, 0.25])
-    denoiser.variances.copy_(variances)
+    denoiser = CoordinateDenoiser(variances, Size(16, 0, 1), schedule)
     numbers = torch.Generator().manual_seed(0)
     z0 = variances.sqrt() * torch.randn(200_000, 2, generator=numbers)
     noise = torch.randn(200_000, 2, generator=numbers)
@@ -249,8 +248,7 @@ def test_learning_teaches_the_denoiser() -> None:
     rows = clients_rows()
     model = learnt(rows, server_batch=200, denoiser_samples=40_000)
     z = model.encode(rows).float().repeat(20, 1)
-    ideal = CoordinateDenoiser(z.shape[1], model.options.size, model.schedule)
-    ideal.variances.copy_(model.denoiser.variances)
+    ideal = CoordinateDenoiser(z.square().mean(0), model.options.size, model.schedule)
     noise = torch.randn(z.shape, generator=torch.Generator().manual_seed(9))
     t = torch.full((len(z),), 300)
     noised = model.schedule.noised(z, t, noise)

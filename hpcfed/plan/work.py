@@ -238,7 +238,7 @@ def _span_size(options: ServerOptions, rows: int) -> NetworkSize:
         axes = min(axes, options.server_latent)
     with torch.device("meta"):
         schedule = Schedule.linear(options.diffusion_steps, "meta")
-        denoiser = CoordinateDenoiser(axes, options.size, schedule)
+        denoiser = CoordinateDenoiser(torch.ones(axes), options.size, schedule)
     return NetworkSize(
         flops=FORWARD_AND_BACKWARD * denoiser.flops(),
         activations=denoiser.activations,

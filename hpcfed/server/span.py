@@ -132,13 +132,13 @@ class CoordinateDenoiser(ServerNetwork):
     of variance 1, and its answer is scaled to what is left to predict on each axis.
     """
 
-    variances: Tensor
-    alpha_bars: Tensor
-
-    def __init__(self, axes: int, size: Size, schedule: Schedule) -> None:
+    def __init__(self, variances: Tensor, size: Size, schedule: Schedule) -> None:
+        """Build a denoiser of coordinates with these variances."""
         super().__init__()
-        self.register_buffer("variances", torch.ones(axes))
-        self.register_buffer("alpha_bars", schedule.alpha_bars.float())
+        axes = len(variances)
+        # Not buffers: DeepSpeed would round them to bfloat16.
+        self._variances = variances.float()
+        self._alpha_bars = schedule.alpha_bars.float()
         self.time = nn.Sequential(
             nn.Linear(TIME_FEATURES, size.width),
             nn.SiLU(),
@@ -160,9 +160,8 @@ class CoordinateDenoiser(ServerNetwork):
         return 2 * sum(multiply_adds(layer) for layer in linear)
 
     def forward(self, z: Tensor, t: Tensor) -> Tensor:
-        # In float32, whatever type DeepSpeed has given the parameters.
-        alpha_bar = self.alpha_bars.float()[t].unsqueeze(-1)
-        signal = alpha_bar * self.variances.float()
+        alpha_bar = self._alpha_bars[t].unsqueeze(-1)
+        signal = alpha_bar * self._variances
         noise = 1 - alpha_bar
         total = signal + noise
         dtype = self.first.weight.dtype
@@ -227,14 +226,12 @@ class SpanDiffusion(RowModel):
         # New in every learning, because its axes are.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.streams.seed("initial weights"))
-            denoiser = self._new_denoiser()
-        denoiser.variances.copy_(z.square().mean(0))
-        return denoiser
+            return self._new_denoiser()
 
     def _new_denoiser(self) -> CoordinateDenoiser:
-        assert self._coordinates is not None
-        axes = self._coordinates.places.shape[1]
-        return CoordinateDenoiser(axes, self.options.size, self.schedule)
+        assert self._coordinates is not None and self.latent_scaling is not None
+        z = self.latent_scaling(self._coordinates.places)
+        return CoordinateDenoiser(z.square().mean(0), self.options.size, self.schedule)
 
     def raw_latents(self, rows: Tensor) -> Tensor:
         assert self._bank is not None and self._coordinates is not None
@@ -308,9 +305,9 @@ class SpanDiffusion(RowModel):
             self._coordinates.check(len(bank), len(widths))
             latents = LatentScaling(**groups["axes"])
             storage.check_scaling(latents, self._coordinates.places.shape[1])
+            self.latent_scaling = latents
             denoiser = rebuilt_with(groups["denoiser"], self._new_denoiser)
         self.denoiser = denoiser.to(device)
-        self.latent_scaling = latents
 
 
 def _saved_bank(saved: dict[str, Tensor], columns: Columns) -> BankedRows:
