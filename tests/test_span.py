@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hpcfed import cli
 from hpcfed.experiment.run import run_setup
 from hpcfed.results.stored import read_run
 from hpcfed.server import bank as server_bank
@@ -16,6 +17,7 @@ from hpcfed.server import diffusion, likeness
 from hpcfed.server.bank import BankedRound, BankedRows, UploadBank
 from hpcfed.server.columns import Columns
 from hpcfed.server.diffusion import Schedule
+from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.sizes import Size
 from hpcfed.server.span import CoordinateDenoiser, Coordinates, SpanDiffusion
@@ -353,6 +355,21 @@ def test_what_is_recorded_has_no_autoencoder(alone: Path) -> None:
     assert set(learning.parameters) == {"denoiser"}
     assert learning.rows == 12, "four of six clients in each of three rounds"
     assert "shrunk mean" in record.finals
+
+
+def test_a_model_that_grows_too_large_says_what_to_take(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def too_large(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 66.6 GiB")
+
+    monkeypatch.setattr(LatentDiffusion, "learn", too_large)
+    options = {**RUN, "server_model": "p-diff"}
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", *map(str, flags(**options))])
+    assert ended.value.code == 2
+    [*_, line] = capsys.readouterr().err.splitlines()
+    assert "for 4,810 columns do not fit" in line and "--server-model span" in line
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,17 @@ class Learn(Request[Learned]):
 
     def handle(self, rank: ServerRank) -> Learned:
         bank, model = rank.bank(self.seed).content(), rank.model(self.seed)
-        with rank.showing_progress(self.seed) as progress:
-            report = model.learn(bank, progress)
+        try:
+            with rank.showing_progress(self.seed) as progress:
+                report = model.learn(bank, progress)
+        except torch.OutOfMemoryError:
+            if rank.options.server_model == "span":
+                raise
+            raise UserError(
+                f"the server's networks for {rank.columns.num_all:,} columns do not fit "
+                "into the memory of their device; use --server-model span, which does "
+                "not grow with them, a smaller --server or fewer --generated-layers"
+            ) from None
         report.latents = latent_map(bank, model.encode)
         # The training's peak, or a later one of this process.
         report.note_peak(rank.slot.device)
