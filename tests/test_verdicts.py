@@ -415,7 +415,7 @@ def test_a_server_that_learns_once_takes_no_share_of_a_usual_round() -> None:
     run = run_of(method="genfed")
     phases = run.phases.copy()
     phases[3, :, PHASES.index("server")] = 30.0
-    learning = LearningRecord(3, 4, {}, {}, {}, {}, {}, np.zeros(1), 1.0)
+    learning = LearningRecord(3, 4, {}, {}, {}, {}, {}, np.zeros(1), 1.0, 1.0)
     once = replace(run, phases=phases, learnings=(learning,))
     (group,) = groups([Process((once,), 0, "once")])
     assert "server 30 s once, 75% of the run; train 19%" in " ".join(verdict(group))

@@ -291,6 +291,9 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
         by_network[name] = group.between(name, (times, len(networks)))
     rows = group.between("rows", (times,))
     kept = group.between("kept", (times,), high=1)
+    kept_uploads = np.full(times, np.nan)
+    if "kept_uploads" in group:
+        kept_uploads = group.between("kept_uploads", (times,), high=1)
     seconds = group.between("seconds", (times, len(phases)))
     memory = group.between("peak_memory", (times, None))
     if not memory.shape[1]:
@@ -307,8 +310,13 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
         yield LearningRecord(
             round=int(rounds[time]),
             rows=int(rows[time]),
-            seconds=dict(zip(phases, seconds[time].tolist(), strict=True)),
+            seconds={
+                phase: float(taken)
+                for phase, taken in zip(phases, seconds[time], strict=True)
+                if not np.isnan(taken)
+            },
             peak_memory=memory[time],
             kept=float(kept[time]),
+            kept_uploads=float(kept_uploads[time]),
             **of_networks,
         )

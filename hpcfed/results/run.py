@@ -35,6 +35,10 @@ class LearningRecord:
     """The share of clients whose generated update is nearest to the mean of their own
     updates. In older records it refers to latents of whole uploads.
     """
+    kept_uploads: float
+    """The same share of the uploads that they were generated from: identity that the
+    server could not have lost. NaN in older records.
+    """
 
 
 @dataclass(frozen=True)

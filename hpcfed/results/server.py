@@ -42,6 +42,10 @@ OF_TRAININGS = {
         "clients whose generated update (their row less the round's start) is nearest to "
         "the mean of their own updates",
     ),
+    "kept_uploads": (
+        "fraction",
+        "the same share of the uploads that these updates were generated from",
+    ),
 }
 """Figures of each training: unit and meaning."""
 LATENTS = "places of uploads' latents on two principal axes"
@@ -84,6 +88,7 @@ class Learning(Protocol):
     flops: dict[str, float]
     peak_memory: list[float]
     recognised: float
+    recognised_uploads: float
     latents: LatentMap | None
 
     def utilisation(self, network: str) -> float: ...
@@ -129,9 +134,12 @@ def write_entry(
     group["round"][entry] = round
     group["rows"][entry] = learning.rows
     group["kept"][entry] = learning.recognised
-    # A phase that this training skipped took no time.
+    # A run that an older version has begun goes on in its file.
+    if "kept_uploads" in group:
+        group["kept_uploads"][entry] = learning.recognised_uploads
+    # NaN marks phases that this model does not have.
     group["seconds"][entry] = [
-        learning.seconds.get(phase, 0.0) for phase in SERVER_PHASES
+        learning.seconds.get(phase, np.nan) for phase in SERVER_PHASES
     ]
     group["peak_memory"][entry] = learning.peak_memory
     for number, network in enumerate(networks):

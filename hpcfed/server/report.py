@@ -32,6 +32,8 @@ class Inversion(KnownRows):
     """The share of clients, on all ranks, whose generated update is nearest to their
     own updates.
     """
+    recognised_uploads: float
+    """The same share of the uploads from which they were generated."""
     transfer: float = 0.0
     """Seconds until the rows arrived, beyond those that the server needed."""
 
@@ -61,6 +63,8 @@ class LearningReport:
     """The share of clients whose generated update is nearest to their own updates; NaN
     until rows are inverted.
     """
+    recognised_uploads: float = float("nan")
+    """The same share of the uploads from which these were generated."""
     latents: LatentMap | None = None
 
     def note_peak(self, device: torch.device) -> None:
@@ -84,7 +88,12 @@ class LearningReport:
         # A sum: a method may invert more than once after a learning.
         seconds["invert"] = seconds.get("invert", 0.0) + inversion.seconds
         seconds["return"] = seconds.get("return", 0.0) + inversion.transfer
-        return replace(self, recognised=inversion.recognised, seconds=seconds)
+        return replace(
+            self,
+            recognised=inversion.recognised,
+            recognised_uploads=inversion.recognised_uploads,
+            seconds=seconds,
+        )
 
 
 def peak_flops(device: torch.device, options: ServerOptions) -> float:

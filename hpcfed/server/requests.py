@@ -162,10 +162,15 @@ class Invert(NewestRequest[Inversion]):
             places, uploads = self.newest(rank)
             rows = rank.model(self.seed).invert(uploads, depth=self.depth)
             clients = self.clients[places]
-            updates = likeness.updates_of(bank, clients, rows)
-            recognised = likeness.recognised(bank, clients, updates)
-            placed = self.placed(rank, places, rows)
-            return Inversion(recognised=recognised, **placed)
+            shares = []
+            for columns in (rows, uploads):
+                updates = likeness.updates_of(bank, clients, columns)
+                shares.append(likeness.recognised(bank, clients, updates))
+            return Inversion(
+                recognised=shares[0],
+                recognised_uploads=shares[1],
+                **self.placed(rank, places, rows),
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

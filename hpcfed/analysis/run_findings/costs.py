@@ -143,6 +143,8 @@ def _costs(record: RunRecord) -> Costs:
         yield "peak memory of a server rank", BYTES(float(last.peak_memory.max()))
         name = "generated rows nearest to their own client's updates"
         yield name, WHOLE_PERCENT(last.kept)
+        if not isnan(last.kept_uploads):
+            yield "uploads nearest to them", WHOLE_PERCENT(last.kept_uploads)
     reached = record.rounds_to(0.95)
     if reached is not None:
         yield "rounds to 95 % of the clients' own peak", COUNT(reached)
