@@ -84,6 +84,8 @@ RUNS = {
         for name, words in METHODS.items()
     },
     **{name: f"--precision fp64 --model mlp {words}" for name, words in RULES.items()},
+    "span": "--method pfedgpa --precision fp64 --server-model span --server tiny --bank-rounds 2 "
+    "--server-batch 16 --denoiser-samples 64",
     "seeds": "--method fedavg --precision fp64 --seeds 3,1",
     "fp32": "--method fedavg --precision fp32 --model mlp",
     "tf32": "--method fedavg --model mlp",
@@ -194,15 +196,18 @@ def test_two_ranks_over_nccl_give_the_run_of_one(
 
 
 @together
-def test_the_server_learns_the_same_over_nccl(alone: Path, two: Path) -> None:
+@pytest.mark.parametrize("model", ["pfedgpa", "span"])
+def test_the_server_learns_the_same_over_nccl(
+    model: str, alone: Path, two: Path
+) -> None:
     """Its arithmetic is float32 rounded to TF32; batch norm goes over the samples of
-    both ranks.
+    both ranks. Each rank has half of span's columns.
     """
     with (
-        h5py.File(two / "pfedgpa/run.h5") as one,
-        h5py.File(alone / "pfedgpa/run.h5") as other,
+        h5py.File(two / model / "run.h5") as one,
+        h5py.File(alone / model / "run.h5") as other,
     ):
-        for network in ("autoencoder", "denoiser"):
+        for network in one["server/network_names"].asstr():
             name = f"server/{network}_loss"
             np.testing.assert_allclose(one[name][()], other[name][()], rtol=1e-2)
 
