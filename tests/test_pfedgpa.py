@@ -242,7 +242,7 @@ def test_finals_are_what_their_names_say(
         rtol=1e-4,
         atol=0,
     )
-    banked = server_of(s)._banks[0].rows().view(3, 6, COLUMNS)
+    banked = server_of(s).bank(0).content().rows().view(3, 6, COLUMNS)
     torch.testing.assert_close(finals["mean of uploads"], state.starts + banked.mean(0))
     pairs = [finals[name] for name in ("FedAvg", "pFedGPA", "reconstruction", "direct")]
     assert not any(torch.equal(a, b) for i, a in enumerate(pairs) for b in pairs[:i])

@@ -1000,7 +1000,7 @@ def test_a_network_that_diverges_is_named_and_stops_soon(
         match=r"autoencoder .* from step 2 of 40 on; try --server-lr below 1e\+30$",
     ):
         LatentDiffusion(WIDTHS, options, HERE, seed=1).learn(
-            BANK, lambda name, step, steps, losses: done.append(step)
+            BANKED, lambda name, step, steps, losses: done.append(step)
         )
     assert done == [1, 2, 3, 4]
     coarse = QUICK.model_copy(update={"server_precision": "bf16"})
