@@ -244,6 +244,19 @@ def test_finals_are_what_their_names_say(
     )
     banked = server_of(s).bank(0).content().rows().view(3, 6, COLUMNS)
     torch.testing.assert_close(finals["mean of uploads"], state.starts + banked.mean(0))
+    inverted, _ = fed.server.invert_average(fed.clients)
+    torch.testing.assert_close(finals["inverted mean"], state.starts + inverted)
+    # The first inversion is the run's own; the others have other noise.
+    model, (_, newest) = (
+        server_of(s).model(0),
+        server_of(s).bank(0).content().newest(EVERYONE),
+    )
+    each = torch.stack([model.invert(newest, draw=draw) for draw in range(8)])
+    assert torch.equal(state.starts + each[0], finals["pFedGPA"])
+    assert len(each.flatten(1).unique(dim=0)) == 8
+    torch.testing.assert_close(
+        finals["mean of inversions"], state.starts + each.mean(0)
+    )
     pairs = [finals[name] for name in ("FedAvg", "pFedGPA", "reconstruction", "direct")]
     assert not any(torch.equal(a, b) for i, a in enumerate(pairs) for b in pairs[:i])
 

@@ -28,10 +28,12 @@ from hpcfed.server.rank import ServerRank
 from hpcfed.server.report import Inversion
 from hpcfed.server.requests import (
     Average,
+    AverageInversions,
     Bank,
     Compare,
     Guide,
     Invert,
+    InvertAverage,
     Learn,
     Reconstruct,
     SampleRows,
@@ -171,6 +173,10 @@ def test_what_the_server_makes_does_not_depend_on_where_clients_live() -> None:
 
         made = {
             "invert": ask(lambda ids: Invert(seed=0, clients=ids)),
+            "average inversions": ask(
+                lambda ids: AverageInversions(seed=0, clients=ids, number=3)
+            ),
+            "invert average": ask(lambda ids: InvertAverage(seed=0, clients=ids)),
             "reconstruct": ask(lambda ids: Reconstruct(seed=0, clients=ids)),
             "sample": ask(lambda ids: SampleRows(seed=0, clients=ids)),
             "guide": ask(guide),
@@ -227,6 +233,8 @@ def test_likeness_by_hand() -> None:
     np.testing.assert_allclose(found.own, [9.25**0.5 / 5, 41**0.5 / 5, np.nan])
     np.testing.assert_allclose(found.nearest, [0.1, 0.2, np.nan])
     np.testing.assert_array_equal(found.nearest_is_own, [1, 0, np.nan])
+    # Client 0's updates have the mean (1.5, 4.5), to which both rows are nearer.
+    np.testing.assert_array_equal(found.recognised, [1, 0, np.nan])
     [means] = server.handle([Average(seed=0, clients=clients)])
     assert isinstance(means, KnownRows) and means.known.tolist() == [1, 1, 0]
     assert means.rows[:, :2].tolist() == [[1.5, 4.5], [5.0, 0.0], [0.0, 0.0]]

@@ -233,6 +233,24 @@ def test_inversion_changes_rows_and_keeps_clients() -> None:
     assert likeness.recognised(bank, np.arange(10), lost) < 0.8
 
 
+def test_the_mean_of_inversions_has_less_noise() -> None:
+    """A denoiser that finds no noise leaves all of it: then DDIM returns
+    z₀ + s·noise with s² = (1 − ᾱ) / ᾱ, and the mean of k inversions has s² / k of it.
+    """
+    model = learnt(clients_rows(), denoiser_samples=200, inversion_noise="none")
+    model._epsilon = lambda z, t: torch.zeros_like(z)  # type: ignore[method-assign]
+    z = model.encode(clients_rows())
+    kept = model.schedule.alpha_bars[100].item()
+    numbers = z.numel()
+    for number in (1, 8):
+        total = sum(model.invert(clients_rows(), draw=draw) for draw in range(number))
+        noise = model.encode(total / number) - z
+        # The mean square of n normal numbers has a standard error of √(2 / n).
+        expected = (1 - kept) / kept / number
+        far = 5 * (2 / numbers) ** 0.5
+        assert noise.square().mean().item() == pytest.approx(expected, rel=far)
+
+
 def test_a_guided_row_keeps_what_lies_outside_the_space() -> None:
     rows = clients_rows()
     model = learnt(rows, denoiser_samples=200)

@@ -28,8 +28,8 @@ class Options(ServerOptions):
     )
     memorisation: bool = option(
         False,
-        "also measure how far generated rows are from uploads, and judge three rivals "
-        "that learn nothing",
+        "also measure how far generated rows are from uploads, and judge five "
+        "rivals, of which three learn nothing",
     )
     generated_body: Literal["global", "own"] = option(
         "global",

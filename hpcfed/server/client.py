@@ -15,11 +15,13 @@ from hpcfed.server.messages import A, Failure, KnownRows, Request
 from hpcfed.server.report import Inversion, LearningReport
 from hpcfed.server.requests import (
     Average,
+    AverageInversions,
     Bank,
     Begin,
     Compare,
     Guide,
     Invert,
+    InvertAverage,
     Learn,
     Leave,
     Recall,
@@ -90,6 +92,21 @@ class ServerClient:
         request = Invert(seed=self._seed, clients=clients, depth=depth)
         answer, seconds = self._ask(request)
         return replace(answer, transfer=seconds - answer.seconds)
+
+    def average_inversions(
+        self, clients: np.ndarray, *, number: int
+    ) -> tuple[Tensor, np.ndarray]:
+        """Return the mean of several inversions of each client's newest upload, each
+        with noise of its own, and which clients the server knows.
+        """
+        request = AverageInversions(seed=self._seed, clients=clients, number=number)
+        return self._known(request)
+
+    def invert_average(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Return rows generated from the mean of each client's rows in the bank, and
+        which clients the server knows.
+        """
+        return self._known(InvertAverage(seed=self._seed, clients=clients))
 
     def recall(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Return the clients' newest uploads, and which clients the server knows."""

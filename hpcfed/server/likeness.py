@@ -26,7 +26,14 @@ def updates_of(bank: BankedRows, clients: np.ndarray, rows: Tensor) -> Tensor:
 
 
 def recognised(bank: BankedRows, clients: np.ndarray, updates: Tensor) -> float:
-    """Return the share of clients whose nearest centre is their own.
+    """Return the share of clients whose nearest centre is their own."""
+    return float(nearest_own_centre(bank, clients, updates).float().mean())
+
+
+def nearest_own_centre(
+    bank: BankedRows, clients: np.ndarray, updates: Tensor
+) -> Tensor:
+    """Tell for each client whether the centre nearest to its update is its own.
 
     A centre is the mean of a client's banked updates. Columns are divided by the
     standard deviation of the updates in their tensor, as for the model.
@@ -35,8 +42,7 @@ def recognised(bank: BankedRows, clients: np.ndarray, updates: Tensor) -> float:
     scales = bank.deviations(updates=True)
     nearest = squared_distances(bank, updates, weights, scales).argmin(1)
     expected = torch.from_numpy(np.searchsorted(ids, clients))
-    hits = nearest == expected.to(nearest.device)
-    return float(hits.float().mean())
+    return nearest == expected.to(nearest.device)
 
 
 def squared_distances(
@@ -137,6 +143,8 @@ class Likeness(Answer):
     """To the nearest upload of any client and round."""
     nearest_is_own: np.ndarray
     """1 if that one is an upload of the same client in any round, else 0."""
+    recognised: np.ndarray
+    """1 if the nearest mean of a client's updates is that of the same client, else 0."""
 
 
 def likeness(bank: BankedRows, clients: np.ndarray, updates: Tensor) -> Likeness:
@@ -154,6 +162,7 @@ def likeness(bank: BankedRows, clients: np.ndarray, updates: Tensor) -> Likeness
         own=_numbers(own / unit),
         nearest=_numbers(nearest / unit),
         nearest_is_own=(uploader == clients).astype(np.float64),
+        recognised=_numbers(nearest_own_centre(bank, clients, updates)),
     )
 
 

@@ -174,6 +174,35 @@ class Invert(NewestRequest[Inversion]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class AverageInversions(NewestRequest[KnownRows]):
+    """Return the mean of several inversions of each client's newest upload, each with
+    noise of its own.
+    """
+
+    number: int
+
+    def handle(self, rank: ServerRank) -> KnownRows:
+        places, uploads = self.newest(rank)
+        model = rank.model(self.seed)
+        total = torch.zeros_like(uploads)
+        for draw in range(self.number):
+            total += model.invert(uploads, draw=draw)
+        return KnownRows(**self.placed(rank, places, total / self.number))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InvertAverage(NewestRequest[KnownRows]):
+    """Generate rows from the mean of each client's rows in the bank by inversion."""
+
+    def handle(self, rank: ServerRank) -> KnownRows:
+        order = np.argsort(self.clients)
+        bank = rank.bank(self.seed).content()
+        known, means = likeness.mean_rows(bank, self.clients[order])
+        rows = rank.model(self.seed).invert(means)
+        return KnownRows(**self.placed(rank, order[known], rows))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Average(NewestRequest[KnownRows]):
     """Return the mean of each client's rows in the bank."""
 
@@ -209,7 +238,7 @@ class Compare(ClientRequest[Likeness]):
             bank, clients, likeness.updates_of(bank, clients, rows)
         )
         everyones: dict[str, Any] = {}
-        for name in ("own", "nearest", "nearest_is_own"):
+        for name in ("own", "nearest", "nearest_is_own", "recognised"):
             everyones[name] = np.full(len(known), np.nan)
             everyones[name][known] = getattr(found, name)
         return replace(found, **everyones)

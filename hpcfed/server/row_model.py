@@ -113,8 +113,12 @@ class RowModel(ABC):
         return self.from_raw(self.raw_latents(rows))
 
     @torch.no_grad()
-    def invert(self, rows: Tensor, *, depth: int | None = None) -> Tensor:
-        """Return new rows that keep each row's identity."""
+    def invert(
+        self, rows: Tensor, *, depth: int | None = None, draw: int = 0
+    ) -> Tensor:
+        """Return new rows that keep each row's identity. Every `draw` has noise of its
+        own.
+        """
         z = self.encode(rows)
         if depth is None:
             depth = self.options.inversion_depth
@@ -123,7 +127,7 @@ class RowModel(ABC):
             self._epsilon,
             z,
             depth=depth,
-            noise=self.streams.noise("inversion", z),
+            noise=self.streams.noise(f"inversion {draw}" if draw else "inversion", z),
             use=self.options.inversion_noise,
         )
         return self.decode(inverted)
