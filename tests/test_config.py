@@ -343,6 +343,10 @@ def test_a_server_on_a_gpu_learns_in_large_batches_of_bf16_unless_told() -> None
         ("--method fedau --au-cutoff 5", "a --participation below 1"),
         ("--method pfedgpa --guidance 1", "--new-clients 10 and --guided-updates"),
         (
+            "--method pfedgpa --new-clients 2 --bank-of uploads --guided-reference before",
+            "--bank-of updates",
+        ),
+        (
             "--method pfedgpa --inversion-depth 0 --inversion-noise none",
             "an --inversion-depth above 0",
         ),

@@ -15,6 +15,7 @@ from hpcfed.experiment.newcomers import welcome
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import pfedgpa
+from hpcfed.server.guidance import Guidance
 from hpcfed.server.likeness import updates_of
 from tests.federations import assembled, traffic
 from tests.pfedgpa_runs import COLUMNS, EVERYONE, STARTS, TINY, server_of, states
@@ -337,9 +338,7 @@ def test_new_clients_are_judged_after_every_update_from_four_starts(
                         fed.clients,
                         before - state.w,
                         rows - state.w,
-                        strength=0.0,
-                        start=20,
-                        steps=20,
+                        Guidance(strength=0.0, start=20, steps=20),
                     )
                     rows = state.w + led
             expected.append(
@@ -369,6 +368,34 @@ def test_without_guidance_the_method_is_plain_local_training(
     np.testing.assert_array_equal(curves["method"], curves["global model"])
     np.testing.assert_array_equal(curves["random, guided"], curves["random"])
     assert not np.array_equal(curves["method"], curves["random"])
+
+
+@pytest.mark.parametrize("reference", ["fedavg", "before"])
+def test_an_update_is_counted_from_fedavgs_row_or_the_clients_own(
+    reference: str, finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed, state = finished.newcomers.federation, finished.state
+    before, after = torch.full((3, COLUMNS), 2.0), torch.full((3, COLUMNS), 5.0)
+    chosen = {"guided_reference": reference, "guided_return": "moved", "guidance": -1.0}
+    monkeypatch.setattr(fed, "options", fed.options.model_copy(update=chosen))
+    asked = list[tuple[Tensor, Tensor, Guidance]]()
+
+    def guide(
+        clients: np.ndarray, before: Tensor, after: Tensor, how: Guidance
+    ) -> Tensor:
+        asked.append((before, after, how))
+        return after + 0.5
+
+    monkeypatch.setattr(fed.server, "guide", guide)
+    led = pfedgpa.lead(fed, state, 1, before, after)
+    torch.testing.assert_close(led, torch.full((3, COLUMNS), 5.5))
+    [(old, new, how)] = asked
+    start = before if reference == "before" else state.w
+    torch.testing.assert_close(old, before - start)
+    torch.testing.assert_close(new, after - start)
+    assert how == Guidance(
+        strength=-1.0, start=20, steps=20, moved=True, stream="guidance 1"
+    )
 
 
 def test_guidance_changes_generated_columns_alone() -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from hpcfed.results.run import mean_accuracy
 from hpcfed.server import likeness
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.columns import Columns
+from hpcfed.server.guidance import Guidance
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.likeness import Likeness
 from hpcfed.server.messages import Answer, Failure, KnownRows, Request, Rows
@@ -165,11 +166,11 @@ def test_what_the_server_makes_does_not_depend_on_where_clients_live() -> None:
                 ]
             )
         server.handle([Learn(seed=0) for _ in placement])
-        how = {"strength": 0.5, "start": 9, "steps": 4, "noise": "a test"}
+        how = Guidance(strength=0.5, start=9, steps=4, fresh_noise=True)
 
-        def guide(ids: np.ndarray, how: Any = how) -> Guide:
+        def guide(ids: np.ndarray, how: Guidance = how) -> Guide:
             rows = {"before": before[0, ids], "after": after[0, ids]}
-            return Guide(seed=0, clients=ids, **rows, **how)
+            return Guide(seed=0, clients=ids, **rows, how=how)
 
         made = {
             "invert": ask(lambda ids: Invert(seed=0, clients=ids)),
@@ -313,8 +314,8 @@ def test_rows_that_are_not_finite_are_no_answer() -> None:
         return answer
 
     def guided(after: Tensor) -> Answer:
-        how = {"strength": 0.0, "start": 9, "steps": 4}
-        return ask(Guide(seed=0, clients=clients, before=rows, after=after, **how))
+        how = Guidance(strength=0.0, start=9, steps=4)
+        return ask(Guide(seed=0, clients=clients, before=rows, after=after, how=how))
 
     ask(Bank(seed=0, round=0, clients=clients, rows=rows))
     assert not isinstance(ask(Learn(seed=0)), Failure)

@@ -32,6 +32,7 @@ from hpcfed.server.bank import BankedRows
 from hpcfed.server.deepspeed_trainer import configuration
 from hpcfed.server.diffusion import Schedule
 from hpcfed.server.engines import make_trainer, recomputing
+from hpcfed.server.guidance import Guidance
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.losses import check_losses
 from hpcfed.server.networks import (
@@ -323,13 +324,11 @@ def test_a_guided_step_moves_along_the_local_update(start: int) -> None:
     noise = randoms(14, 6, 16)
     z, progress = noise(), noise()
     free = SCHEDULE.mean(z, start, torch.zeros_like(z))
-    moved = [
-        diffusion.guide(
-            SCHEDULE, nothing, z, progress, strength=strength, start=start, steps=1
-        )
-        - free
-        for strength in (-1.0, 0.0, 1.0)
-    ]
+    moved = []
+    for strength in (-1.0, 0.0, 1.0):
+        how = Guidance(strength=strength, start=start, steps=1)
+        guided = diffusion.guide(SCHEDULE, nothing, z, progress, how, noise)
+        moved.append(guided - free)
     assert torch.equal(moved[0], torch.zeros_like(z)), "ω = −1 is no guidance"
     assert torch.cosine_similarity(moved[1], progress).min() > 0.99
     torch.testing.assert_close(moved[2], 2 * moved[1], rtol=1e-9, atol=1e-12)
@@ -353,16 +352,12 @@ def test_a_guided_step_by_hand(sign: Any, noise: float | None, expected: float) 
     """
     betas = torch.tensor([0.0, 0.36, 0.4375], dtype=torch.float64)
     one = torch.ones(1, 1, dtype=torch.float64)
+    how = Guidance(
+        strength=1.0, start=2, steps=1, sign=sign, fresh_noise=noise is not None
+    )
+    schedule = Schedule(betas, (1 - betas).cumprod(0))
     found = diffusion.guide(
-        Schedule(betas, (1 - betas).cumprod(0)),
-        nothing,
-        one,
-        0.5 * one,
-        strength=1.0,
-        start=2,
-        steps=1,
-        sign=sign,
-        noise=None if noise is None else lambda: noise * one,
+        schedule, nothing, one, 0.5 * one, how, lambda: (noise or 0.0) * one
     )
     assert found.item() == pytest.approx(expected, rel=1e-12)
 
@@ -376,16 +371,44 @@ def test_guidance_ends_at_the_latents() -> None:
         seen.append(int(t[0]))
         return torch.zeros_like(z)
 
-    diffusion.guide(SCHEDULE, epsilon, z, progress, strength=0.0, start=3, steps=20)
-    assert seen == [3, 2, 1]
-    diffusion.guide(SCHEDULE, epsilon, z, progress, strength=0.0, start=30, steps=2)
+    for start, steps in ((3, 20), (30, 2), (30, 0)):
+        how = Guidance(strength=0.0, start=start, steps=steps)
+        found = diffusion.guide(SCHEDULE, epsilon, z, progress, how, noise)
     assert seen == [3, 2, 1, 30, 29]
-    assert torch.equal(
-        diffusion.guide(
-            SCHEDULE, nothing, z, progress, strength=0.0, start=30, steps=0
-        ),
-        z,
-    )
+    assert torch.equal(found, z), "no steps"
+
+
+@pytest.mark.parametrize(
+    ("entry", "steps", "expected"),
+    [
+        ("clean", 2, 0.6),
+        # z_2 = 0.6; two steps make 0.6 · 0.75 · 0.8
+        ("scaled", 2, 0.36),
+        # z_2 = 0.6 + 0.8 · 0.5 = 1
+        ("noised", 2, 0.6),
+        # One step ends at z_1 = 0.6 · 0.75, whose scale is √ᾱ_1 = 0.8.
+        ("scaled", 1, 0.45 / 0.8),
+        ("clean", 1, 0.75),
+    ],
+)
+def test_how_a_latent_enters_guidance_by_hand(
+    entry: Any, steps: int, expected: float
+) -> None:
+    """With β_1 = 0.36 and β_2 = 0.4375: √ᾱ_2 = 0.6 and √(1 − ᾱ_2) = 0.8. The ideal
+    denoiser of latents of variance 1 is ε(z, t) = √(1 − ᾱ_t) z. So a step multiplies by
+    (1 − β_t) / √(1 − β_t): by 0.75, then by 0.8. The latent is 1, the noise 0.5.
+    """
+    betas = torch.tensor([0.0, 0.36, 0.4375], dtype=torch.float64)
+    schedule = Schedule(betas, (1 - betas).cumprod(0))
+    one = torch.ones(1, 1, dtype=torch.float64)
+
+    def ideal(z: Tensor, t: Tensor) -> Tensor:
+        return (1 - schedule.alpha_bars[t]).sqrt().unsqueeze(-1) * z
+
+    # ω = −1: progress does not count.
+    how = Guidance(strength=-1.0, start=2, steps=steps, entry=entry)
+    found = diffusion.guide(schedule, ideal, one, 9 * one, how, lambda: 0.5 * one)
+    assert found.item() == pytest.approx(expected, rel=1e-12)
 
 
 @given(st.integers(0, 3000), st.integers(1, 600))
@@ -790,12 +813,28 @@ def test_inversion_of_no_depth_is_reconstruction(model: LatentDiffusion) -> None
 def test_guidance_follows_what_a_client_has_learnt(model: LatentDiffusion) -> None:
     before, after = ROWS[:, 0], ROWS[:, 0] + 0.5 * (ROWS[:, 0] - BANK.mean(0))
     led, further = (
-        model.guide(before, after, strength=s, start=20, steps=5) for s in (0.0, 3.0)
+        model.guide(before, after, Guidance(strength=s, start=20, steps=5))
+        for s in (0.0, 3.0)
     )
     old, new, less, more = (
         model.encode(rows) for rows in (before, after, led, further)
     )
     assert torch.cosine_similarity(more - less, new - old).mean() > 0.8
+
+
+def test_a_moved_row_keeps_what_the_autoencoder_loses(quick: LatentDiffusion) -> None:
+    before, after = ROWS[:, 0], ROWS[:, 1]
+    decoded, moved = (
+        quick.guide(
+            before, after, Guidance(strength=0.5, start=10, steps=3, moved=moved)
+        )
+        for moved in (False, True)
+    )
+    lost = after - quick.reconstruct(after)
+    assert lost.norm() > 1e-3
+    torch.testing.assert_close(moved, decoded + lost)
+    still = Guidance(strength=0.5, start=10, steps=0, moved=True)
+    torch.testing.assert_close(quick.guide(before, after, still), after)
 
 
 def test_learning_reports_what_it_did(quick: LatentDiffusion) -> None:
@@ -828,7 +867,8 @@ def test_an_unfinished_batch_is_filled() -> None:
 
 
 def made_by(model: LatentDiffusion) -> list[Tensor]:
-    led = model.guide(ROWS[:, 0], ROWS[:, 1], strength=0.5, start=10, steps=3)
+    how = Guidance(strength=0.5, start=10, steps=3)
+    led = model.guide(ROWS[:, 0], ROWS[:, 1], how)
     return [model.invert(ROWS[:, 0]), model.sample(5), led, model.reconstruct(BANK)]
 
 

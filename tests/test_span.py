@@ -17,6 +17,7 @@ from hpcfed.server import diffusion, likeness
 from hpcfed.server.bank import BankedRound, BankedRows, UploadBank
 from hpcfed.server.columns import Columns
 from hpcfed.server.diffusion import Schedule
+from hpcfed.server.guidance import Guidance
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.sizes import Size
@@ -255,7 +256,8 @@ def test_a_guided_row_keeps_what_lies_outside_the_space() -> None:
     rows = clients_rows()
     model = learnt(rows, denoiser_samples=200)
     after = random_rows(2, seed=5)
-    guided = model.guide(rows[:2], after, strength=0.0, start=20, steps=20)
+    how = Guidance(strength=0.0, start=20, steps=20, moved=True)
+    guided = model.guide(rows[:2], after, how)
     moved = guided - after
     assert moved.norm() > 1e-3
     # The move itself lies within the space: rows plus it are their coordinates.

@@ -5,12 +5,14 @@ from typing import Literal
 
 from hpcfed.errors import UserError
 from hpcfed.options import NEWCOMERS, Choice, Need, RunConfig, option
+from hpcfed.server.guidance import Guidance, LatentEntry, Sign
 from hpcfed.server.options import ServerOptions
 
 _GUIDED = Need(
     "--new-clients 10 and --guided-updates",
     lambda run: run.new_clients > 0 and run.guided_updates > 0,
 )
+_OF_UPDATES = Need("--bank-of updates", lambda run: run.bank_of == "updates")
 
 
 class Options(ServerOptions):
@@ -52,7 +54,7 @@ class Options(ServerOptions):
     )
     guidance: float = option(
         0.0,
-        "new clients: ω, what their own progress counts for beyond once",
+        "new clients: ω, what their own progress counts for beyond once; -1: nothing",
         ge=-1,
         needs=_GUIDED,
     )
@@ -67,12 +69,47 @@ class Options(ServerOptions):
         "new clients: add fresh noise in each of these steps, as line 12 prints",
         needs=_GUIDED,
     )
-    guided_sign: Literal["progress", "printed"] = option(
+    guided_sign: Sign = option(
         "progress",
         "new clients: guide along their progress, or by line 11's printed sign, against "
         "it",
         needs=_GUIDED,
     )
+    guided_reference: Literal["fedavg", "before"] = option(
+        "fedavg",
+        "new clients: the row from which the model counts their update: FedAvg's, or "
+        "their own before each local update",
+        needs=(_OF_UPDATES, _GUIDED),
+    )
+    guided_entry: LatentEntry = option(
+        "clean",
+        "new clients: how a latent enters --guided-start: as it is, scaled as noise would "
+        "scale it, or noised",
+        needs=_GUIDED,
+    )
+    guided_return: Literal["auto", "decoded", "moved"] = option(
+        "auto",
+        "new clients: replace their row by what is decoded, or move it as far as guidance "
+        "moved its reconstruction (auto: decoded; span: moved)",
+        needs=_GUIDED,
+    )
+
+    def guiding(self, update: int) -> Guidance:
+        """Return how new clients are guided after a local update, counted from 0."""
+        moved = self.guided_return == "moved"
+        if self.guided_return == "auto":
+            # Rows of new clients lie outside the space that span knows.
+            moved = self.server_model == "span"
+        return Guidance(
+            strength=self.guidance,
+            start=self.guided_start,
+            steps=self.guided_steps,
+            sign=self.guided_sign,
+            entry=self.guided_entry,
+            fresh_noise=self.guided_noise,
+            moved=moved,
+            stream=f"guidance {update}",
+        )
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         yield from super().fit(config, ranks)

@@ -327,21 +327,18 @@ def lead(
     and Algorithm 1, lines 7 to 15.
     """
     # The paper guides the first I updates; later ones are plain local training.
-    options = fed.options
-    if update >= options.guided_updates:
+    if update >= fed.options.guided_updates:
         return after
-    # The model knows the distribution of differences to FedAvg's row. So the score of a
-    # row, wherever it started, is that of its difference to FedAvg's row.
-    reference = _reference(fed, state)
+    old, new = before[:, fed.generated], after[:, fed.generated]
+    if fed.options.guided_reference == "before":
+        # Then each local update is as long as those that the model has learnt.
+        reference: Tensor | float = old
+    else:
+        # The model knows differences to FedAvg's row. So the score of a row, wherever
+        # it started, is that of its difference to FedAvg's row.
+        reference = _reference(fed, state)
     with fed.timed("server"):
         led = fed.server.guide(
-            fed.clients,
-            (before[:, fed.generated] - reference).float(),
-            (after[:, fed.generated] - reference).float(),
-            strength=options.guidance,
-            start=options.guided_start,
-            steps=options.guided_steps,
-            sign=options.guided_sign,
-            noise=f"guidance {update}" if options.guided_noise else None,
+            fed.clients, old - reference, new - reference, fed.options.guiding(update)
         )
     return _with(fed, after, led.to(after.dtype) + reference)

@@ -9,7 +9,7 @@ from torch import Tensor
 from hpcfed.errors import GRACE, Diverged
 from hpcfed.results.checkpoints import StoredFile
 from hpcfed.runtime.collectives import Collectives
-from hpcfed.server.diffusion import Sign
+from hpcfed.server.guidance import Guidance
 from hpcfed.server.likeness import Likeness
 from hpcfed.server.messages import A, Failure, KnownRows, Request
 from hpcfed.server.report import Inversion, LearningReport
@@ -145,30 +145,15 @@ class ServerClient:
         return self._ask(request)[0].rows
 
     def guide(
-        self,
-        clients: np.ndarray,
-        before: Tensor,
-        after: Tensor,
-        *,
-        strength: float,
-        start: int,
-        steps: int,
-        sign: Sign = "progress",
-        noise: str | None = None,
+        self, clients: np.ndarray, before: Tensor, after: Tensor, how: Guidance
     ) -> Tensor:
-        """Return new clients' rows after a local update, guided by the model. `noise`
-        names the random stream of fresh noise; None: no noise.
-        """
+        """Return new clients' rows after a local update, guided by the model."""
         request = Guide(
             seed=self._seed,
             clients=clients,
-            before=before,
-            after=after,
-            strength=strength,
-            start=start,
-            steps=steps,
-            sign=sign,
-            noise=noise,
+            before=before.float(),
+            after=after.float(),
+            how=how,
         )
         return self._ask(request)[0].rows
 

@@ -13,15 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hpcfed.server.guidance import Guidance
+
 Epsilon = Callable[[Tensor, Tensor], Tensor]
 """ε(z, t) for latents [n, size] and times [n]."""
 Noise = Callable[[], Tensor]
 """Returns fresh standard normal noise for all latents."""
-
-
-Sign = Literal["progress", "printed"]
-"""The sign of a new client's progress in guidance: along it, or as the paper prints it.
-"""
 
 
 @dataclass(frozen=True)
@@ -150,30 +147,43 @@ def guide(
     epsilon: Epsilon,
     z: Tensor,
     progress: Tensor,
-    *,
-    strength: float,
-    start: int,
-    steps: int,
-    sign: Sign = "progress",
-    noise: Noise | None = None,
+    how: Guidance,
+    noise: Noise,
 ) -> Tensor:
-    """Return latents after some reverse steps from time `start`. Each step follows the
-    client's progress in the latent space (Eq. 10, Algorithm 1).
+    """Return latents after some reverse steps. Each step follows the client's progress
+    in the latent space (Eq. 10, Algorithm 1).
 
     Our reading is ε̃ = ε(z, t) − (1 + ω)(E(θ_l) − E(θ̂_{l−1})). The sign as printed in
     line 11 would undo the client's progress; it is an option. Steps use only the means,
-    unless `noise` is given for line 12's σ_t z.
+    unless line 12's σ_t z is asked for.
     """
-    local = (1 + strength) * progress
-    if sign == "printed":
+    local = (1 + how.strength) * progress
+    if how.sign == "printed":
         local = -local
-    last = max(0, start - steps)
-    for t in range(start, last, -1):
+    z = _entered(schedule, z, how, noise)
+    last = max(0, how.start - how.steps)
+    for t in range(how.start, last, -1):
         predicted = epsilon(z, _times(z, t))
         z = schedule.mean(z, t, predicted - local)
-        if noise is not None:
+        if how.fresh_noise:
             z = z + schedule.sigma(t).to(z.dtype) * noise()
-    return z
+    if how.entry == "clean":
+        return z
+    # Steps that end before time 0 leave the scale of their last time.
+    return z / schedule.alpha_bars[last].to(z.dtype).sqrt()
+
+
+def _entered(schedule: Schedule, z: Tensor, how: Guidance, noise: Noise) -> Tensor:
+    """Return latents as they enter the time from which reverse steps begin.
+
+    The paper does not say how. A clean latent is larger than the denoiser expects at
+    that time: it takes part of it for noise.
+    """
+    if how.entry == "clean":
+        return z
+    added = noise() if how.entry == "noised" else torch.zeros_like(z)
+    times = _times(z, how.start)
+    return schedule.noised(z, times, added)
 
 
 def _times(z: Tensor, t: int) -> Tensor:

@@ -17,7 +17,7 @@ from hpcfed.results import checkpoints
 from hpcfed.results.checkpoints import StoredFile
 from hpcfed.runtime.timer import observer
 from hpcfed.server import likeness
-from hpcfed.server.diffusion import Sign
+from hpcfed.server.guidance import Guidance
 from hpcfed.server.likeness import Likeness
 from hpcfed.server.losses import check_rows
 from hpcfed.server.messages import A, Answer, ClientRequest, KnownRows, Request, Rows
@@ -271,23 +271,14 @@ class Guide(ClientRequest[Rows]):
 
     before: Tensor
     after: Tensor
-    strength: float
-    start: int
-    steps: int
-    sign: Sign = "progress"
-    noise: str | None = None
-    """The name of the random stream of fresh noise; None: no noise."""
+    how: Guidance
 
     def handle(self, rank: ServerRank) -> Rows:
         by_id = torch.from_numpy(np.argsort(self.clients)).to(self.before.device)
         guided = rank.model(self.seed).guide(
             rank.columns.of(self.before[by_id]),
             rank.columns.of(self.after[by_id]),
-            strength=self.strength,
-            start=self.start,
-            steps=self.steps,
-            sign=self.sign,
-            noise=self.noise,
+            self.how,
         )
         rows = _from_id_order(rank.columns.whole(guided), self.clients)
         # If a client's own training has diverged, its row need not be finite.

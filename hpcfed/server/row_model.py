@@ -13,7 +13,8 @@ from torch import Tensor
 from hpcfed.kernels import cuda
 from hpcfed.server import diffusion
 from hpcfed.server.bank import BankedRows
-from hpcfed.server.diffusion import Schedule, Sign
+from hpcfed.server.diffusion import Schedule
+from hpcfed.server.guidance import Guidance
 from hpcfed.server.learning import LearningRun, Progress
 from hpcfed.server.losses import denoising_loss
 from hpcfed.server.networks import ServerNetwork, in_chunks
@@ -142,19 +143,9 @@ class RowModel(ABC):
         return self.decode(z)
 
     @torch.no_grad()
-    def guide(
-        self,
-        before: Tensor,
-        after: Tensor,
-        *,
-        strength: float,
-        start: int,
-        steps: int,
-        sign: Sign = "progress",
-        noise: str | None = None,
-    ) -> Tensor:
+    def guide(self, before: Tensor, after: Tensor, how: Guidance) -> Tensor:
         """Return rows after local training, guided by what the model has learnt from
-        all clients. `noise` names the random stream of fresh noise; None: no noise.
+        all clients.
         """
         old = self.encode(before)
         new = self.encode(after)
@@ -163,17 +154,14 @@ class RowModel(ABC):
             self._epsilon,
             new,
             new - old,
-            strength=strength,
-            start=start,
-            steps=steps,
-            sign=sign,
-            noise=None if noise is None else self.streams.noise(noise, new),
+            how,
+            self.streams.noise(how.stream, new),
         )
-        return self._guided(after, new, guided)
-
-    def _guided(self, after: Tensor, new: Tensor, guided: Tensor) -> Tensor:
-        """Return the guided rows; `new` are the latents of the rows `after` training."""
-        return self.decode(guided)
+        rows = self.decode(guided)
+        if not how.moved:
+            return rows
+        # Keeps what latents cannot say of a newcomer's row.
+        return after + rows - self.decode(new)
 
     @cuda.without_trials()
     def _epsilon(self, z: Tensor, t: Tensor) -> Tensor:

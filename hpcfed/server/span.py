@@ -241,10 +241,6 @@ class SpanDiffusion(RowModel):
         assert self._bank is not None and self._coordinates is not None
         return self._bank.combined(self._coordinates.combinations(latents))
 
-    def _guided(self, after: Tensor, new: Tensor, guided: Tensor) -> Tensor:
-        # A newcomer's row lies outside the space. Guidance moves it only within.
-        return after + self.decode(guided) - self.decode(new)
-
     # Files. server.h5 has the rows, too; a checkpoint has them in its bank.
 
     def save(self, path: Path, start: Tensor | None = None) -> None:
