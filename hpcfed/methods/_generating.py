@@ -87,6 +87,13 @@ class Options(ServerOptions):
         "scale it, or noised",
         needs=_GUIDED,
     )
+    guided_bound: float | None = option(
+        None,
+        "new clients: shorten latents to at most this many times the usual length of "
+        "those learnt (default: not)",
+        gt=0,
+        needs=_GUIDED,
+    )
     guided_return: Literal["auto", "decoded", "moved"] = option(
         "auto",
         "new clients: replace their row by what is decoded, or move it as far as guidance "
@@ -106,6 +113,7 @@ class Options(ServerOptions):
             steps=self.guided_steps,
             sign=self.guided_sign,
             entry=self.guided_entry,
+            bound=self.guided_bound,
             fresh_noise=self.guided_noise,
             moved=moved,
             stream=f"guidance {update}",

@@ -29,6 +29,14 @@ def silent(network: str, done: int, steps: int, losses: Tensor) -> None:
     """Show no progress."""
 
 
+def _shortened(z: Tensor, bound: float) -> Tensor:
+    """Return latents of at most `bound` times the usual length. Learnt latents have a
+    mean square of 1, so their usual length is the root of their size.
+    """
+    lengths = z.square().mean(1, keepdim=True).sqrt()
+    return z * (bound / lengths).clamp_max(1)
+
+
 class RowModel(ABC):
     """Learns from a bank of rows, and generates rows.
 
@@ -147,8 +155,10 @@ class RowModel(ABC):
         """Return rows after local training, guided by what the model has learnt from
         all clients.
         """
-        old = self.encode(before)
-        new = self.encode(after)
+        learnt = self.encode(after)
+        old, new = self.encode(before), learnt
+        if how.bound is not None:
+            old, new = _shortened(old, how.bound), _shortened(new, how.bound)
         guided = diffusion.guide(
             self.schedule,
             self._epsilon,
@@ -161,7 +171,7 @@ class RowModel(ABC):
         if not how.moved:
             return rows
         # Keeps what latents cannot say of a newcomer's row.
-        return after + rows - self.decode(new)
+        return after + rows - self.decode(learnt)
 
     @cuda.without_trials()
     def _epsilon(self, z: Tensor, t: Tensor) -> Tensor:
