@@ -498,7 +498,7 @@ def written(folder: Path, **more: Any) -> dict[str, tuple[str, ...]]:
     """Return dimensions, type and unit of every data set of a run that has all of them."""
     settings = {
         "rounds": 2, "clients": 3, "method": "pfedgpa", "dataset": "digits", "seed": 0, "new_clients": 1,
-        "new_updates": 1, **more,
+        "new_updates": 1, "depth_sweep": [9], **more,
     }  # fmt: skip
     facts = ("rank", "train_samples", "test_samples", "supplement_samples", "attacker")
     clients = {name: np.ones(3, np.int64) for name in facts}

@@ -289,10 +289,27 @@ def evaluate_finals(setup: Setup, state: Any, results: ResultsWriter | None) -> 
         if results is not None:
             results.write_final(name, accuracy)
     for name, values in setup.method.figures(fed, state, here):
-        ids, ones = fed.clients[here], torch.ones_like(values)
-        everyones = _by_client(setup, total, [(ids, values, ones)])
+        everyones = _everyones(setup, values, here)
         if results is not None:
             results.write_figure(name, everyones)
+    for number, found in enumerate(setup.method.depths(fed, state, here)):
+        entry = {
+            "depth": found.depth,
+            "signal": found.signal,
+            "accuracy": client_accuracy(setup, fed, found.rows, here, total),
+            "recognised": _everyones(setup, found.recognised, here),
+            "distance": _everyones(setup, found.distance, here),
+        }
+        if results is not None:
+            results.write_depth(number, entry)
+
+
+def _everyones(setup: Setup, values: Tensor, here: np.ndarray) -> np.ndarray:
+    """Return a number for each client; `values` are those of these clients of this
+    rank. NaN for clients that no rank knows.
+    """
+    known = setup.federation.clients[here], values, torch.ones_like(values)
+    return _by_client(setup, len(setup.clients.rank), [known])
 
 
 def _by_client(

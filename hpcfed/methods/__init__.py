@@ -133,6 +133,8 @@ class Method:
     """
     FIGURES: tuple[str, ...] = ()
     """All names that `figures` may yield."""
+    depths: Callable[[Federation, Any, Positions], Iterator[Any]] = no_finals
+    """Yields an `AtDepth` for each depth of inversion to record after the last round."""
     lead: Callable[[Federation, Any, int, Tensor, Tensor], Tensor] = not_led
     """Returns new clients' rows after a local update, as the server guides them. Takes
     the last state, the update's number, and the rows before and after it.
@@ -320,6 +322,7 @@ _TAKES = {
     "adopt": "fed, state, cohort",
     "finals": "fed, state, clients",
     "figures": "fed, state, clients",
+    "depths": "fed, state, clients",
     "lead": "fed, state, update, before, after",
 }
 """The arguments of every function, by position."""

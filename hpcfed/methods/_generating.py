@@ -1,10 +1,12 @@
 """The options of pFedGPA, in addition to those of every method with a server model."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from hpcfed.errors import UserError
-from hpcfed.options import NEWCOMERS, Choice, Need, RunConfig, option
+from hpcfed.options import LEFT_OUT, NEWCOMERS, Choice, Need, RunConfig, option
 from hpcfed.server.guidance import Guidance, LatentEntry, Sign
 from hpcfed.server.options import ServerOptions
 
@@ -13,6 +15,25 @@ _GUIDED = Need(
     lambda run: run.new_clients > 0 and run.guided_updates > 0,
 )
 _OF_UPDATES = Need("--bank-of updates", lambda run: run.bank_of == "updates")
+
+
+def _read_depths(text: Any) -> Any:
+    """Parse `50,100`; leave a list from a TOML file to the field's type."""
+    return text.split(",") if isinstance(text, str) else text
+
+
+def _check_depths(depths: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Refuse depths that do not rise."""
+    if depths is not None and list(depths) != sorted(set(depths)):
+        raise ValueError("must rise, as in 50,100,200")
+    return depths or None
+
+
+Depths = Annotated[
+    tuple[Annotated[int, Field(ge=1)], ...] | None,
+    BeforeValidator(_read_depths),
+    AfterValidator(_check_depths),
+]
 
 
 class Options(ServerOptions):
@@ -32,6 +53,14 @@ class Options(ServerOptions):
         False,
         "also measure how far generated rows are from uploads, and judge five "
         "rivals, of which three learn nothing",
+    )
+    depth_sweep: Depths = option(
+        None,
+        "at the end, also judge rows that the same model generates from other depths "
+        "than --inversion-depth, as in 50,100,200,350,500,1000: their accuracy, whose "
+        "they are, and how far they are from uploads",
+        changes="which figures",
+        calibration=LEFT_OUT,
     )
     generated_body: Literal["global", "own"] = option(
         "global",
@@ -131,6 +160,11 @@ class Options(ServerOptions):
             raise UserError(
                 "--warm-start needs a trained server: add --server-load with a "
                 "server.h5 of an earlier run"
+            )
+        if self.depth_sweep and self.depth_sweep[-1] > self.diffusion_steps:
+            raise UserError(
+                f"--depth-sweep {self.depth_sweep[-1]} is beyond --diffusion-steps "
+                f"{self.diffusion_steps}"
             )
         guided = config.new_clients and self.guided_updates
         # Given by the user: `fit` has lowered the default.

@@ -5,6 +5,8 @@ rank. A round does not change it in place, but returns a new one. Combine marker
 `rows: Tensor = field(metadata=OWNED | IN_PLACE)`.
 """
 
+from dataclasses import dataclass
+
 from numpy import ndarray as Positions  # clients of this rank, counted from 0
 from torch import Tensor
 
@@ -19,6 +21,7 @@ __all__ = [
     "IN_PLACE",
     "OWNED",
     "VARIES",
+    "AtDepth",
     "Cohort",
     "Entry",
     "Federation",
@@ -45,3 +48,19 @@ VARIES = {"varies": True}
 """Marks a shared field whose number of rows changes from round to round."""
 CLUSTERS = {"row_of": "shared"}
 """Marks row numbers of the field `shared`: a checkpoint's must be in range."""
+
+
+@dataclass(frozen=True)
+class AtDepth:
+    """Rows that the server generates from one depth of inversion, and figures of them
+    by client; NaN for clients that are not in the bank.
+    """
+
+    depth: int
+    signal: float
+    """√ᾱ: how much of a latent is still there."""
+    rows: Tensor
+    recognised: Tensor
+    """1 for updates that are nearest to the mean of their own client's."""
+    distance: Tensor
+    """To the client's newest upload, relative to the length of its update."""

@@ -28,7 +28,14 @@ from typing import TypeAlias
 
 from hpcfed.methods import GENERATED, IN_PLACE, OWNED
 from hpcfed.methods._generating import Options
-from hpcfed.methods._interface import Cohort, Federation, Positions, Tensor
+from hpcfed.methods._interface import (
+    AtDepth,
+    Cohort,
+    Federation,
+    Positions,
+    Tensor,
+)
+from hpcfed.server.diffusion import Schedule
 from hpcfed.server.schedule import is_banked, learns_after
 
 FINALS = (
@@ -190,12 +197,19 @@ def _answered(
     """
     with fed.timed("server"):
         answer, known = request(fed.clients)
-        columns = answer.to(state.w.dtype)
-        if fed.options.bank_of == "updates":
-            columns = columns + state.starts
-        # Unknown clients were not sampled in the rounds of the bank.
-        columns[~known] = state.w[fed.generated]
-        return columns, known
+        return _columns(fed, state, answer, known), known
+
+
+def _columns(
+    fed: Federation[Options], state: State, answer: Tensor, known: Positions
+) -> Tensor:
+    """Return the columns of an answer, and FedAvg's of unknown clients."""
+    columns = answer.to(state.w.dtype)
+    if fed.options.bank_of == "updates":
+        columns = columns + state.starts
+    # Unknown clients were not sampled in the rounds of the bank.
+    columns[~known] = state.w[fed.generated]
+    return columns
 
 
 def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:
@@ -297,6 +311,30 @@ def figures(
         made = fed.server.sample(fed.clients)
         nearest = fed.server.compare(fed.clients, made).nearest[clients]
         yield "direct: distance to nearest upload", number(nearest)
+
+
+def depths(
+    fed: Federation[Options], state: State, clients: Positions
+) -> Iterator[AtDepth]:
+    """Yield what the model of the last learning generates from each depth of
+    --depth-sweep.
+    """
+    # Without generated columns the run ended before the server learnt.
+    if not fed.options.depth_sweep or not state.generated.shape[1]:
+        return
+    alpha_bars = Schedule.linear(fed.options.diffusion_steps).alpha_bars
+    number, bodies = state.w.new_tensor, _bodies(fed, state, clients)
+    for depth in fed.options.depth_sweep:
+        found = fed.server.invert(fed.clients, depth=depth)
+        likeness = fed.server.compare(fed.clients, found.rows)
+        columns = _columns(fed, state, found.rows, found.known)
+        yield AtDepth(
+            depth,
+            signal=float(alpha_bars[depth].sqrt()),
+            rows=_with(fed, bodies, columns[clients]),
+            recognised=number(likeness.recognised[clients]),
+            distance=number(likeness.own[clients]),
+        )
 
 
 def _sampled(fed: Federation[Options], state: State) -> Tensor:

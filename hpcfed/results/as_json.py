@@ -105,6 +105,7 @@ def run_summary(run: RunRecord) -> dict[str, Any]:
         "rounds_to_95_percent_of_peak": run.rounds_to(0.95),
         "finals": _means(run.finals),
         "figures": _means(run.figures),
+        **_depths(run),
         **_newcomers(run),
         "newcomer_bytes": run.newcomer_bytes,
         "printed_comm": run.printed_comm(),
@@ -132,6 +133,15 @@ def _metric_figures(run: RunRecord) -> dict[str, Any]:
 def _means(by_name: dict[str, Any]) -> dict[str, float]:
     """Return the mean over clients of each entry."""
     return {name: mean_accuracy(values) for name, values in by_name.items()}
+
+
+def _depths(run: RunRecord) -> dict[str, Any]:
+    """Return what the server makes from several depths, as means over clients."""
+    sweep = run.depths
+    if sweep is None:
+        return {}
+    found = {"depth": sweep.depth, "signal": sweep.signal, **sweep.means()}
+    return {"depths": found}
 
 
 def _newcomers(run: RunRecord) -> dict[str, Any]:

@@ -7,11 +7,13 @@ describes its contents. The group of the server's model is in `server.py`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, nan, prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
+from hpcfed.errors import UserError
 from hpcfed.options.metrics import METRICS, PER_CLASS, of_clients
 from hpcfed.results.safe import Reader
 from hpcfed.results.series import RANK_SERIES, ROUND_SERIES, metric_series
@@ -67,6 +69,24 @@ NEWCOMER_BYTES = (
     "sent to a new client before its first local update, by the method's own accounting"
 )
 """Meanings of what is not written round by round."""
+DEPTHS = {
+    "depth": ("steps", "steps of diffusion from which the server generates rows"),
+    "signal": ("fraction", "√ᾱ: how much of a latent is still there at this depth"),
+}
+"""What is known about each depth of inversion: unit and meaning."""
+AT_DEPTHS = {
+    "accuracy": ("fraction", "accuracy of the generated row on the client's test data"),
+    "recognised": (
+        "1",
+        "1 if the generated update is nearest to the mean of the client's own updates, "
+        "else 0; NaN: the bank has no update of the client",
+    ),
+    "distance": (
+        "1",
+        "distance to the client's newest upload, relative to the length of its update",
+    ),
+}
+"""What every client's row from each depth is like."""
 CLIENT_UNITS = {
     "rank": "rank",
     "attacker": "1",
@@ -279,6 +299,8 @@ def create_now_and_then(
             create_names(file, f"{group}/name", names)
             by_name = (len(names), clients), ("name", "client")
             create(file, Declared(f"{group}/{entry}", *by_name, unit, meaning))
+    for declared in _depths(len(settings.get("depth_sweep") or ()), clients):
+        create(file, declared)
     if new_clients:
         create(file, Declared("newcomers/bytes", (), (), "bytes", NEWCOMER_BYTES))
     if new_clients and settings.get("new_rounds"):
@@ -290,6 +312,17 @@ def create_now_and_then(
         shape = (len(NEWCOMER_STARTS), settings["new_updates"] + 1, new_clients)
         by_update = shape, ("start", "update", "client")
         create(file, Declared("newcomers/accuracy", *by_update, "fraction", NEWCOMERS))
+
+
+def _depths(depths: int, clients: int) -> Iterator[Declared]:
+    """Yield the datasets of depths of inversion, if there are any."""
+    if not depths:
+        return
+    for name, (unit, meaning) in DEPTHS.items():
+        yield Declared(f"depths/{name}", (depths,), ("depth",), unit, meaning)
+    shape, dimensions = (depths, clients), ("depth", "client")
+    for name, (unit, meaning) in AT_DEPTHS.items():
+        yield Declared(f"depths/{name}", shape, dimensions, unit, meaning)
 
 
 def _new_rounds(rounds: int, clients: int) -> Iterator[Declared]:
@@ -327,3 +360,12 @@ def restore_entries(ours: h5py.File, old: Reader, group: str, rounds: int) -> in
         elif kind in ("upload", "axis"):  # these describe the last training only
             data[...] = old.numbers(where, data.shape)
     return happened
+
+
+def check_data(path: Path, *, before: Any, now: Any) -> None:
+    """Refuse to continue with other samples than the run began with."""
+    if before is not None and before != now:
+        raise UserError(
+            f"{path} was begun with other data: its fingerprint was {before}, and "
+            f"is {now} now"
+        )

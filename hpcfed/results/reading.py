@@ -15,7 +15,7 @@ from hpcfed.options.metrics import METRICS, USUAL
 from hpcfed.options.runconfig import with_old_meaning
 from hpcfed.results.as_json import parsed
 from hpcfed.results.format import CLASS_SERIES, EVALUATED, NEW_ROUNDS, SCHEMA
-from hpcfed.results.run import LearningRecord, NewRounds, RunRecord
+from hpcfed.results.run import DepthSweep, LearningRecord, NewRounds, RunRecord
 from hpcfed.results.safe import MOST, Reader
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES, series_of
 from hpcfed.runtime.timer import PHASES
@@ -93,6 +93,7 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
         figures=_named(
             file, "figures/name", "figures/value", (None, clients), high=MOST
         ),
+        depths=_depths(file, clients),
         newcomers=_named(file, *newcomers, (None, None, None)),
         newcomer_bytes=_newcomer_bytes(file),
         new_rounds=_new_rounds(file),
@@ -227,6 +228,26 @@ def _class_accuracy(file: Reader, rounds: int, done: int) -> dict[str, np.ndarra
 
 def _energy(file: Reader, name: str) -> float | None:
     return float(file.numbers(name, (None,)).sum()) if name in file else None
+
+
+def _depths(file: Reader, clients: int) -> DepthSweep | None:
+    """Read the depths of inversion that were judged; None if none was."""
+    if "depths" not in file:
+        return None
+    group = file.within("depths")
+    depth = group.between("depth", (None,))
+    # NaN marks what a run has not reached.
+    done = int(np.count_nonzero(~np.isnan(depth)))
+    if not done or np.isnan(depth[:done]).any():
+        return None
+    shape = (len(depth), clients)
+    return DepthSweep(
+        depth=depth[:done],
+        signal=group.between("signal", depth.shape, done, high=1),
+        accuracy=group.between("accuracy", shape, done, high=1),
+        recognised=group.between("recognised", shape, done, high=1),
+        distance=group.between("distance", shape, done),
+    )
 
 
 def _newcomer_bytes(file: Reader) -> float:

@@ -16,7 +16,6 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.errors import UserError
 from hpcfed.results import server as server_group
 from hpcfed.results.folder import RECORD
 from hpcfed.results.format import (
@@ -27,6 +26,7 @@ from hpcfed.results.format import (
     RELOCATIONS,
     SCHEMA,
     Declared,
+    check_data,
     clock_arrays,
     create,
     create_clients,
@@ -174,6 +174,13 @@ class ResultsWriter:
     def write_figure(self, name: str, values: np.ndarray) -> None:
         """Record a number per client at the end, under the method's name for it."""
         self._file["figures/value"][self._figures.index(name)] = values
+
+    def write_depth(
+        self, number: int, figures: Mapping[str, float | np.ndarray]
+    ) -> None:
+        """Record what the server makes from one of the depths of inversion."""
+        for name, values in figures.items():
+            self._file[f"depths/{name}"][number] = values
 
     def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:
         """Record new clients' accuracy after `update` local updates from a start."""
@@ -342,7 +349,7 @@ class ResultsWriter:
                 self._arrays["rounds/seconds"]
             )
             now = self._file.attrs.get("data")
-            _check_data(path, before=facts.get("data"), now=now)
+            check_data(path, before=facts.get("data"), now=now)
             # Ranks' figures have another shape if the number of ranks has changed. Then
             # they stay NaN for the rounds before. The run may also have become longer.
             for name, array in self._arrays.items():
@@ -380,15 +387,6 @@ class ResultsWriter:
         # HDF5 cannot replace a text in place.
         del self._file["environment"]
         self._file["environment"] = json.dumps(self._environment, indent=1)
-
-
-def _check_data(path: Path, *, before: Any, now: Any) -> None:
-    """Refuse to continue with other samples than the run began with."""
-    if before is not None and before != now:
-        raise UserError(
-            f"{path} was begun with other data: its fingerprint was {before}, and "
-            f"is {now} now"
-        )
 
 
 def _clock(seconds: float) -> str:

@@ -79,6 +79,29 @@ class NewRounds:
 
 
 @dataclass(frozen=True)
+class DepthSweep:
+    """What the server's last model generates from several depths of inversion."""
+
+    depth: np.ndarray
+    """Steps of diffusion, rising: [depths]."""
+    signal: np.ndarray
+    """How much of a latent is still there: [depths]."""
+    accuracy: np.ndarray
+    """Of every client: [depths, clients]."""
+    recognised: np.ndarray
+    """1 for rows nearest to their own client's, else 0; NaN for unknown clients."""
+    distance: np.ndarray
+    """To the client's newest upload, relative to the length of its update."""
+
+    def means(self) -> dict[str, list[float]]:
+        """Return the means over clients by name, for each depth."""
+        found = {}
+        for name in ("accuracy", "recognised", "distance"):
+            found[name] = [mean_accuracy(values) for values in getattr(self, name)]
+        return found
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """A run's results, up to the last finished round."""
 
@@ -118,6 +141,8 @@ class RunRecord:
     """Accuracy by class of clients' and global models, if any: [rounds, classes]."""
     figures: dict[str, np.ndarray] = field(default_factory=dict)
     """What the method measured at the end: a number for each client, by name."""
+    depths: DepthSweep | None = None
+    """What the server generates from several depths, with --depth-sweep."""
     newcomer_bytes: float = float("nan")
     """Bytes sent to a new client at its start; NaN without new clients."""
     new_rounds: NewRounds | None = None

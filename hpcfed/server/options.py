@@ -191,7 +191,9 @@ class ServerOptions(options.Options):
     )
     inversion_depth: int = option(
         100,
-        "t0 ≤ T: how far an upload is diffused before it is generated anew",
+        "t0 ≤ T: how far an upload is diffused before it is generated anew; after 100 "
+        "of 1000 steps 95 % of it is still signal, after T, where the paper's equations "
+        "end, nothing",
         group="server",
         ge=0,
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcfed.analysis.findings import Table
-from hpcfed.analysis.run_findings import costs, learning
+from hpcfed.analysis.run_findings import costs, depths, learning
 from hpcfed.analysis.run_findings.costs import Times
 from hpcfed.analysis.run_findings.learning import Runs
 from hpcfed.errors import UserError
@@ -59,6 +59,7 @@ def run_findings(runs: Runs, files: RunFiles) -> Findings:
         "classes": list(learning.of_classes(files.details.class_counts)),
         "time": [costs.of_phases(first)],
         "server": list(costs.of_server(first)),
+        "depths": list(depths.of_depths(runs)),
         "costs": [costs.of_costs(first)],
     }
 

@@ -1,5 +1,6 @@
 """The parts of all charts: drawings, axes, layers of marks, colours and tooltips."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, isfinite
@@ -38,6 +39,8 @@ class Axis:
     log: bool = False
     ticks: Sequence[float] = ()
     """Positions of ticks; empty for round numbers."""
+    below: Sequence[str] = ()
+    """A second line of text below each of these ticks."""
     zero: bool = False
     """Whether the axis begins at zero."""
     whole: bool = False
@@ -66,6 +69,11 @@ class Axis:
         axis: Spec = {"format": NUMBERS}
         if self.ticks:
             axis["values"] = list(self.ticks)
+        if self.below:
+            names = [f"{tick:.10g}" for tick in self.ticks]
+            texts = dict(zip(names, self.below, strict=True))
+            # As JavaScript writes the numbers.
+            axis["labelExpr"] = f"[datum.label, {json.dumps(texts)}[datum.value]]"
         if self.whole:
             axis["tickMinStep"] = 1
         scale: Spec = {"type": "log"} if self.log else {"zero": self.zero}

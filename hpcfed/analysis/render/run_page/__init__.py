@@ -60,6 +60,7 @@ def run_content(group: Group, found: Found) -> Content:
         learning.classes(details),
         costs.timing(first),
         costs.server(first, details),
+        learning.depths(group),
         learning.latents(details),
         costs.traffic_and_memory(first),
     ):

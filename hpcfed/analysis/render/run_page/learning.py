@@ -26,6 +26,7 @@ from hpcfed.analysis.render.sections.accuracy import curve_of
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.render.sections.spending import VIRTUAL_TIME, climb_of
 from hpcfed.analysis.run_findings.costs import round_seconds
+from hpcfed.analysis.run_findings.depths import means, sweeps
 from hpcfed.analysis.run_findings.learning import (
     FEWEST,
     client_figures,
@@ -213,6 +214,39 @@ def classes(details: RunDetails) -> Section:
         title = "training samples of every client and class"
         x, y = Axis("class", whole=True), Axis("client", whole=True)
         section.charts.append(heatmap(title, counts, x, y, Axis("samples", zero=True)))
+    return section
+
+
+def depths(group: Group) -> Section:
+    """Draw what rows are like that the server generates from several depths."""
+    section = Section("depths", "Depth of inversion")
+    every = sweeps(group.seeds)
+    if not every or len(every[0].depth) < 2:
+        return section
+    across = every[0].depth.tolist()
+    signals = [f"{signal:.0%}" for signal in every[0].signal]
+    label = "steps of diffusion (log), and the signal left"
+    x = Axis(label, log=True, ticks=across, below=signals)
+    shares = []
+    for figure, name in (
+        ("accuracy", "accuracy"),
+        ("recognised", "rows nearest to their own client"),
+    ):
+        values = [100 * value for value in means(every, figure)]
+        shares.append(Line(name, across, values))
+    title = "accuracy and identity of generated rows over depth"
+    section.charts.append(lines(title, shares, x, Axis("%", zero=True)))
+    drawn = Line("", across, means(every, "distance"))
+    y = Axis("distance, in lengths of the update", zero=True)
+    title = "distance of generated rows to their uploads over depth"
+    section.charts.append(lines(title, [drawn], x, y))
+    section.text.append(
+        "The server diffuses a client's upload by some steps, and generates a row from "
+        "there. The fewer steps, the more of the upload is left (below the axis: √ᾱ, "
+        "the share of signal), and the nearer the row is to the upload. "
+        "After all steps, to which the paper's equations go, nothing of the client is "
+        "left. By default 100 of 1000 steps are taken, which leave 95 %."
+    )
     return section
 
 
