@@ -666,6 +666,21 @@ def test_progress_of_a_calibration_is_no_part_of_the_json(
     assert "calibrated: hpcfed-plan.json" in err
 
 
+def test_a_model_that_is_not_planned_is_not_measured(
+    settings_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = settings_file.read_text().replace("fedavg", "pfedgpa")
+    settings_file.write_text(text + 'server_model = "span"\n')
+    point = round_point(4)
+    monkeypatch.setattr("hpcfed.plan.calibrate.measure_rounds", lambda *_, **__: point)
+    monkeypatch.setattr("hpcfed.plan.calibrate.machine_of", lambda *_: MACHINE)
+    monkeypatch.setattr("hpcfed.plan.calibrate._measure_link", lambda *_: [])
+    found = planned([str(settings_file), "--calibrate"], capsys)
+    assert "the server's model: only p-diff is planned" in found["notes"]
+
+
 def test_a_place_for_the_calibration_is_checked_before_it_is_made(
     settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,7 @@ from hpcfed.analysis.groups import Group, groups
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.run_page import learning as run_learning
 from hpcfed.analysis.run_findings.learning import worst_tenth
-from hpcfed.analysis.scaling import scalings, slope
+from hpcfed.analysis.scaling import growths, scalings, slope
 from hpcfed.analysis.statistics import (
     Estimate,
     difference,
@@ -240,6 +240,12 @@ def test_the_power_of_clients() -> None:
     assert slope([10, 100, 1000], [2, 20, 200]) == pytest.approx(1)
     assert slope([10, 1000], [5, 5]) == pytest.approx(0)
     assert isnan(slope([10, 10], [1, 2]))
+
+
+def test_points_with_the_same_clients_do_not_grow() -> None:
+    """They differ in an option that does not act, which their keys omit."""
+    alike = [Timed(8, 1, Estimate(seconds)) for seconds in (1.0, 2.0, 3.0)]
+    assert growths(alike) == []
 
 
 def known(clients: float, ranks: int, columns: float) -> Measured:

@@ -125,7 +125,8 @@ def growths(every: Sequence[Group]) -> list[Growth]:
     alike = grouped(every, lambda group: (group.key, group.ranks))
     made = []
     for (key, ranks), members in alike.items():
-        if len(members) < 2:
+        # Members with the same clients differ in an option that does not act.
+        if len({group.clients for group in members}) < 2:
             continue
         ordered = sorted(members, key=lambda group: group.clients)
         clients = [group.clients for group in ordered]

@@ -166,7 +166,7 @@ def _roles(table: _Table, options: Mapping[str, Any]) -> _Roles:
     lower = {name.lower(): name for name in reversed(table.names)}
     for kind, words in USUAL.items():
         usual = [lower[word] for word in words if word in lower]
-        found[kind] = _column(table.path, table.names, options.get(kind), usual)
+        found[kind] = _column(table.path, table.names, options, kind, usual)
     target = found["target"]
     if target is None:
         raise UserError(
@@ -174,7 +174,7 @@ def _roles(table: _Table, options: Mapping[str, Any]) -> _Roles:
             'name it as in --dataset-options \'{"target": "ill"}\''
         )
     dropped = options.get("drop", [])
-    dropped = [dropped] if isinstance(dropped, str) else list(dropped)
+    dropped = dropped if isinstance(dropped, list) else [dropped]
     for name in dropped:
         _known(table.path, table.names, name)
     others = {*dropped, *(name for name in found.values() if name)}
@@ -185,11 +185,16 @@ def _roles(table: _Table, options: Mapping[str, Any]) -> _Roles:
 
 
 def _column(
-    path: Path, names: Sequence[str], chosen: Any, usual: Sequence[str]
+    path: Path,
+    names: Sequence[str],
+    options: Mapping[str, Any],
+    kind: str,
+    usual: Sequence[str],
 ) -> str | None:
     """Return the column with a role: as chosen, or else by its usual names."""
-    if chosen is not None:
-        return _known(path, names, chosen)
+    # Not `options.get`: null is not the name of a column, and is refused.
+    if kind in options:
+        return _known(path, names, options[kind])
     return next((word for word in usual if word in names), None)
 
 
@@ -341,7 +346,7 @@ def _names(
     """Return the columns by their role: as chosen, or by their usual names."""
     names = {}
     for kind, usual in COLUMNS.items():
-        found = _column(folder, columns, chosen.get(kind), usual)
+        found = _column(folder, columns, chosen, kind, usual)
         if found is not None:
             names[kind] = found
     if "input" not in names:

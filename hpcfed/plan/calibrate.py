@@ -107,7 +107,8 @@ def calibrate(
         rounds=tuple(points),
         links=tuple(links),
     )
-    if options is None or not server:
+    # Only p-diff is planned.
+    if options is None or options.server_model != "p-diff" or not server:
         return constants
     return constants.model_copy(update=measure_server(settings, options, device))
 
