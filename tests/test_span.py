@@ -398,6 +398,8 @@ def test_a_model_that_grows_too_large_says_what_to_take(
         ({"span_variance": 0}, "span-variance"),
         ({"server_model": "p-diff", "span_variance": 0.9}, "--server-model span"),
         ({"server_model": "spam"}, "spam"),
+        ({"autoencoder_samples": 200}, "without --server-model p-diff"),
+        ({"latent_noise": 0.2}, "without --server-model p-diff"),
     ],
 )
 def test_mistakes(

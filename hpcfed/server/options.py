@@ -17,6 +17,7 @@ NETWORKS = ("autoencoder", "denoiser")
 SAMPLES = {"autoencoder": 100_000, "denoiser": 400_000}
 """Default number of training samples of each network."""
 BATCH = 50
+_P_DIFF = Need("--server-model p-diff", lambda run: run.server_model == "p-diff")
 
 
 class ServerOptions(options.Options):
@@ -132,6 +133,7 @@ class ServerOptions(options.Options):
         calibration=200,
         chosen_later=True,
         zero_was_unset=True,
+        needs=_P_DIFF,
     )
     denoiser_samples: int | None = option(
         None,
@@ -174,10 +176,14 @@ class ServerOptions(options.Options):
     )
     server_decay: float = option(2e-6, "AdamW's weight decay", group="server", ge=0)
     input_noise: float = option(
-        1e-3, "noise on the autoencoder's input while it learns", group="server", ge=0
+        1e-3,
+        "noise on the autoencoder's input while it learns",
+        group="server",
+        ge=0,
+        needs=_P_DIFF,
     )
     latent_noise: float = option(
-        0.1, "noise on its latents while it learns", group="server", ge=0
+        0.1, "noise on its latents while it learns", group="server", ge=0, needs=_P_DIFF
     )
     # Diffusion and generation.
 
