@@ -19,6 +19,8 @@ from typing import Any
 HEAVY = frozenset({"numpy", "scipy", "sklearn", "torch"})
 ROOMS = frozenset({"clients", "federation", "kernels", "models", "runtime", "server"})
 """Packages of hpcfed whose modules may import heavy ones."""
+LIGHT = frozenset({"hpcfed.server.guidance", "hpcfed.server.options"})
+"""Modules in these that do not. They have types of options, which must be real."""
 
 _executing: set[str] = set()
 """Modules of this package that are being imported."""
@@ -81,6 +83,8 @@ class Late:
 
 def _can_wait(module: str, names: Sequence[str]) -> bool:
     """Tell whether to import these names of a module later."""
+    if module in LIGHT:
+        return False
     top, _, rest = module.partition(".")
     if not (top in HEAVY or (top == "hpcfed" and rest.partition(".")[0] in ROOMS)):
         return False
