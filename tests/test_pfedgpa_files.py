@@ -143,6 +143,7 @@ def test_the_servers_group_of_the_results(recorded: Path) -> None:
         "flops": ((2, 2), "1"),
         "utilisation": ((2, 2), "fraction"),
         "peak_memory": ((2, 1), "bytes"),
+        "bank_bytes": ((2, 1), "bytes"),
         "autoencoder_loss": ((2, 5), "1"),
         "denoiser_loss": ((2, 5), "1"),
     }
@@ -174,6 +175,8 @@ def test_the_servers_group_of_the_results(recorded: Path) -> None:
             group["seconds"][()][:, [SERVER_PHASES.index(name) for name in NETWORKS]]
             > 0
         ).all()
+        kept = 4 * file.attrs["generated_columns"] * group["rows"][()]
+        assert group["bank_bytes"][:, 0].tolist() == kept.tolist()
         assert (group["peak_memory"][()] > 2**26).all() and (
             group["flops"][()] > 1e6
         ).all()

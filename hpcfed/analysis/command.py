@@ -77,7 +77,7 @@ def report(asked: ReportRequest) -> int:
         # A page about unrelated runs is still a report.
         remark(f"hpcfed: not compared: {_not_compared(sides)}")
     content = content_of(every, found, comparison)
-    for path, text in _texts(asked, every, content, comparison).items():
+    for path, text in _texts(asked, every, found, content, comparison).items():
         # Names of folders may not be valid text.
         written = text.encode(errors="replace")
         _write(path, written)
@@ -126,6 +126,7 @@ def _write_charts(folder: Path, asked: ReportRequest, content: Content) -> None:
 def _texts(
     asked: ReportRequest,
     every: list[Group],
+    found: Found,
     content: Content,
     comparison: Comparison | None,
 ) -> dict[Path, str]:
@@ -136,7 +137,8 @@ def _texts(
         texts[_beside(asked.csv, "ranks")] = ranks_csv_text(every)
         texts[_beside(asked.csv, "points")] = points_csv_text(every)
     if asked.json is not None:
-        texts[asked.json] = json_text(every, comparison, content.sections)
+        told = json_text(every, comparison, content.sections, found.studies)
+        texts[asked.json] = told
     if asked.extrap is not None:
         texts[asked.extrap] = extrap_text(every)
     return texts

@@ -92,6 +92,8 @@ PER_CENT_OF = Kind("fraction", words.number, 100)
 OF_100 = Kind("%", words.number)
 """A figure that is already in per cent, as scores are, in a column that says %."""
 SECONDS = Kind("s", words.formatted(".2f"))
+IN_SECONDS = Kind("s", words.number)
+"""Seconds in a column whose name says s."""
 WALL_TIME = Kind("s", words.formatted(".2f", " s"))
 """Seconds in a column whose name does not say so."""
 MILLISECONDS = Kind("s", words.formatted(".2f"), 1e3)

@@ -195,7 +195,7 @@ def _over_processes(found: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def groups(processes: Sequence[Process]) -> list[Group]:
     """Group processes with the same options, in the order of their labels."""
-    by_options = grouped(processes, _options)
+    by_options = grouped(processes, options_of)
     # What distinguishes a choice depends on all others, so keys come after grouping.
     keys = _with_sides(distinguish(list(by_options)), list(by_options))
     made = []
@@ -237,7 +237,7 @@ def _order(group: Group) -> tuple[str, int, int]:
     return label(group.key), group.clients, group.ranks
 
 
-def _options(process: Process) -> Combination:
+def options_of(process: Process) -> Combination:
     """Return what runs of a group must have in common."""
     run = process.runs[0]
     # Options added after the run was made have their defaults.

@@ -11,8 +11,14 @@ from rich.console import Console
 from hpcfed.analysis.findings import Table
 from hpcfed.analysis.groups import Group, Process, groups
 from hpcfed.analysis.outcomes import run_epsilon, run_virtual_seconds
-from hpcfed.analysis.render.console import rendered, say
+from hpcfed.analysis.render.console import print_tables, rendered, say
 from hpcfed.analysis.scaling import Scaling, scalings
+from hpcfed.analysis.server_costs import server_costs
+from hpcfed.analysis.server_findings import (
+    fit_answers,
+    growth_answers,
+    server_tables,
+)
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.results.as_json import plain
 from hpcfed.results.pace import PER_ROUND
@@ -44,18 +50,29 @@ OF_FEW = ("virtual time", "ε")
 
 def study_points(study: StudyRecord) -> list[dict[str, Any]]:
     """Return the figures of each finished point, over repeats and seeds, in order."""
+    every = _groups(study)
+    found = scalings(every)
+    made = [_figures(group, found) for group in every]
+    order = [trial.name.rpartition("/")[0] for trial in study.trials]
+    # The study's order, not that of labels: other programs rely on it.
+    return sorted(made, key=lambda one: order.index(one["point"]))
+
+
+def _groups(study: StudyRecord) -> list[Group]:
+    """Return the finished points."""
     processes = []
     for trial in study.trials:
         if _is_complete(trial):
             # `clients=10` for the trial `clients=10/repeat-0`.
             point = trial.name.rpartition("/")[0]
             processes.append(Process(trial.runs, study.warmup, point))
-    every = groups(processes)
-    found = scalings(every)
-    made = [_figures(group, found) for group in every]
-    order = [process.source for process in processes]
-    # The study's order, not that of labels: other programs rely on it.
-    return sorted(made, key=lambda one: order.index(one["point"]))
+    return groups(processes)
+
+
+def _of_server(study: StudyRecord) -> tuple[list[Table], list[str]]:
+    """Return tables and verdicts about the server's model, if the study has one."""
+    costs = server_costs(_groups(study), [study])
+    return server_tables(costs), [*fit_answers(costs), *growth_answers(costs)]
 
 
 def _is_complete(trial: TrialRecord) -> bool:
@@ -124,6 +141,10 @@ def summary(study: StudyRecord) -> dict[str, Any]:
         "unfinished": unfinished,
         "points": points,
     }
+    tables, answers = _of_server(study)
+    if tables:
+        found = [table.json for table in tables]
+        content["server"] = {"tables": found, "verdicts": answers}
     told: dict[str, Any] = plain(content)
     return told
 
@@ -141,4 +162,9 @@ def show_study(study: StudyRecord, console: Console) -> None:
             del shown[name]
     table = Table(list(shown), list(zip(*shown.values(), strict=True)))
     console.print(rendered(table))
+    tables, answers = _of_server(study)
+    if tables:
+        console.print()
+        print_tables(console, tables)
+        say(console, "", *answers)
     say(console, "", f"the whole page: hpcfed report {folder}")

@@ -23,6 +23,8 @@ from hpcfed.analysis.labels import (
 )
 from hpcfed.analysis.outcomes import COSTS, Measure, mean_to_target, measure, run_bytes
 from hpcfed.analysis.scaling import growths, scalings
+from hpcfed.analysis.server_costs import server_costs
+from hpcfed.analysis.server_findings import fit_answers, growth_answers
 from hpcfed.analysis.speed_verdicts import (
     client_answers,
     limit_answers,
@@ -42,6 +44,7 @@ from hpcfed.analysis.swept import (
     swept,
 )
 from hpcfed.errors import count
+from hpcfed.results.study import StudyRecord
 from hpcfed.words import MIB, number, time_text
 
 MOST_LETTERS = 48
@@ -60,8 +63,13 @@ class Verdict:
     """The section of the page with the figures."""
 
 
-def verdicts(every: Sequence[Group]) -> list[Verdict]:
-    """Answer every question that the points can answer."""
+def verdicts(
+    every: Sequence[Group], studies: Sequence[StudyRecord] = ()
+) -> list[Verdict]:
+    """Answer every question that the points can answer. Points of the studies that
+    have failed tell where the server's model ends.
+    """
+    costs = server_costs(every, studies)
     options = swept(every)
     scaled = scalings(every)
     strong = [one for one in scaled if one.kind == "strong"]
@@ -80,6 +88,8 @@ def verdicts(every: Sequence[Group]) -> list[Verdict]:
             "How does it scale by clients?", client_answers(growths(every)), "clients"
         ),
         Verdict("What limits it?", limit_answers(every, options), "phases"),
+        Verdict("Does the server fit between rounds?", fit_answers(costs), "server"),
+        Verdict("How does the server grow?", growth_answers(costs), "server"),
         Verdict(
             "What does it cost?",
             _costs(every, weighed, options),

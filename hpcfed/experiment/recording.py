@@ -250,6 +250,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             **_privacy(config),
             # Older files have no task: all of them are classification.
             **({} if task == "classification" else {"task": task}),
+            **_generated(setup),
         },
         relocations=0 if setup.shards is None else MAX_RELOCATIONS,
         server=_server_size(setup),
@@ -325,6 +326,13 @@ def _client_facts(setup: Setup) -> dict[str, np.ndarray]:
     if dealt.owners is not None:
         facts["owner"] = dealt.owners[: config.clients]
     return facts
+
+
+def _generated(setup: Setup) -> dict[str, int]:
+    """Return how many columns the server's model generates, if there is one."""
+    if server_options(setup.settings) is None:
+        return {}
+    return {"generated_columns": len(setup.federation.generated)}
 
 
 def _server_size(setup: Setup) -> ServerSize | None:

@@ -315,6 +315,9 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
     kept_uploads = np.full(times, np.nan)
     if "kept_uploads" in group:
         kept_uploads = group.between("kept_uploads", (times,), high=1)
+    bank = np.full((times, 1), np.nan)
+    if "bank_bytes" in group:
+        bank = group.between("bank_bytes", (times, None))
     seconds = group.between("seconds", (times, len(phases)))
     memory = group.between("peak_memory", (times, None))
     if not memory.shape[1]:
@@ -339,5 +342,6 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
             peak_memory=memory[time],
             kept=float(kept[time]),
             kept_uploads=float(kept_uploads[time]),
+            bank_bytes=bank[time],
             **of_networks,
         )

@@ -39,6 +39,8 @@ class LearningRecord:
     """The same share of the uploads that they were generated from: identity that the
     server could not have lost. NaN in older records.
     """
+    bank_bytes: np.ndarray = field(default_factory=lambda: np.full(1, np.nan))
+    """Bytes of the uploads, for each server rank; NaN in older records."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ OF_TRAININGS = {
     ),
 }
 """Figures of each training: unit and meaning."""
+BANK_BYTES = "bytes of the uploads that it learnt from, on a server rank"
 LATENTS = "places of uploads' latents on two principal axes"
 LATENT_CLIENTS = "whose upload each of the latents is of"
 LATENT_SHARES = "share of the latents' variance on each of the two axes"
@@ -90,6 +91,7 @@ class Learning(Protocol):
     recognised: float
     recognised_uploads: float
     latents: LatentMap | None
+    bank_bytes: list[float]
 
     def utilisation(self, network: str) -> float: ...
 
@@ -107,6 +109,7 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
         *((name, *of_time, {}) for name, of_time in OF_TRAININGS.items()),
         ("seconds", "s", phases, {"phase": len(SERVER_PHASES)}),
         ("peak_memory", "bytes", memory, {"server rank": size.ranks}),
+        ("bank_bytes", "bytes", BANK_BYTES, {"server rank": size.ranks}),
     ]
     for name, (unit, meaning) in OF_NETWORKS.items():
         by_time.append((name, unit, meaning, {"network": len(networks)}))
@@ -137,6 +140,8 @@ def write_entry(
     # A run that an older version has begun goes on in its file.
     if "kept_uploads" in group:
         group["kept_uploads"][entry] = learning.recognised_uploads
+    if "bank_bytes" in group:
+        group["bank_bytes"][entry] = learning.bank_bytes
     # NaN marks phases that this model does not have.
     group["seconds"][entry] = [
         learning.seconds.get(phase, np.nan) for phase in SERVER_PHASES

@@ -81,6 +81,16 @@ class BankedRows:
     def __len__(self) -> int:
         return len(self.uploaders)
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the rows take on this rank, with the starts of uploads."""
+        kept = 0
+        for banked in self._rounds:
+            kept += banked.rows.nbytes
+            if banked.starts is not None:
+                kept += banked.starts.nbytes
+        return kept
+
     def same_as(self, other: "BankedRows") -> bool:
         """Tell whether the other ones are the very same rows."""
         return [id(one) for one in self._rounds] == [id(one) for one in other._rounds]

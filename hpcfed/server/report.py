@@ -66,6 +66,8 @@ class LearningReport:
     recognised_uploads: float = float("nan")
     """The same share of the uploads from which these were generated."""
     latents: LatentMap | None = None
+    bank_bytes: list[float] = field(default_factory=list)
+    """Bytes of the bank on every server rank."""
 
     def note_peak(self, device: torch.device) -> None:
         """Record the peak memory so far.
@@ -110,10 +112,12 @@ def peak_flops(device: torch.device, options: ServerOptions) -> float:
 
 
 @torch.no_grad()
-def latent_map(bank: BankedRows, encode: Callable[[Tensor], Tensor]) -> LatentMap:
+def latent_map(
+    bank: BankedRows, latents_at: Callable[[BankedRows, np.ndarray], Tensor]
+) -> LatentMap:
     """Map the latents of the bank's uploads."""
     chosen = mapped_uploads(len(bank))
-    latents = encode(bank.at(chosen))
+    latents = latents_at(bank, chosen)
     return principal_map(latents.double().cpu().numpy(), bank.uploaders[chosen])
 
 

@@ -4,6 +4,7 @@ Rows are generated in the order of client ids, so that noise does not depend on 
 rank hosts a client.
 """
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,14 @@ class Learn(Request[Learned]):
                 "into the memory of their device; use --server-model span, which does "
                 "not grow with them, a smaller --server or fewer --generated-layers"
             ) from None
-        report.latents = latent_map(bank, model.encode)
+        begin = time.perf_counter()
+        report.latents = latent_map(bank, model.latents_at)
+        encoded = report.seconds.get("encode", 0.0)
+        report.seconds["encode"] = encoded + time.perf_counter() - begin
         # The training's peak, or a later one of this process.
         report.note_peak(rank.slot.device)
         report.peak_memory = rank.allgather(float(report.peak_here))
+        report.bank_bytes = rank.allgather(float(bank.nbytes))
         return Learned(report=report)
 
 

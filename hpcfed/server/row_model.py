@@ -7,6 +7,7 @@ that DeepSpeed trains.
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,6 +112,10 @@ class RowModel(ABC):
         """Return the standardised latents of rows."""
         assert self.latent_scaling is not None
         return self.latent_scaling(self.raw_latents(rows))
+
+    def latents_at(self, bank: BankedRows, places: np.ndarray) -> Tensor:
+        """Return the standardised latents of rows in the bank, which it has learnt."""
+        return self.encode(bank.at(places))
 
     def decode(self, latents: Tensor) -> Tensor:
         """Return the rows of standardised latents."""

@@ -237,6 +237,11 @@ class SpanDiffusion(RowModel):
         assert self._bank is not None and self._coordinates is not None
         return self._coordinates.of_rows(self._bank, rows)
 
+    def latents_at(self, bank: BankedRows, places: np.ndarray) -> Tensor:
+        # Known from learning: no further pass through the bank.
+        assert self.latent_scaling is not None and self._coordinates is not None
+        return self.latent_scaling(self._coordinates.places[places])
+
     def from_raw(self, latents: Tensor) -> Tensor:
         assert self._bank is not None and self._coordinates is not None
         return self._bank.combined(self._coordinates.combinations(latents))

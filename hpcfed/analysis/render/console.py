@@ -11,6 +11,8 @@ from hpcfed.errors import printable
 
 WIDEST = 200
 """Most columns of a table, whatever the terminal's width."""
+MOST_LETTERS = 4000
+"""Most letters of a table's line; longer ones are cut."""
 
 
 class Output(Console):
@@ -55,9 +57,20 @@ def print_tables(console: Console, tables: Iterable[findings.Table]) -> None:
     for number, table in enumerate(tables):
         if number:
             console.print()
-        console.print(rendered(table))
+        _print_whole(console, rendered(table))
         if table.caption:
             say(console, table.caption)
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """Print a table at its full width: a cell with a sentence must not cut the digits of
+    others. The terminal wraps its lines.
+    """
+    usual = console.width
+    unlimited = console.options.update(max_width=MOST_LETTERS)
+    console.width = max(usual, console.measure(table, options=unlimited).maximum)
+    console.print(table)
+    console.width = usual
 
 
 def rendered(found: findings.Table) -> Table:

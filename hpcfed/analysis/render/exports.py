@@ -34,6 +34,7 @@ from hpcfed.options.metrics import metric_of
 from hpcfed.results.as_json import plain, run_summary
 from hpcfed.results.run import RunRecord
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES
+from hpcfed.results.study import StudyRecord
 from hpcfed.runtime.timer import PHASES
 
 POINT = ("method", "dataset", "clients", "ranks", "columns")
@@ -168,6 +169,7 @@ def json_text(
     every: Sequence[Group],
     comparison: Comparison | None = None,
     sections: Sequence[Section] = (),
+    studies: Sequence[StudyRecord] = (),
 ) -> str:
     """Return as JSON what the page shows, including the tables of its sections, and the
     summary of each seed.
@@ -177,7 +179,7 @@ def json_text(
         tables[section.id] = [table.json for table in section.tables]
     content = {
         "comparison": None if comparison is None else exported(comparison),
-        "verdicts": [asdict(verdict) for verdict in verdicts(every)],
+        "verdicts": [asdict(verdict) for verdict in verdicts(every, studies)],
         "noisy": [_noise(noise) for noise in noisy(every)],
         "groups": [_group(group) for group in every],
         "scaling": [_scaling(one) for one in scalings(every)],

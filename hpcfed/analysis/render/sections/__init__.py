@@ -13,6 +13,7 @@ from hpcfed.analysis.render.sections import (
     origin,
     overview,
     scaling,
+    server,
     spending,
     tradeoffs,
 )
@@ -40,7 +41,7 @@ def sections(
     else:
         # Left out of a comparison, because they would let its two sides compete.
         made = [
-            overview.verdicts(every),
+            overview.verdicts(every, found.studies),
             first,
             overview.methods(every, varied),
             overview.options(every, varied),
@@ -53,7 +54,7 @@ def sections(
         costs.phases(every, varied),
         costs.memory(every, varied),
         costs.sent(every),
-        costs.server(every, varied),
+        server.server(every, varied, found.studies),
         overview.attacks(every),
         scaling.cost_model(fit_groups(every)),
         origin.noise(every),

@@ -1,17 +1,11 @@
-"""What a round costs: seconds by phase, memory, bytes sent, and the server's learning."""
+"""What a round costs: seconds by phase, memory, and bytes sent."""
 
 from collections.abc import Sequence
-from statistics import fmean
 
 from hpcfed.analysis.choices import grouped
 from hpcfed.analysis.findings import (
-    COUNT,
     MEBIBYTES,
     MS,
-    PER_CENT_OF,
-    PLAIN,
-    Row,
-    Table,
 )
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import ranks_label
@@ -19,7 +13,6 @@ from hpcfed.analysis.render.charts import Axis, Line
 from hpcfed.analysis.render.sections.section import (
     MOST_LINES,
     Section,
-    by_key,
     few_bars,
     held_text,
     line_charts,
@@ -28,17 +21,11 @@ from hpcfed.analysis.render.sections.section import (
     points_table,
     stacked_bars,
     ticks,
-    which,
 )
 from hpcfed.analysis.swept import Swept, held
 from hpcfed.results.pace import MS_PER_ROUND, PER_ROUND_MEANS
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import MIB
-
-SERVER_COLUMNS = (
-    "options", "clients", "server ranks", "network", "parameters", "samples per second",
-    "of peak, %", "peak memory, MiB", "server's share of the run, %",
-)  # fmt: skip
 
 
 def phases(every: Sequence[Group], options: Sequence[Swept]) -> Section:
@@ -130,76 +117,3 @@ def sent(every: Sequence[Group]) -> Section:
     }
     table = points_table(every, columns, "by the methods' own accounting")
     return Section("bytes", "Bytes", tables=[table])
-
-
-def server(every: Sequence[Group], options: Sequence[Swept]) -> Section:
-    """Show what the training of the server's model took, and how fast it was."""
-    section = Section("server", "Server")
-    members = [group for group in every if group.first.learnings]
-    if not members:
-        return section
-    # Runs of different versions may name their phases differently.
-    names: dict[str, None] = {}
-    for group in members:
-        for run in group.runs:
-            for learning in run.learnings:
-                names |= dict.fromkeys(learning.seconds)
-    shown = few_bars(members, options)
-    section.text += held_text(shown)
-    section.charts += stacked_bars(
-        shown.groups,
-        lambda group: {name: _learning_seconds(group, name) for name in names},
-        Axis("seconds of learning"),
-    )
-    rows: list[Row] = []
-    for family in by_key(members).values():
-        for group in family:
-            rows += _network_rows(group, list(names))
-    section.tables.append(Table(SERVER_COLUMNS, rows))
-    section.text.append(
-        "Bars are named clients on ranks. The share of the peak is known only for GPUs."
-    )
-    return section
-
-
-def _learning_seconds(group: Group, phase: str) -> float:
-    """Return the seconds of a phase over all trainings of the server's model, for all
-    seeds of a process, as the mean over processes.
-    """
-    totals = []
-    for process in group.processes:
-        total = 0.0
-        for run in process.runs:
-            for learning in run.learnings:
-                total += learning.seconds.get(phase, 0.0)
-        totals.append(total)
-    return fmean(totals)
-
-
-def _network_rows(group: Group, phases: Sequence[str]) -> list[Row]:
-    """Return a row for each of the server's networks, from its last training."""
-    # The last training represents all: the first one also warms up.
-    last = group.first.learnings[-1]
-    seconds = sum(_learning_seconds(group, phase) for phase in phases)
-    whole = fmean(
-        float(process.runs[0].rounds["seconds"].sum()) for process in group.processes
-    )
-    name, clients, _ = which(group)
-    rows: list[Row] = []
-    for network, parameters in last.parameters.items():
-        rows.append(
-            [
-                name,
-                clients,
-                str(group.options.get("server_ranks", 0)),
-                network,
-                COUNT(parameters),
-                PLAIN(last.samples_per_second[network]),
-                PER_CENT_OF(last.utilisation[network]),
-                # These two belong to the server as a whole, so they are the same for
-                # all its networks.
-                MEBIBYTES(float(last.peak_memory.max())),
-                PER_CENT_OF(seconds / whole),
-            ]
-        )
-    return rows

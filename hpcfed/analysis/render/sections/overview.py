@@ -43,13 +43,14 @@ from hpcfed.analysis.swept import Effect, Held, Swept, effects, families, held
 from hpcfed.analysis.verdicts import verdicts as answered
 from hpcfed.options.metrics import HEADLINES, label_of
 from hpcfed.results.pace import MS_PER_ROUND
+from hpcfed.results.study import StudyRecord
 from hpcfed.words import DASH
 
 
-def verdicts(every: Sequence[Group]) -> Section:
+def verdicts(every: Sequence[Group], studies: Sequence[StudyRecord] = ()) -> Section:
     """Show the verdicts, before the figures behind them."""
     section = Section("verdicts", "Verdicts")
-    section.verdicts += answered(every)
+    section.verdicts += answered(every, studies)
     section.text.append("Brackets hold 95 % confidence.")
     return section
 
