@@ -4,6 +4,7 @@ predicts larger ones, measures them, and prints the error of every prediction.
     python -m benchmarks.harness.plans clients      10 to 300 clients predict 1000 and 10,000
     python -m benchmarks.harness.plans cores        1 to 4 ranks on cores predict 8 and 16
     python -m benchmarks.harness.plans server       small and paper predict large (a GPU of 80 GB)
+    python -m benchmarks.harness.plans span         small banks predict 10 thousand to 1.6 million columns, on any device
 """
 
 import argparse
@@ -23,8 +24,10 @@ from hpcfed.analysis.costmodel import Range
 from hpcfed.clients.network import client_layout, client_network
 from hpcfed.options import Settings, resolve
 from hpcfed.options.declare import flags
+from hpcfed.plan.bank import fit_passes
 from hpcfed.plan.calibrate import calibrate, measure_rounds, start
 from hpcfed.plan.constants import Calibration
+from hpcfed.plan.planner import Planner
 from hpcfed.plan.rounds import (
     Load,
     Target,
@@ -33,9 +36,10 @@ from hpcfed.plan.rounds import (
     rank_loads,
     train_sizes,
 )
-from hpcfed.plan.server import plan_learning
+from hpcfed.plan.server import LearningPlan, plan_learning
 from hpcfed.plan.server_calibration import measure_server
 from hpcfed.plan.speeds import ASSUMED, measured_link
+from hpcfed.plan.work import banked_rows
 from hpcfed.results.stored import read_run
 from hpcfed.server.options import server_options
 
@@ -71,6 +75,23 @@ SERVER = {
     "server_precision": "bf16",
     "autoencoder_samples": 2_000,
     "denoiser_samples": 8_000,
+}
+SPAN = {
+    "method": "pfedgpa",
+    "server_model": "span",
+    "dataset": "synthetic",
+    "model": "cnn-fmnist",
+    "partition": "dominant",
+    "train_per_client": 20,
+    "test_per_client": 10,
+    "batch_size": 10,
+    "epochs": 1,
+    "rounds": 4,
+    "evaluate_every": 4,
+    "server_every": 2,
+    "bank_rounds": 2,
+    "server": "tiny",
+    "denoiser_samples": 4_000,
 }
 
 
@@ -177,17 +198,48 @@ def predict_server(asked: argparse.Namespace) -> None:
             zero_stage=0,
             link=ASSUMED,
             clients=20,
+            rows=banked_rows(larger, chosen),
         )
         print("predicted", plan, flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            out = f"{folder}/run"
-            words = flags({**values, "server": size, "server_save": False})
-            start(1, ["hpcfed", "run", *words, "--out", out])
-            learning = read_run(Path(out)).learnings[0]
-        print(json.dumps(learning.seconds), flush=True)
-        show(f"{size}, s a learning", plan.seconds, sum(learning.seconds.values()), 1)
-        memory = float(learning.peak_memory.max())
-        show(f"{size}, GiB", plan.memory, memory, 2.0**-30)
+        measure_learning(size, {**values, "server": size}, plan)
+
+
+def measure_learning(name: str, values: Mapping[str, Any], plan: LearningPlan) -> None:
+    """Make a run, and print what its last learning took beside the plan."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = f"{folder}/run"
+        words = flags({**values, "server_save": False})
+        start(1, ["hpcfed", "run", *words, "--out", out])
+        learning = read_run(Path(out)).learnings[-1]
+    print(json.dumps(learning.seconds), flush=True)
+    show(f"{name}, s a learning", plan.seconds, sum(learning.seconds.values()), 1)
+    memory = float(learning.peak_memory.max())
+    show(f"{name}, GiB", plan.memory, memory, 2.0**-30)
+
+
+def predict_span(asked: argparse.Namespace) -> None:
+    """Predict banks of more rows and columns than were measured."""
+    base = settings_of({**SPAN, "device": asked.device})
+    constants = calibrate(
+        base, {**SPAN, "device": asked.device}, clients=(4, 8), ranks=()
+    )
+    for passed in constants.bank:
+        print(passed.model_dump_json())
+    print(f"s per number, FLOP, cube: {fit_passes(constants.bank).coefficients}")
+    for model in ("cnn-fmnist", "cnn-cifar", "cnn-pfl"):
+        for clients in (10, 30):
+            values = {
+                **SPAN,
+                "device": asked.device,
+                "model": model,
+                "clients": clients,
+            }
+            settings = settings_of(values)
+            planner = Planner(settings, constants, ASSUMED, per_node=1)
+            options = server_options(settings)
+            assert options is not None
+            plan = planner.learning(options, 1, 0)
+            measure_learning(f"{model}, {clients} clients", values, plan)
 
 
 def report(constants: Calibration) -> None:
@@ -204,7 +256,12 @@ def report(constants: Calibration) -> None:
     )
 
 
-PARTS = {"clients": predict_clients, "cores": predict_cores, "server": predict_server}
+PARTS = {
+    "clients": predict_clients,
+    "cores": predict_cores,
+    "server": predict_server,
+    "span": predict_span,
+}
 
 
 def main() -> None:

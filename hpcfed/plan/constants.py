@@ -99,6 +99,17 @@ class Preparation(_Part):
     """FLOPs of all passes of the generation."""
 
 
+class BankPoint(_Part):
+    """A pass of --server-model span through a bank on one rank; `BankWork` says what
+    the counts mean.
+    """
+
+    numbers: float = Field(gt=0)
+    flops: float = Field(ge=0)
+    cubes: float = Field(ge=0)
+    seconds: float = Field(gt=0)
+
+
 class ZeroPreparation(_Part):
     """What a ZeRO stage adds to building networks, optimisers and engines."""
 
@@ -158,7 +169,10 @@ class Calibration(_Part):
     work: MeasuredWork
     rounds: tuple[RoundPoint, ...] = Field(min_length=2)
     links: tuple[LinkPoint, ...] = ()
+    server_model: str = "p-diff"
+    """The model of rows whose steps were measured."""
     server: tuple[ServerPoint, ...] = ()
+    bank: tuple[BankPoint, ...] = ()
     preparations: tuple[Preparation, ...] = ()
     zero_preparations: tuple[ZeroPreparation, ...] = ()
     server_start: float = Field(default=0.0, ge=0)

@@ -33,6 +33,8 @@ from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.words import Write, bytes_text, seconds_text
 
 STAGES = (0, 1, 2, 3)
+PLANNED = ("p-diff", "span")
+"""Models of rows whose learning can be planned."""
 MOST_RANKS = 100_000
 COMPARED = {
     "network": "network",
@@ -124,14 +126,12 @@ def make_plan(request: PlanRequest, settings: Settings) -> Plan:
     made = Plan(notes, rounds, [], [], None, planner.whole(ranks))
     room = room_of_rank(constants.machine, min(ranks, per_node))
     server = server_options(settings)
-    if server is not None and server.server_model != "p-diff":
-        notes.append("the server's model: only p-diff is planned")
-    elif server is not None and constants.server:
-        made = _with_server(made, planner, server, ranks, room)
-    elif server is not None:
-        notes.append(
-            "the server's model: not measured, so not planned; use --calibrate"
-        )
+    if server is not None:
+        unplanned = _not_planned(server, constants)
+        if unplanned:
+            notes.append(f"the server's model: {unplanned}")
+        else:
+            made = _with_server(made, planner, server, ranks, room)
     # Ranks that also train the server's model hold both.
     fullest = rounds[ranks].memory.middle if made.best is None else made.best.memory
     if room and fullest > room:
@@ -141,6 +141,18 @@ def make_plan(request: PlanRequest, settings: Settings) -> Plan:
         )
     widened: Plan = _widened(made, doubt)
     return widened
+
+
+def _not_planned(server: ServerOptions, constants: Calibration) -> str:
+    """Return why the server's learning is not planned; empty if it is."""
+    model = server.server_model
+    if model not in PLANNED:
+        return f"{model} is not planned, only {' and '.join(PLANNED)}"
+    if not constants.server:
+        return "not measured, so not planned; use --calibrate"
+    if model != constants.server_model:
+        return f"{constants.server_model} was measured, not {model}; use --calibrate"
+    return ""
 
 
 def _with_server(

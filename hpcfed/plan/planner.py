@@ -16,6 +16,7 @@ from hpcfed.plan.constants import Calibration
 from hpcfed.plan.rounds import RoundPlan, Target, plan_round, rank_loads, train_sizes
 from hpcfed.plan.server import LearningPlan, plan_learning
 from hpcfed.plan.speeds import LinkSpeed
+from hpcfed.plan.work import banked_rows
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.schedule import num_learnings
 
@@ -90,6 +91,7 @@ class Planner:
             zero_stage=stage,
             link=self._link,
             clients=self._settings.config.clients,
+            rows=banked_rows(self._settings, options),
         )
 
     def whole(self, ranks: int) -> Range:

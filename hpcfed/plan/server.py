@@ -8,7 +8,7 @@ paper's predict what a large one will take. Ranks share the samples of a step, a
 exchange gradients and parameters in rings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -16,6 +16,13 @@ import numpy as np
 
 from hpcfed.analysis.costmodel import LEAST_WIDTH, Range, fit_cost, ranged
 from hpcfed.models.layout import Layout
+from hpcfed.plan.bank import (
+    answer_work,
+    bank_exchange,
+    bank_memory,
+    fit_passes,
+    learning_work,
+)
 from hpcfed.plan.constants import (
     Calibration,
     MeasuredMachine,
@@ -24,8 +31,8 @@ from hpcfed.plan.constants import (
 )
 from hpcfed.plan.speeds import LinkSpeed, ring_allreduce, ring_pass
 from hpcfed.plan.work import FLOAT, FORWARD_AND_BACKWARD, NetworkSize, network_sizes
-from hpcfed.server.options import NETWORKS, ServerOptions
-from hpcfed.server.schedule import num_steps
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.schedule import generated, num_steps
 
 OPTIMISER_BYTES = 40
 """Bytes that AdamW reads and writes for each parameter in a step: weight, gradient and
@@ -172,20 +179,31 @@ def plan_learning(
     zero_stage: int,
     link: LinkSpeed,
     clients: int,
+    rows: int,
 ) -> LearningPlan:
-    """Predict one learning, and the generation of rows for `clients` clients."""
-    sizes = network_sizes(options, layout)
+    """Predict one learning from `rows` rows, and the generation of rows for `clients`
+    clients.
+    """
+    sizes = network_sizes(options, layout, rows=rows)
     steps = num_steps(options)
     between = 0.0
-    for network in NETWORKS:
+    for network in sizes:
         each = exchange(sizes[network], ranks, zero_stage, link)
         between += steps[network] * each
+    passes = bank = 0.0
+    if options.server_model == "span":
+        columns = len(generated(layout, options).at)
+        work = learning_work(rows, columns) + answer_work(rows, columns, clients)
+        passes = fit_passes(constants.bank)(work.shared(ranks))
+        between += bank_exchange(rows, clients, ranks, link)
+        bank = bank_memory(
+            options, rows=rows, columns=columns, clients=clients, ranks=ranks
+        )
 
     def seconds(points: Sequence[ServerPoint]) -> float:
         rates = fit_steps(points, constants.machine)
-        total = between
-        for network in NETWORKS:
-            size = sizes[network]
+        total = between + passes
+        for network, size in sizes.items():
             # Ranks share a step's samples, rounded up to whole ones.
             share = -(-options.batch(network) // ranks)
             step = rates.seconds(size, share)
@@ -201,9 +219,9 @@ def plan_learning(
     return LearningPlan(
         ranks=ranks,
         zero_stage=zero_stage,
-        seconds=ranged(constants.server, seconds, keep=_enough, width=doubt),
+        seconds=ranged(constants.server, seconds, keep=_enough(sizes), width=doubt),
         exchange=between,
-        memory=_memory(constants, sizes, options, ranks, zero_stage, doubt),
+        memory=_memory(constants, sizes, options, ranks, zero_stage, doubt, bank),
     )
 
 
@@ -275,8 +293,9 @@ def _memory(
     ranks: int,
     zero_stage: int,
     doubt: float,
+    bank: float,
 ) -> Range:
-    """Return the bytes of a server rank; the larger of the two networks counts."""
+    """Return the bytes of a server rank: of the larger network, and of the bank."""
 
     def most(points: Sequence[ServerPoint]) -> float:
         fixed, per_activation = fit_memory(points)
@@ -285,9 +304,9 @@ def _memory(
             share = -(-options.batch(network) // ranks)
             kept = state_bytes(size.parameters, ranks, zero_stage)
             found.append(fixed + kept + per_activation * size.activations * share)
-        return max(found)
+        return max(found) + bank
 
-    return ranged(constants.server, most, keep=_enough, width=doubt)
+    return ranged(constants.server, most, keep=_enough(sizes), width=doubt)
 
 
 def state_bytes(parameters: int, ranks: int, zero_stage: int) -> float:
@@ -322,9 +341,14 @@ def fit_memory(points: Sequence[ServerPoint]) -> tuple[float, float]:
     return fixed, each
 
 
-def _enough(points: Sequence[ServerPoint]) -> bool:
-    """Tell whether both networks have points in two sizes without ZeRO."""
-    sizes = [
-        {point.parameters for point in _plain(points, network)} for network in NETWORKS
-    ]
-    return all(len(of_network) > 1 for of_network in sizes)
+def _enough(networks: Iterable[str]) -> Callable[[Sequence[ServerPoint]], bool]:
+    """Return a test whether all networks have points in two sizes without ZeRO."""
+
+    def enough(points: Sequence[ServerPoint]) -> bool:
+        for network in networks:
+            sizes = {point.parameters for point in _plain(points, network)}
+            if len(sizes) < 2:
+                return False
+        return True
+
+    return enough

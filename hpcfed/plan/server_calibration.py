@@ -1,25 +1,35 @@
-"""Measures steps of the server's two networks in two sizes, and what ZeRO adds."""
+"""Measures steps of the server's networks in two sizes, what ZeRO adds, and passes
+through the bank.
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfed.clients.network import client_layout, client_network
 from hpcfed.errors import remark
 from hpcfed.options import Settings
-from hpcfed.plan.constants import Preparation, ServerPoint, ZeroPreparation
+from hpcfed.plan.bank import generating_work, learning_work, recognising_work
+from hpcfed.plan.constants import BankPoint, Preparation, ServerPoint, ZeroPreparation
 from hpcfed.plan.server import NetworkSize, inversion_work, network_sizes
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.device import set_arithmetic
-from hpcfed.server.bank import BankedRows
+from hpcfed.server import likeness
+from hpcfed.server.bank import BankedRound, BankedRows
+from hpcfed.server.columns import Columns
 from hpcfed.server.engines import import_engine
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.report import LearningReport
+from hpcfed.server.row_model import RowModel
 from hpcfed.server.schedule import generated
+from hpcfed.server.span import Coordinates, SpanDiffusion
 from hpcfed.server.training_plan import RankSlot
 
 SIZES = {"cuda": ("small", "paper"), "cpu": ("tiny", "small")}
@@ -30,6 +40,13 @@ BANK = {"cuda": 400, "cpu": 40}
 """Rows to learn from."""
 INVERTED = 20
 """Rows to generate."""
+FEW_COLUMNS = 1_000
+"""Columns for steps of span's denoiser: so few that passes through them cost nothing."""
+BANKS = {
+    "cuda": ((100, 1_000_000), (1_000, 200_000), (2_000, 20_000), (50, 8_000_000)),
+    "cpu": ((40, 50_000), (200, 50_000), (400, 5_000), (40, 400_000)),
+}
+"""Rows and columns of banks to pass through, by device."""
 
 
 def measure_server(
@@ -46,8 +63,10 @@ def measure_server(
     for number, size in enumerate(SIZES[device.type]):
         remark(f"calibrating: the server's model, size {size}")
         plain = options.model_copy(update=_few_steps(options, size, device))
-        sizes = network_sizes(plain, layout)
+        sizes = network_sizes(plain, layout, rows=BANK[device.type])
         widths = generated(layout, plain).widths
+        if plain.server_model == "span":
+            widths = [FEW_COLUMNS]
         first = _learnt(plain, widths, world.device)
         clock = first
         if number == 0:
@@ -82,8 +101,14 @@ def measure_server(
                 first=max(0.0, first.besides - again.besides),
             )
         )
+    passes: list[BankPoint] = []
+    if options.server_model == "span":
+        for shape in BANKS[device.type]:
+            passes += measure_passes(*shape, world.device)
     world.close()
     return {
+        "server_model": options.server_model,
+        "bank": tuple(passes),
         "server": tuple(points),
         "preparations": tuple(prepared),
         "zero_preparations": tuple(built),
@@ -111,6 +136,53 @@ def _few_steps(
     }
 
 
+def measure_passes(rows: int, columns: int, device: torch.device) -> list[BankPoint]:
+    """Time what span does with a bank of this size: find coordinates, map rows there
+    and back, and recognise them.
+    """
+    remark(f"calibrating: passes through {rows:,} rows of {columns:,} columns")
+    generator = torch.Generator(device).manual_seed(0)
+    numbers = torch.randn(rows, columns, device=device, generator=generator)
+    clients = np.arange(INVERTED)
+    owners = np.arange(rows) % INVERTED
+    bank = BankedRows([BankedRound(owners, numbers)], Columns.all_of([columns]))
+    newest = numbers[:INVERTED]
+    found = Coordinates.of(bank, share=1.0, most=None)
+
+    def there_and_back() -> Tensor:
+        coordinates = found.of_rows(bank, newest)
+        return bank.combined(found.combinations(coordinates))
+
+    timed = (
+        (
+            learning_work(rows, columns),
+            partial(Coordinates.of, bank, share=1, most=None),
+        ),
+        (generating_work(rows, columns, INVERTED), there_and_back),
+        (
+            recognising_work(rows, columns, INVERTED),
+            partial(likeness.recognised, bank, clients, newest),
+        ),
+    )
+    return [BankPoint(**asdict(work), seconds=_warm(do, device)) for work, do in timed]
+
+
+def _warm(do: Callable[[], Any], device: torch.device) -> float:
+    """Return the seconds of the second of two calls."""
+    do()
+    synchronize(device)
+    begin = time.perf_counter()
+    do()
+    synchronize(device)
+    return time.perf_counter() - begin
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _learnt(
     options: ServerOptions, widths: Sequence[int], device: torch.device
 ) -> "_Clock":
@@ -118,6 +190,15 @@ def _learnt(
     clock = _Clock(options, widths, device)
     clock.learn()
     return clock
+
+
+def _new_model(
+    options: ServerOptions, widths: Sequence[int], device: torch.device
+) -> RowModel:
+    slot = RankSlot(device)
+    if options.server_model == "span":
+        return SpanDiffusion(Columns.all_of(widths), options, slot, seed=0)
+    return LatentDiffusion(widths, options, slot, seed=0)
 
 
 class _Clock:
@@ -134,7 +215,7 @@ class _Clock:
             BANK[device.type], sum(widths), device=device, generator=generator
         )
         self._bank = BankedRows.of(self._rows, widths)
-        self._model = LatentDiffusion(widths, options, RankSlot(device), seed=0)
+        self._model = _new_model(options, widths, device)
         self._looks: dict[str, dict[int, float]] = {
             name: {} for name in options.networks
         }
@@ -147,12 +228,8 @@ class _Clock:
     def _look(self, network: str, done: int, steps: int, losses: Tensor) -> None:
         # Twice only: each look waits for the device, and so would slow the steps.
         if done in (WARMUP, steps):
-            self._synchronize()
+            synchronize(self._device)
             self._looks[network][done] = time.perf_counter()
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     @property
     def report(self) -> LearningReport:
@@ -162,8 +239,11 @@ class _Clock:
 
     @property
     def besides(self) -> float:
-        """Seconds of the learning besides steps."""
-        return self.report.seconds["prepare"] + self.report.seconds["encode"]
+        """Seconds of the learning besides steps and passes through the bank."""
+        seconds = self.report.seconds["prepare"]
+        if self._options.server_model == "span":
+            return seconds
+        return seconds + self.report.seconds["encode"]
 
     def points(self, sizes: dict[str, NetworkSize]) -> list[ServerPoint]:
         """Return the seconds of a step of each network."""
@@ -192,8 +272,8 @@ class _Clock:
 
     def invert(self) -> float:
         """Return the seconds of generating a few clients' rows."""
-        self._synchronize()
+        synchronize(self._device)
         begin = time.perf_counter()
         self._model.invert(self._rows[:INVERTED])
-        self._synchronize()
+        synchronize(self._device)
         return time.perf_counter() - begin

@@ -19,6 +19,7 @@ from hpcfed.federation.training import FLOPS
 from hpcfed.models.cost import Cost, cost
 from hpcfed.models.layout import Layout
 from hpcfed.options import RunConfig, Settings, Training
+from hpcfed.plan.bank import answer_work, learning_work
 from hpcfed.server.diffusion import Schedule
 from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
 from hpcfed.server.options import ServerOptions, server_options
@@ -232,6 +233,13 @@ def network_sizes(
     }
 
 
+def banked_rows(settings: Settings, options: ServerOptions) -> int:
+    """Return the largest number of rows in the server's bank."""
+    config = settings.config
+    rounds = min(options.bank_rounds, config.rounds)
+    return config.invited_among(config.clients) * rounds
+
+
 def _span_size(options: ServerOptions, rows: int) -> NetworkSize:
     axes = max(1, rows - 1)
     if options.server_latent is not None:
@@ -248,14 +256,21 @@ def _span_size(options: ServerOptions, rows: int) -> NetworkSize:
 
 
 def _server_flops(settings: Settings, layout: Layout) -> float:
-    """Count the FLOPs of training the server's networks."""
+    """Count the FLOPs of training the server's networks, and of passes through the
+    bank.
+    """
     options = server_options(settings)
     if options is None:
         return 0.0
     times = num_learnings(options, settings.config.rounds)
     flops = 0.0
-    banked = settings.config.invited_among(settings.config.clients)
-    sizes = network_sizes(options, layout, rows=banked * options.bank_rounds)
+    rows = banked_rows(settings, options)
+    sizes = network_sizes(options, layout, rows=rows)
     for network, size in sizes.items():
         flops += size.flops * options.samples(network)
+    if options.server_model == "span":
+        columns = len(generated(layout, options).at)
+        clients = settings.config.clients
+        flops += learning_work(rows, columns).flops
+        flops += answer_work(rows, columns, clients).flops
     return times * flops
