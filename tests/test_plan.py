@@ -677,8 +677,12 @@ def test_a_model_that_is_not_planned_is_not_measured(
     monkeypatch.setattr("hpcfed.plan.calibrate.measure_rounds", lambda *_, **__: point)
     monkeypatch.setattr("hpcfed.plan.calibrate.machine_of", lambda *_: MACHINE)
     monkeypatch.setattr("hpcfed.plan.calibrate._measure_link", lambda *_: [])
+    # As if only p-diff could be planned.
+    for module in ("calibrate", "make"):
+        monkeypatch.setattr(f"hpcfed.plan.{module}.PLANNED", ("p-diff",))
     found = planned([str(settings_file), "--calibrate"], capsys)
-    assert "the server's model: only p-diff is planned" in found["notes"]
+    told = "the server's model: span is not planned, only p-diff"
+    assert told in found["notes"]
 
 
 def test_a_place_for_the_calibration_is_checked_before_it_is_made(

@@ -39,6 +39,7 @@ from hpcfed.plan.constants import (
     Spread,
 )
 from hpcfed.plan.rounds import mean_load, rank_loads
+from hpcfed.plan.server import PLANNED
 from hpcfed.plan.server_calibration import measure_server
 from hpcfed.plan.speeds import Ceilings
 from hpcfed.plan.work import client_bytes, has_own_data
@@ -107,8 +108,7 @@ def calibrate(
         rounds=tuple(points),
         links=tuple(links),
     )
-    # Only p-diff is planned.
-    if options is None or options.server_model != "p-diff" or not server:
+    if options is None or options.server_model not in PLANNED or not server:
         return constants
     return constants.model_copy(update=measure_server(settings, options, device))
 

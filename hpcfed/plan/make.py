@@ -25,6 +25,7 @@ from hpcfed.plan.constants import (
     write_constants,
 )
 from hpcfed.plan.planner import Plan, Planner, best_split, candidates
+from hpcfed.plan.server import PLANNED
 from hpcfed.plan.speeds import ASSUMED, LinkSpeed, measured_link
 from hpcfed.results.as_json import plain
 from hpcfed.results.stored import check_start
@@ -33,8 +34,6 @@ from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.words import Write, bytes_text, seconds_text
 
 STAGES = (0, 1, 2, 3)
-PLANNED = ("p-diff", "span")
-"""Models of rows whose learning can be planned."""
 MOST_RANKS = 100_000
 COMPARED = {
     "network": "network",

@@ -34,6 +34,8 @@ from hpcfed.plan.work import FLOAT, FORWARD_AND_BACKWARD, NetworkSize, network_s
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.schedule import generated, num_steps
 
+PLANNED = ("p-diff", "span")
+"""Models of rows whose learning can be planned."""
 OPTIMISER_BYTES = 40
 """Bytes that AdamW reads and writes for each parameter in a step: weight, gradient and
 two moments are read, all but the gradient written, and the gradient is computed again.
