@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.server.rivals import accuracies, paired
 from hpcfed import cli
 from hpcfed.experiment.run import run_setup
 from hpcfed.methods import pfedgpa
@@ -142,3 +143,20 @@ def test_depths_are_recorded_and_shown(
 def test_mistakes(sweep: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = mistake(capsys, "run", *flags(**TINY, depth_sweep=sweep))
     assert words in told
+
+
+def test_paired_differences_by_hand() -> None:
+    """Differences of 1 and 3 have the mean 2 and a standard deviation of √2."""
+    assert paired([2.0, 4.0], [1.0, 1.0]) == "+2.00 ± 1.00 (2/2)"
+    assert paired([1.0, 1.0], [1.0, 3.0]) == "-1.00 ± 1.00 (0/2)"
+
+
+def test_a_contest_counts_clients_that_the_bank_knows(runs: dict[str, Path]) -> None:
+    record = read_run(runs["swept"])
+    known = ~np.isnan(record.figures["distance to own upload"])
+    found = accuracies(record)
+    expected = 100 * np.nanmean(record.finals["upload"][known])
+    assert found["upload"] == pytest.approx(expected)
+    assert found["pFedGPA, 10 steps"] == pytest.approx(
+        100 * np.nanmean(record.finals["pFedGPA"][known])
+    )
