@@ -1201,6 +1201,31 @@ def test_a_server_of_another_size_is_refused_and_its_size_told(
     assert f"--{name.replace('_', '-')} {right}" in refused(saved, **{name: right + 1})
 
 
+def test_each_network_has_its_own_depth() -> None:
+    """The denoiser's convolutions rise and fall: 2 · 4 − 3 = 5, and 2 · 6 − 3 = 9."""
+    options = ServerOptions(server_width=1, server_depth=4, denoiser_depth=6)
+    assert len(encoder_channels(options.size)) == 4
+    assert denoiser_channels(options.size) == [1, 2, 4, 8, 16, 8, 4, 2, 1]
+    alone = ServerOptions(server_width=1, server_depth=4)
+    assert denoiser_channels(alone.size) == [1, 2, 4, 2, 1]
+
+
+def test_a_denoiser_of_another_depth_is_refused(saved: Path) -> None:
+    assert "--denoiser-depth 2" in refused(saved, denoiser_depth=5)
+    loaded(saved, denoiser_depth=QUICK.server_depth)
+
+
+def test_files_from_before_the_denoisers_own_depth_load(
+    quick: LatentDiffusion, saved: Path
+) -> None:
+    with h5py.File(saved, "r+") as file:
+        written = json.loads(file["options"].asstr()[()])
+        assert written.pop("denoiser_depth", "missing") is None
+        del file["options"]
+        file["options"] = json.dumps(written)
+    assert torch.equal(loaded(saved).reconstruct(BANK), quick.reconstruct(BANK))
+
+
 class _Trap:
     """Calls `exit` when it is unpickled."""
 

@@ -126,6 +126,7 @@ def _few_steps(
         "server_width": None,
         "server_latent": None,
         "server_depth": None,
+        "denoiser_depth": None,
         "server_load": "",
         "server_engine": "deepspeed",
         "zero_stage": 0,

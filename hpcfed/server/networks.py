@@ -72,7 +72,7 @@ def denoiser_channels(size: Size) -> list[int]:
     """Return 64, 128, 256, 512, 256, 128, 64 for a width of 64 and a depth of 5; at
     least five convolutions.
     """
-    levels = max(3, size.depth - 1)
+    levels = max(3, (size.denoiser_depth or size.depth) - 1)
     rising = [size.width * 2**i for i in range(levels)]
     falling = rising[-2::-1]
     return rising + falling

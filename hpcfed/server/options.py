@@ -76,6 +76,17 @@ class ServerOptions(options.Options):
         shapes_server=True,
         zero_was_unset=True,
     )
+    denoiser_depth: int | None = option(
+        None,
+        "depth of p-diff's denoiser: it has 2 N − 3 convolutions, at least five "
+        "(default: as the encoder's)",
+        group="server",
+        ge=1,
+        le=12,
+        calibration=LEFT_OUT,
+        shapes_server=True,
+        needs=Need("--server-model p-diff", lambda run: run.server_model == "p-diff"),
+    )
     span_variance: float = option(
         1.0,
         "keep the dimensions that have this share of the uploads' variance; 1: all",
@@ -359,6 +370,7 @@ class ServerOptions(options.Options):
             latent=self.server_latent or preset.latent,
             depth=self.server_depth or preset.depth,
             lr=self.server_lr or preset.lr,
+            denoiser_depth=self.denoiser_depth,
         )
 
 
@@ -369,33 +381,11 @@ def server_options(settings: options.Settings) -> ServerOptions | None:
 
 
 def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
-    """Divide the network's batch into micro-batches, over accumulated passes and ranks.
-
-    Without --server-micro-batch any number of ranks learns the same, because ranks
-    share the statistics of one batch.
-    """
-    batch = options.batch(network)
-    flag = "--server-batch"
-    if network == "denoiser" and options.denoiser_batch:
-        flag = "--denoiser-batch"
-    if batch % ranks:
-        raise UserError(
-            f"{flag} {batch} cannot be shared by {ranks} server ranks; "
-            f"use a multiple of {ranks}"
-        )
-    share = batch // ranks
-    # With --server-micro-batch, each micro-batch is drawn and normalised by itself.
-    shared = ranks > 1 and not options.server_micro_batch
-    micro = options.server_micro_batch or share
-    if share % micro:
-        raise UserError(
-            f"--server-micro-batch {micro} does not divide the {share} samples of a "
-            f"server rank ({flag} {batch} on {ranks})"
-        )
-    normalised_together = batch if shared else micro
-    if normalised_together < 2:
-        raise UserError(
-            f"{flag} {batch} leaves a micro-batch of {micro}; "
-            "batch norm needs two samples"
-        )
-    return Batching(micro, share // micro, ranks, shared)
+    """Divide the network's batch into micro-batches, over accumulated passes and ranks."""
+    own = network == "denoiser" and options.denoiser_batch
+    return Batching.of(
+        options.batch(network),
+        ranks,
+        micro=options.server_micro_batch,
+        flag="--denoiser-batch" if own else "--server-batch",
+    )

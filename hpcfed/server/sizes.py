@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from hpcfed.errors import UserError
+
 
 @dataclass(frozen=True)
 class Size:
@@ -9,7 +11,7 @@ class Size:
 
     width: int
     """Channels of the first convolution. Later ones have up to 4 times as many, in the
-    denoiser up to 2^(depth−2) times, at least 4.
+    denoiser up to 2^(its depth − 2) times, at least 4.
     """
     latent: int
     """The length of a latent."""
@@ -17,6 +19,8 @@ class Size:
     """Convolutions of the encoder, each of which halves the length."""
     lr: float = 1e-3
     """AdamW's learning rate."""
+    denoiser_depth: int | None = None
+    """The depth of p-diff's denoiser; None: as the encoder's."""
 
 
 SIZES = {
@@ -52,6 +56,35 @@ class Batching:
     """Whether ranks draw and normalise the whole batch together, and each computes its
     slice. Otherwise every micro-batch is drawn and normalised by itself.
     """
+
+    @classmethod
+    def of(cls, batch: int, ranks: int, *, micro: int | None, flag: str) -> "Batching":
+        """Divide a batch, which `flag` has set, among ranks; refuse what is not even.
+
+        Without `micro` any number of ranks learns the same, because ranks share the
+        statistics of one batch. With it each micro-batch is drawn and normalised by
+        itself.
+        """
+        if batch % ranks:
+            raise UserError(
+                f"{flag} {batch} cannot be shared by {ranks} server ranks; "
+                f"use a multiple of {ranks}"
+            )
+        share = batch // ranks
+        shared = ranks > 1 and not micro
+        micro = micro or share
+        if share % micro:
+            raise UserError(
+                f"--server-micro-batch {micro} does not divide the {share} samples of a "
+                f"server rank ({flag} {batch} on {ranks})"
+            )
+        normalised_together = batch if shared else micro
+        if normalised_together < 2:
+            raise UserError(
+                f"{flag} {batch} leaves a micro-batch of {micro}; "
+                "batch norm needs two samples"
+            )
+        return cls(micro, share // micro, ranks, shared)
 
     @property
     def batch(self) -> int:

@@ -183,6 +183,7 @@ def _shaping_flags(options: ServerOptions) -> dict[str, str | int]:
     }
     if options.server_model == "p-diff":
         flags["--server-latent"] = size.latent
+        flags["--denoiser-depth"] = size.denoiser_depth or size.depth
     return flags
 
 
