@@ -14,6 +14,7 @@ import traceback
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcfed.runtime import world as worlds
+from hpcfed.server import deepspeed_trainer, tiles
 from hpcfed.server.bank import BankedRows
 from hpcfed.server.deepspeed_trainer import DeepSpeedTrainer
 from hpcfed.server.engines import import_engine, make_trainer, recomputing
@@ -36,9 +38,10 @@ LENGTH, HALF = (
     3,
 )  # steps of the cosine, and of each of the two parts that are trained
 BATCH, LR, DECAY = 16, 5e-3, 0.1
-# The two linear layers have more than 10^5 weights each: fewer would never leave a rank
-# under ZeRO 3.
-SIZE = {"server": "small", "server_width": 8, "server_latent": 128, "server_depth": 2}
+# The two linear layers have more than 10^5 weights in each of two tiles: fewer would
+# never leave a rank under ZeRO 3.
+SIZE = {"server": "small", "server_width": 8, "server_latent": 256, "server_depth": 2}
+TILE = 2**17
 WAYS: dict[str, dict[str, Any]] = {
     **{f"zero {stage}": {"zero_stage": stage} for stage in range(4)},
     "offloaded parameters": {"zero_stage": 3, "server_offload": "parameters"},
@@ -54,6 +57,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "checkpointed": {"server_checkpointing": True},
     "offloaded optimizer": {"zero_stage": 2, "server_offload": "optimizer"},
     "bf16 zero 3": {"zero_stage": 3, "server_precision": "bf16"},
+    "zero 3 in tiles": {"zero_stage": 3},
 }
 
 Told = dict[str, np.ndarray]
@@ -155,6 +159,7 @@ def held(learning: Trainer) -> Told:
         "parameters": np.array(
             sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
         ),
+        "tensors": np.array(len(parameters)),
     }
 
 
@@ -299,7 +304,9 @@ def serve(world: worlds.World) -> Told:
         RankSlot(world.device), server_engine="torch", server_micro_batch=8
     )
     for name, changed in WAYS.items():
-        parts[name] = trained(changed, slot)
+        tile = TILE if "tiles" in name else tiles.TILE
+        with patch.object(deepspeed_trainer, "TILE", tile):
+            parts[name] = trained(changed, slot)
     return told | {
         f"{name}/{key}": value
         for name, part in parts.items()

@@ -152,6 +152,15 @@ def test_zero_shares_out_what_it_should(name: str, servers: tuple[Told, Told]) -
         assert parameters == (0 if stage == 3 else number)
 
 
+def test_tiles_are_tensors_of_their_own(servers: tuple[Told, Told]) -> None:
+    """A weight more of either large layer, and a bias more of the one whose outputs are
+    joined.
+    """
+    for server in servers:
+        more = server["zero 3 in tiles/tensors"] - server["zero 3/tensors"]
+        assert more == 3
+
+
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
 def test_activations_computed_anew_change_nothing(
     engine: str, servers: tuple[Told, Told]

@@ -33,6 +33,7 @@ from hpcfed.plan.speeds import LinkSpeed, ring_allreduce, ring_pass
 from hpcfed.plan.work import FLOAT, FORWARD_AND_BACKWARD, NetworkSize, network_sizes
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.schedule import generated, num_steps
+from hpcfed.server.zero_memory import promised_memory
 
 PLANNED = ("p-diff", "span")
 """Models of rows whose learning can be planned."""
@@ -40,15 +41,6 @@ OPTIMISER_BYTES = 40
 """Bytes that AdamW reads and writes for each parameter in a step: weight, gradient and
 two moments are read, all but the gradient written, and the gradient is computed again.
 """
-STATE_BYTES = {"parameters": 4, "gradients": 4, "moments": 8}
-"""Bytes per parameter that stay in memory."""
-SHARED_BY_STAGE = {
-    0: (),
-    1: ("moments",),
-    2: ("moments", "gradients"),
-    3: ("moments", "gradients", "parameters"),
-}
-"""What is partitioned between server ranks, by ZeRO stage."""
 
 
 @dataclass(frozen=True)
@@ -298,26 +290,18 @@ def _memory(
     bank: float,
 ) -> Range:
     """Return the bytes of a server rank: of the larger network, and of the bank."""
+    staged = options.model_copy(update={"zero_stage": zero_stage})
 
     def most(points: Sequence[ServerPoint]) -> float:
         fixed, per_activation = fit_memory(points)
         found = []
         for network, size in sizes.items():
             share = -(-options.batch(network) // ranks)
-            kept = state_bytes(size.parameters, ranks, zero_stage)
+            kept = promised_memory(size.parameters, staged, ranks).total
             found.append(fixed + kept + per_activation * size.activations * share)
         return max(found) + bank
 
     return ranged(constants.server, most, keep=_enough(sizes), width=doubt)
-
-
-def state_bytes(parameters: int, ranks: int, zero_stage: int) -> float:
-    """Return the bytes of weights, gradients and moments on a rank."""
-    kept = 0.0
-    for name, each in STATE_BYTES.items():
-        shared = name in SHARED_BY_STAGE[zero_stage]
-        kept += each * parameters / (ranks if shared else 1)
-    return kept
 
 
 def fit_memory(points: Sequence[ServerPoint]) -> tuple[float, float]:
@@ -330,7 +314,8 @@ def fit_memory(points: Sequence[ServerPoint]) -> tuple[float, float]:
         largest[point.memory] = point
 
     def held(point: ServerPoint) -> float:
-        left = point.memory - state_bytes(point.parameters, 1, 0)
+        state = promised_memory(point.parameters, ServerOptions(), 1).total
+        left = point.memory - state
         return max(left, 0.01 * point.memory, 1.0)
 
     peaks = list(largest.values())

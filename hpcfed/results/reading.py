@@ -18,6 +18,7 @@ from hpcfed.results.format import CLASS_SERIES, EVALUATED, NEW_ROUNDS, SCHEMA
 from hpcfed.results.run import DepthSweep, LearningRecord, NewRounds, RunRecord
 from hpcfed.results.safe import MOST, Reader
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES, series_of
+from hpcfed.results.server import OF_MEMORY, PROMISED
 from hpcfed.runtime.timer import PHASES
 
 FACTS: dict[str, type] = {
@@ -310,6 +311,10 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
     by_network = {}
     for name in ("samples_per_second", "flops", "utilisation", "parameters"):
         by_network[name] = group.between(name, (times, len(networks)))
+    for name in OF_MEMORY:
+        by_network[name] = np.full((times, len(networks)), np.nan)
+        if name in group:
+            by_network[name] = group.between(name, (times, len(networks)))
     rows = group.between("rows", (times,))
     kept = group.between("kept", (times,), high=1)
     kept_uploads = np.full(times, np.nan)
@@ -331,6 +336,10 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
         of_networks["parameters"] = {
             name: int(count) for name, count in parameters.items()
         }
+        promised: dict[str, dict[str, float]] = {name: {} for name in networks}
+        for part in PROMISED:
+            for name, size in of_networks.pop(f"promised_{part}").items():
+                promised[name][part] = size
         yield LearningRecord(
             round=int(rounds[time]),
             rows=int(rows[time]),
@@ -343,5 +352,6 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
             kept=float(kept[time]),
             kept_uploads=float(kept_uploads[time]),
             bank_bytes=bank[time],
+            promised=promised,
             **of_networks,
         )

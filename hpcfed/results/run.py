@@ -41,6 +41,14 @@ class LearningRecord:
     """
     bank_bytes: np.ndarray = field(default_factory=lambda: np.full(1, np.nan))
     """Bytes of the uploads, for each server rank; NaN in older records."""
+    promised: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Bytes of a server rank by network and part, as the ZeRO stage promises them. NaN in
+    older records.
+    """
+    training_memory: dict[str, float] = field(default_factory=dict)
+    """The most bytes that training took on a server rank, by network. NaN if that was not
+    on a GPU, and in older records.
+    """
 
 
 @dataclass(frozen=True)

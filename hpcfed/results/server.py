@@ -34,6 +34,20 @@ OF_NETWORKS = {
     ),
 }
 """Figures of each network: unit and meaning."""
+PROMISED = ("parameters", "gradients", "optimizer", "buffers")
+"""Parts of the memory that a ZeRO stage promises."""
+OF_MEMORY = {
+    **{
+        f"promised_{part}": ("bytes", f"{part} on a server rank, by its ZeRO stage")
+        for part in PROMISED
+    },
+    "training_memory": (
+        "bytes",
+        "the most that training took on a server rank, beside what it held before; "
+        "NaN: not on a GPU",
+    ),
+}
+"""Figures of each network's memory, which older files lack: unit and meaning."""
 OF_TRAININGS = {
     "round": ("round", "the round, from 0, after which it learnt"),
     "rows": ("rows", "uploads that it learnt from"),
@@ -88,6 +102,8 @@ class Learning(Protocol):
     parameters: dict[str, int]
     flops: dict[str, float]
     peak_memory: list[float]
+    promised: dict[str, dict[str, float]]
+    training_memory: dict[str, float]
     recognised: float
     recognised_uploads: float
     latents: LatentMap | None
@@ -111,7 +127,7 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
         ("peak_memory", "bytes", memory, {"server rank": size.ranks}),
         ("bank_bytes", "bytes", BANK_BYTES, {"server rank": size.ranks}),
     ]
-    for name, (unit, meaning) in OF_NETWORKS.items():
+    for name, (unit, meaning) in (OF_NETWORKS | OF_MEMORY).items():
         by_time.append((name, unit, meaning, {"network": len(networks)}))
     for network, steps in size.steps.items():
         meaning = f"mean loss of each of the {network}'s steps"
@@ -155,6 +171,11 @@ def write_entry(
         group["flops"][entry, number] = learning.flops[network]
         group["utilisation"][entry, number] = learning.utilisation(network)
         group[f"{network}_loss"][entry] = learning.losses[network]
+        if "training_memory" in group:
+            group["training_memory"][entry, number] = learning.training_memory[network]
+            for part in PROMISED:
+                promised = learning.promised[network][part]
+                group[f"promised_{part}"][entry, number] = promised
     if learning.latents is not None:
         count = len(learning.latents.clients)
         # If the bank has shrunk, clear the remaining places of the previous training.

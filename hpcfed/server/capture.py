@@ -15,9 +15,12 @@ from hpcfed.server.batch_norm import norms_of
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.sizes import Batching
 from hpcfed.server.training_plan import TrainingPlan
+from hpcfed.server.zero_memory import BUCKET
 
 WARM_UPS = 3
 """Passes before a capture."""
+LONG_KERNELS = 100_000_000
+"""Number of parameters from which steps do not wait for launches."""
 
 
 def captured_if_possible(network: nn.Module, plan: TrainingPlan) -> nn.Module:
@@ -33,6 +36,9 @@ def captured_if_possible(network: nn.Module, plan: TrainingPlan) -> nn.Module:
             "ranks share batch norm's statistics "
             f"(--server-micro-batch {plan.batching.micro} has each its own)"
         )
+    if reason is None and plan.options.zero_stage == 2 and _frees_gradients(network):
+        # A captured pass keeps all of them.
+        reason = "ZeRO 2 frees gradients within a pass"
     if reason is None:
         return CapturedNetwork(network)
     if plan.slot.rank == 0:
@@ -52,6 +58,14 @@ def uncaptured(options: ServerOptions, batching: Batching) -> str | None:
     if batching.accumulation > 1:
         return "gradients accumulate over micro-batches"
     return None
+
+
+def _frees_gradients(network: nn.Module) -> bool:
+    """Tell whether it is worth it that ZeRO 2 frees gradients bucket by bucket: the
+    network is large, but no layer of it is larger than a bucket.
+    """
+    sizes = [p.numel() for p in network.parameters()]
+    return sum(sizes) >= LONG_KERNELS and max(sizes) <= BUCKET
 
 
 class CapturedNetwork(nn.Module):

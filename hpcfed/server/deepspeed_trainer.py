@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from hpcfed.runtime import process_group
 from hpcfed.server.batch_norm import norms_of, share_statistics, weigh_micro_batch
 from hpcfed.server.capture import captured_if_possible
-from hpcfed.server.networks import num_parameters
+from hpcfed.server.networks import ServerNetwork, num_parameters
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.sizes import Batching
+from hpcfed.server.tiles import TILE, joined
 from hpcfed.server.trainer import (
     Loss,
     StepProgress,
@@ -30,13 +31,8 @@ from hpcfed.server.trainer import (
     cosine_schedule,
 )
 from hpcfed.server.training_plan import TrainingPlan
+from hpcfed.server.zero_memory import BUCKET, bucket_size, live_size
 
-BUCKET = 50_000_000
-"""The most numbers that DeepSpeed sends at once. It allocates buffers of this size,
-some of them twice.
-"""
-BUCKET_UNIT = 1024
-"""Bucket sizes are multiples of this: DeepSpeed wants multiples of a small number."""
 _LruCache = type(cache(lambda: None))
 
 
@@ -45,20 +41,24 @@ class DeepSpeedTrainer:
 
     def __init__(self, network: nn.Module, plan: TrainingPlan) -> None:
         deepspeed = import_deepspeed(plan.slot.device)
-        self.network = network.to(plan.slot.device)
+        self.network = network
         self._batching = plan.batching
         self._slot = plan.slot
         self._stage = plan.options.zero_stage
         if plan.batching.shared:
             share_statistics(network)
-        parameters = num_parameters(network)
+        config = configuration(plan.options, plan.batching, num_parameters(network))
         with _silently(), _without_local_rank():
+            if self._stage == 3:
+                _share_out(network, config, plan)
+            else:
+                network.to(plan.slot.device)
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=plan.slot.device.index or 0),
                 model=captured_if_possible(network, plan),
-                optimizer=adamw(network, plan.options, plan.slot.device),
+                optimizer=adamw(_groups(network, plan), plan.options, plan.slot.device),
                 lr_scheduler=lambda wrapped: cosine_schedule(wrapped, plan.steps),
-                config=configuration(plan.options, plan.batching, parameters),
+                config=config,
                 dist_init_required=False,
             )
         # DeepSpeed casts everything to bfloat16, but batch norm's statistics would
@@ -111,10 +111,14 @@ class DeepSpeedTrainer:
             buffer /= self._slot.size
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        from deepspeed.utils import safe_get_full_fp32_param
-
         for name, buffer in self.network.named_buffers():
             yield name, buffer.detach().float()
+        yield from joined(self._parameters())
+
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole parameters in float32, those of tiles by tile."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
         for name, p in self.network.named_parameters():
             # Without ZeRO or bfloat16, DeepSpeed keeps torch's optimiser, and every
             # rank has whole parameters.
@@ -160,15 +164,17 @@ def configuration(
 
 def _zero_configuration(options: ServerOptions, parameters: int) -> dict[str, Any]:
     """Return ZeRO's stage, its bucket sizes, and what to offload to the host."""
-    units = -(-parameters // BUCKET_UNIT)
-    bucket = min(units * BUCKET_UNIT, BUCKET)
+    bucket, live = bucket_size(parameters), live_size(parameters)
     zero: dict[str, Any] = {
         "stage": options.zero_stage,
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
         "stage3_prefetch_bucket_size": bucket // 10,
-        "stage3_max_live_parameters": 2 * bucket,
-        "stage3_max_reuse_distance": 2 * bucket,
+        "stage3_max_live_parameters": live,
+        "stage3_max_reuse_distance": live,
+        # Gradients become float32 one group after the other. By default ZeRO 3 would
+        # take a billion numbers at once.
+        "sub_group_size": BUCKET,
     }
     host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if options.server_offload != "none":
@@ -176,6 +182,46 @@ def _zero_configuration(options: ServerOptions, parameters: int) -> dict[str, An
     if options.server_offload == "parameters":
         zero["offload_param"] = dict(host)
     return zero
+
+
+def _share_out(network: nn.Module, config: dict[str, Any], plan: TrainingPlan) -> None:
+    """Leave each rank its share of every parameter, for ZeRO 3.
+
+    Parameters pass through the device one after the other, in the precision in which
+    ZeRO keeps them. `initialize` would first move the whole network there.
+    """
+    import deepspeed
+
+    if isinstance(network, ServerNetwork):
+        network.cut_large_layers(TILE)
+    dtype = torch.bfloat16 if config["bf16"]["enabled"] else torch.float32
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(dtype)
+    for buffer in network.buffers():
+        buffer.data = buffer.data.to(plan.slot.device)
+    deepspeed.zero.Init(module=network, config_dict_or_path=config)
+
+
+def _groups(network: nn.Module, plan: TrainingPlan) -> list[dict[str, Any]]:
+    """Return the parameters in groups. ZeRO 1 and 2 join a group's gradients and convert
+    them to float32 at once, so groups are small. ZeRO 3 makes its own.
+    """
+    parameters = list(network.parameters())
+    if plan.options.zero_stage not in (1, 2):
+        return [{"params": parameters}]
+    # A rank holds the gradient of a parameter as a whole, even if it updates only a
+    # part of it. So its share of a group has room for several parameters.
+    largest = max(parameter.numel() for parameter in parameters)
+    most = plan.slot.size * max(BUCKET, 4 * largest)
+    groups: list[list[nn.Parameter]] = [[]]
+    held = 0
+    for parameter in parameters:
+        if groups[-1] and held + parameter.numel() > most:
+            groups.append([])
+            held = 0
+        groups[-1].append(parameter)
+        held += parameter.numel()
+    return [{"params": group} for group in groups]
 
 
 def import_deepspeed(device: torch.device) -> Any:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from hpcfed.runtime.device import peak_memory
 from hpcfed.runtime.timer import observer
 from hpcfed.server.engines import make_trainer, recomputing
 from hpcfed.server.losses import check_losses
@@ -18,6 +19,7 @@ from hpcfed.server.report import LearningReport, peak_flops
 from hpcfed.server.schedule import num_steps
 from hpcfed.server.trainer import Loss, StepProgress, Trainer
 from hpcfed.server.training_plan import RankSlot, TrainingPlan
+from hpcfed.server.zero_memory import promised_memory
 
 LARGE = 10_000_000
 """Number of parameters from which garbage collection is worth its fifth of a second."""
@@ -63,6 +65,7 @@ class LearningRun:
         network: ServerNetwork = getattr(owner, name)
         # Before the training changes it: ZeRO 3 leaves no whole parameters in it.
         flops = network.flops()
+        before = self._held_beside(network)
         trainer = self._trainer(name, network)
         steps = self._steps[name]
         with self.phase(name):
@@ -70,6 +73,7 @@ class LearningRun:
         check_losses(name, losses, options)
         report.losses[name] = losses
         report.note_peak(self._slot.device)
+        report.training_memory[name] = peak_memory(self._slot.device) - before
         samples = steps * batching(options, self._slot.size, name).batch
         report.samples[name] = samples
         # A backward pass takes twice the FLOPs of a forward pass.
@@ -99,8 +103,10 @@ class LearningRun:
         if self._options.server_checkpointing:
             network.checkpoint = recomputing(self._options)
         self.report.parameters[name] = num_parameters(network)
-        # Before DeepSpeed starts, because it resets the device's peak memory.
-        self.report.note_peak(self._slot.device)
+        promise = promised_memory(
+            num_parameters(network), self._options, self._slot.size
+        )
+        self.report.promised[name] = vars(promise)
         plan = TrainingPlan(
             options=self._options,
             batching=batching(self._options, self._slot.size, name),
@@ -108,6 +114,19 @@ class LearningRun:
             steps=self._steps[name],
         )
         return make_trainer(network, plan)
+
+    def _held_beside(self, network: ServerNetwork) -> float:
+        """Return the bytes on the device that do not belong to the network, and begin to
+        measure the peak anew; NaN without a GPU.
+        """
+        device = self._slot.device
+        # DeepSpeed would reset the peak, too.
+        self.report.note_peak(device)
+        if device.type != "cuda":
+            return float("nan")
+        torch.cuda.reset_peak_memory_stats(device)
+        own = sum(p.nbytes for p in network.parameters() if p.device == device)
+        return torch.cuda.memory_allocated(device) - own
 
     def _trained_tensors(self, trainer: Trainer) -> dict[str, Tensor]:
         """Return the trained network's tensors.

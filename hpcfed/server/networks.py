@@ -27,6 +27,7 @@ from hpcfed.server.layers import (
     num_groups,
 )
 from hpcfed.server.sizes import Size
+from hpcfed.server.tiles import in_tiles
 
 TIME_FEATURES = 256
 AT_ONCE = 2**28
@@ -48,6 +49,8 @@ class ServerNetwork(nn.Module):
     """Numbers of a sample's largest activation."""
     activations: int
     """Numbers of all stages' activations of a sample."""
+    large_layers: tuple[str, ...] = ()
+    """Linear layers that may be too large for ZeRO 3 to gather as a whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,6 +59,11 @@ class ServerNetwork(nn.Module):
     def flops(self) -> int:
         """Return the FLOPs of one sample's forward pass."""
         raise NotImplementedError
+
+    def cut_large_layers(self, most: int) -> None:
+        """Cut large layers into tiles of at most `most` parameters, for training."""
+        for name in self.large_layers:
+            setattr(self, name, in_tiles(getattr(self, name), most))
 
 
 def encoder_channels(size: Size) -> list[int]:
@@ -80,6 +88,8 @@ def denoiser_channels(size: Size) -> list[int]:
 
 class Autoencoder(ServerNetwork):
     """Maps rows to latents and back; in training, rows and latents get noise."""
+
+    large_layers = ("to_latent", "from_latent")
 
     def __init__(
         self,
@@ -146,7 +156,7 @@ class Autoencoder(ServerNetwork):
         """The parameters' type. DeepSpeed may have changed it to bfloat16; rows and
         latents are always float32.
         """
-        return self.to_latent.weight.dtype
+        return next(self.parameters()).dtype
 
     def flops(self) -> int:
         length = self.padded

@@ -58,6 +58,12 @@ class LearningReport:
     """Peak memory of every server rank, in bytes."""
     peak_here: int = 0
     """Peak memory of this rank so far, in bytes."""
+    promised: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Bytes of a server rank by part, as the ZeRO stage promises them."""
+    training_memory: dict[str, float] = field(default_factory=dict)
+    """The most bytes that training took on a server rank, beside what it held before;
+    NaN if not on a GPU.
+    """
     ranks: int = 1
     recognised: float = float("nan")
     """The share of clients whose generated update is nearest to their own updates; NaN

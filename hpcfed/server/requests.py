@@ -99,6 +99,8 @@ class Learn(Request[Learned]):
         report.note_peak(rank.slot.device)
         report.peak_memory = rank.allgather(float(report.peak_here))
         report.bank_bytes = rank.allgather(float(bank.nbytes))
+        for name, taken in report.training_memory.items():
+            report.training_memory[name] = max(rank.allgather(taken))
         return Learned(report=report)
 
 

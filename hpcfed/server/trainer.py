@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from hpcfed.server.batch_norm import norms_of, weigh_micro_batch
 from hpcfed.server.capture import captured_if_possible
@@ -53,14 +54,14 @@ class Trainer(Protocol):
 
 
 def adamw(
-    network: nn.Module, options: ServerOptions, device: torch.device
+    parameters: ParamsT, options: ServerOptions, device: torch.device
 ) -> torch.optim.AdamW:
-    """Return the optimiser of a network: the fused one on a GPU, unless it is offloaded
-    to the host.
+    """Return the optimiser of a network's parameters: the fused one on a GPU, unless it
+    is offloaded to the host.
     """
     fused = device.type == "cuda" and options.server_offload == "none"
     return torch.optim.AdamW(
-        network.parameters(),
+        parameters,
         lr=options.size.lr,
         weight_decay=options.server_decay,
         fused=fused,
@@ -96,7 +97,7 @@ class PlainTrainer:
         self._accumulation = plan.batching.accumulation
         self._bf16 = plan.options.server_precision == "bf16"
         self._device = device
-        self._optimizer = adamw(network, plan.options, device)
+        self._optimizer = adamw(network.parameters(), plan.options, device)
         self._scheduler = cosine_schedule(self._optimizer, plan.steps)
         self._done = 0
 

@@ -28,6 +28,7 @@ from hpcfed.errors import count
 from hpcfed.results.pace import MS_PER_ROUND, PER_ROUND_MEANS, per_round
 from hpcfed.results.run import LearningRecord, RunRecord
 from hpcfed.results.series import ROUND_SERIES, RoundSeries
+from hpcfed.results.server import PROMISED
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import formatted
 
@@ -94,6 +95,23 @@ def of_server(record: RunRecord) -> Iterator[Table]:
     columns = ("server", "seconds", "share", "parameters", "samples/s", "of peak")
     trainings = count(len(record.learnings), "training")
     yield Table(columns, rows, f"{trainings}, the last one on {last.rows} uploads")
+    yield from _memory(last, int(record.config.get("zero_stage") or 0))
+
+
+def _memory(last: LearningRecord, stage: int) -> Iterator[Table]:
+    """Yield what the ZeRO stage promises a server rank, beside what was measured."""
+    rows: list[Row] = []
+    for network, parts in last.promised.items():
+        measured = last.training_memory[network]
+        if stage or not isnan(measured):
+            sizes = [*parts.values(), sum(parts.values()), measured]
+            rows.append([network, *map(BYTES, sizes)])
+    if rows:
+        ranks = count(len(last.peak_memory), "rank")
+        columns = ("memory of a server rank", *PROMISED, "promised", "measured")
+        yield Table(
+            columns, rows, f"ZeRO {stage} on {ranks}; activations come on top of these"
+        )
 
 
 def _network(last: LearningRecord, name: str) -> Row:
