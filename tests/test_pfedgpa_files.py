@@ -144,6 +144,11 @@ def test_the_servers_group_of_the_results(recorded: Path) -> None:
         "utilisation": ((2, 2), "fraction"),
         "peak_memory": ((2, 1), "bytes"),
         "bank_bytes": ((2, 1), "bytes"),
+        "training_memory": ((2, 2), "bytes"),
+        "promised_parameters": ((2, 2), "bytes"),
+        "promised_gradients": ((2, 2), "bytes"),
+        "promised_optimizer": ((2, 2), "bytes"),
+        "promised_buffers": ((2, 2), "bytes"),
         "autoencoder_loss": ((2, 5), "1"),
         "denoiser_loss": ((2, 5), "1"),
     }
@@ -164,7 +169,8 @@ def test_the_servers_group_of_the_results(recorded: Path) -> None:
             assert (
                 group[name].attrs["description"] and group[name].dims[0].label == "time"
             )
-            assert np.isfinite(group[name][()]).all() or name == "utilisation", name
+            on_gpus = name in ("utilisation", "training_memory")
+            assert np.isfinite(group[name][()]).all() or on_gpus, name
         assert group["phase_names"].asstr()[()].tolist() == list(SERVER_PHASES)
         assert group["network_names"].asstr()[()].tolist() == list(NETWORKS)
         assert group["round"][()].tolist() == [1, 3]
@@ -184,6 +190,10 @@ def test_the_servers_group_of_the_results(recorded: Path) -> None:
             assert (
                 group["parameters"][:, i].tolist() == [num_learnt(trained[network])] * 2
             )
+            # Float32 without ZeRO: parameters and gradients, and two moments.
+            for part, each in (("parameters", 4), ("gradients", 4), ("optimizer", 8)):
+                promised = group[f"promised_{part}"][0, i]
+                assert promised == each * group["parameters"][0, i], part
             seconds = group["seconds"][0, SERVER_PHASES.index(network)]
             assert group["samples_per_second"][0, i] == pytest.approx(100 / seconds)
         assert file["finals/name"].asstr()[()].tolist() == list(pfedgpa.FINALS)
