@@ -514,7 +514,7 @@ def written(folder: Path, **more: Any) -> dict[str, tuple[str, ...]]:
         ranks=1,
         facts={},
         relocations=1,
-        server=ServerSize(1, 1, {"autoencoder": 2, "denoiser": 2}),
+        server=ServerSize(1, 1, {"autoencoder": 2, "denoiser": 2}, overlaps=True),
         finals=["one"],
         figures=["two"],
         metrics=list(METRICS),

@@ -23,6 +23,7 @@ from hpcfed.results import checkpoints
 from hpcfed.results.checkpoints import StoredFile
 from hpcfed.results.folder import RECORD, checkpoint_folder
 from hpcfed.results.results import ResultsWriter
+from hpcfed.results.server import RowsUse
 from hpcfed.runtime.signals import Stop
 
 LAST_BYTES = 64 * 2**20
@@ -159,7 +160,8 @@ def save(
     a `required` checkpoint, the run ends; for any other, every rank gets the reason.
     The server's own part is always required.
     """
-    # First: a state that ranks disagree on must not replace a good checkpoint.
+    _await_server(setup, results)
+    # Early: a state that ranks disagree on must not replace a good checkpoint.
     check_shared(setup, state)
     is_root = results is not None
     there = checkpoint_folder(folder, rounds)
@@ -194,6 +196,21 @@ def save(
         one_line(refused[0]) if refused else None
     )
     return reason
+
+
+def _await_server(setup: Setup, results: ResultsWriter | None) -> None:
+    """Wait for a learning that may still go on, and record it: a checkpoint holds its
+    rows, because the server has no half-learnt state to store.
+    """
+    late = setup.federation.server_side.late
+    if late is None:
+        return
+    late.settle()
+    report, waited = late.recordable()
+    if results is not None and report is not None:
+        assert report.after is not None
+        results.write_server(report.after, report)
+        results.write_use(RowsUse(waited))
 
 
 @contextmanager

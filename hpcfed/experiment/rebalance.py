@@ -95,6 +95,10 @@ class Rebalancer:
 def relocate(setup: Setup, state: Any, rank: np.ndarray) -> Any:
     """Move clients to new ranks, with data and rows; the same call on every worker."""
     assert setup.shards is not None, "this run was assembled to stay as it is"
+    late = setup.federation.server_side.late
+    if late is not None:
+        # The server generates rows for clients of this rank as they were.
+        late.settle()
     before = setup.clients
     after = replace(before, rank=rank)
     rows = {}

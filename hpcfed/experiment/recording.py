@@ -142,7 +142,10 @@ class Recorder:
                 **more,
             )
             if report is not None:
-                results.write_server(round, report)
+                after = round if report.after is None else report.after
+                results.write_server(after, report)
+            if log.rows_use is not None:
+                results.write_use(log.rows_use)
             if self._tracking is not None:
                 self._tracking.after_round()
             self._progress.round(round, values, on_disk=on_disk)
@@ -343,7 +346,8 @@ def _server_size(setup: Setup) -> ServerSize | None:
         return None
     times = num_learnings(options, config.rounds)
     ranks = setup.world.server_ranks or setup.world.role_size
-    return ServerSize(times, ranks, num_steps(options))
+    overlaps = options.server_overlap > 0
+    return ServerSize(times, ranks, num_steps(options), overlaps)
 
 
 def open_snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:

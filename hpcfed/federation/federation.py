@@ -88,6 +88,8 @@ class Federation(Generic[MethodOptions]):
         self.bank = server_side.bank
         self.learn = server_side.learn
         self.invert = server_side.invert
+        self.begin_learning = server_side.begin_learning
+        self.finish_learning = server_side.finish_learning
         self._exchange = exchange
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpcfed.clients.job import Losses
 from hpcfed.federation.channel.clock import MembersTime
+from hpcfed.results.server import RowsUse
 from hpcfed.server.report import LearningReport
 
 OnTrained = Callable[[np.ndarray, Tensor], None]
@@ -85,7 +86,11 @@ class RoundLog:
     times: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Every member's virtual times to record, by name; see `results/format.py`."""
     server_report: LearningReport | None = None
-    """What training the server's model took, if it has learnt after this round."""
+    """What training the server's model took, if it has learnt after this round, or if
+    clients went on meanwhile and its rows are used after this round.
+    """
+    rows_use: RowsUse | None = None
+    """When and after which wait the rows of such a learning are used."""
     measured: dict[str, Tensor | float] = field(default_factory=dict)
     """Any other figure of the table in `results/series.py`, by its name there."""
 

@@ -22,8 +22,10 @@ from hpcfed.federation.cohort import (
     member_rows,
 )
 from hpcfed.federation.exchange import Exchange, refuse_if_private
+from hpcfed.federation.late_rows import Generation, LateRows
 from hpcfed.federation.participants import Participants
 from hpcfed.federation.training import LocalTraining
+from hpcfed.results.server import RowsUse
 from hpcfed.runtime.device import on_device
 from hpcfed.server.client import ServerClient
 
@@ -52,6 +54,10 @@ class ServerSide:
         self._aggregation = Aggregation(members.config, members.collectives)
         self._collectives = members.collectives
         self._timer = members.timer
+        self.late: LateRows | None = None
+        """Rows that the server generates while clients go on; None without a model."""
+        if model is not None:
+            self.late = LateRows(model, exchange.channel.memory, members.timer)
 
     def select(self, rows: Tensor, cohort: Cohort, count: int) -> tuple[Tensor, Cohort]:
         """Return the uploads that do best on the server's validation set, and the
@@ -204,6 +210,28 @@ class ServerSide:
         if report is not None:
             cohort.log.server_report = report.with_inversion(inversion)
         return inversion.rows, inversion.known
+
+    def begin_learning(self, cohort: Cohort, *, starts: Tensor, row: Tensor) -> None:
+        """Let the server's model learn from what was banked, and generate columns for
+        this rank's clients; workers go on. What it generates is added to `starts`;
+        `row` has the generated columns of the server's row, for comparison later.
+        """
+        assert self.late is not None, "the method has no model on the server"
+        with self._timer.phase("server"):
+            clients = self._members.clients
+            self.late.begin(clients, after=cohort.round, starts=starts, row=row)
+
+    def finish_learning(self, cohort: Cohort) -> Generation:
+        """Return what the learning has generated that began some rounds ago; all
+        workers wait for it. Its measurements go to the round's log.
+        """
+        assert self.late is not None, "the method has no model on the server"
+        with self._timer.phase("server"):
+            made = self.late.take(self._training.device)
+        report, waited = self.late.recordable()
+        cohort.log.server_report = report
+        cohort.log.rows_use = RowsUse(waited, first=cohort.round + 1)
+        return made
 
     @property
     def server(self) -> ServerClient:

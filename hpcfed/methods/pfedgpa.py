@@ -16,6 +16,10 @@ clients. A generated update is added to the row from which the client's newest u
 started. Without one, it is added to FedAvg's row, or in a warm start to that of the run
 that has trained the server.
 
+With --server-overlap R the server begins to learn R rounds before its rows are used,
+and clients go on. FedAvg's row moves meanwhile, and so do rows made of generated
+updates.
+
 New clients start from FedAvg's row, and the server guides them after each of their
 first local updates. For comparison they are also guided from a random row, as in line 8
 of the algorithm.
@@ -35,8 +39,9 @@ from hpcfed.methods._interface import (
     Positions,
     Tensor,
 )
+from hpcfed.methods._overlap import begin_learning, late_columns
 from hpcfed.server.diffusion import Schedule
-from hpcfed.server.schedule import is_banked, learns_after
+from hpcfed.server.schedule import is_banked, learns_after, rows_are_due
 
 FINALS = (
     "FedAvg",
@@ -110,14 +115,17 @@ def init(fed: Federation[Options]) -> State:
             first = made
         # Over all clients of all ranks.
         w[fed.generated] = fed.sum(made.sum(0)) / len(fed.sizes)
-    learns_updates = options.bank_of == "updates"
     own_body = options.generated_body == "own"
     return State(
         w,
         generated=first,
-        starts=w.new_zeros(clients, len(fed.generated) if learns_updates else 0),
+        starts=w.new_zeros(clients, len(fed.generated) if _learns_updates(fed) else 0),
         newest=w.repeat(clients, 1) if own_body else w.new_empty(clients, 0),
     )
+
+
+def _learns_updates(fed: Federation[Options]) -> bool:
+    return fed.options.bank_of == "updates"
 
 
 def _plain(state: State, w: Tensor) -> State:
@@ -146,20 +154,31 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     if is_banked(fed.options, done, rounds):
         _bank(fed, state, cohort, start[..., fed.generated], rows)
     w = fed.mean(rows, cohort)
+    # Without generated columns: earlier ones are older than this round.
     state = _plain(state, w)
-    if not learns_after(fed.options, done, rounds):
-        # Drop generated columns: they are older than this round.
-        return state
+    if rows_are_due(fed.options, done, rounds):
+        state = replace(state, generated=_generated(fed, state, cohort))
+    if fed.options.server_overlap and learns_after(fed.options, done, rounds):
+        begin_learning(fed, cohort, w=w, starts=state.starts)
+    return state
 
-    fed.learn(cohort)
-    made, known = _answered(fed, state, partial(fed.invert, cohort))
+
+def _generated(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
+    """Return every client's generated columns. The server learns now, or has begun to
+    learn --server-overlap rounds ago.
+    """
+    if fed.options.server_overlap:
+        made, known = late_columns(fed, cohort, w=state.w, starts=state.starts)
+    else:
+        fed.learn(cohort)
+        made, known = _answered(fed, state, partial(fed.invert, cohort))
     if fed.options.generated_body == "own":
-        state.newest[~known] = w
-    if done == rounds:
+        state.newest[~known] = state.w
+    if cohort.round + 1 == fed.config.rounds:
         # After other rounds the next download counts them.
         size = made.shape[1] * made.element_size()
         cohort.log.bytes_down += fed.num_holders * size
-    return replace(state, generated=made)
+    return made
 
 
 def _bank(
@@ -173,7 +192,7 @@ def _bank(
     # The server skips uploads that are not finite: the client's previous one stays the
     # newest.
     finite = uploads.isfinite().all(1, keepdim=True)
-    if fed.options.bank_of == "updates":
+    if _learns_updates(fed):
         fed.bank(uploads - starts, cohort)
         _replace(state.starts, cohort.here, starts, finite)
     else:
@@ -205,7 +224,7 @@ def _columns(
 ) -> Tensor:
     """Return the columns of an answer, and FedAvg's of unknown clients."""
     columns = answer.to(state.w.dtype)
-    if fed.options.bank_of == "updates":
+    if _learns_updates(fed):
         columns = columns + state.starts
     # Unknown clients were not sampled in the rounds of the bank.
     columns[~known] = state.w[fed.generated]
@@ -288,10 +307,9 @@ def figures(
     # Without generated columns the run ended before the server learnt.
     if not fed.options.memorisation or not state.generated.shape[1]:
         return
-    learns_updates = fed.options.bank_of == "updates"
     generated = state.generated
     found = fed.server.compare(
-        fed.clients, generated - state.starts if learns_updates else generated
+        fed.clients, generated - state.starts if _learns_updates(fed) else generated
     )
     number = state.w.new_tensor
     yield "distance to own upload", number(found.own[clients])
@@ -345,8 +363,7 @@ def _sampled(fed: Federation[Options], state: State) -> Tensor:
 
 def _reference(fed: Federation[Options], state: State) -> Tensor | float:
     """Return what to add to a generated update that has no start of its own."""
-    learns_updates = fed.options.bank_of == "updates"
-    return state.w[fed.generated] if learns_updates else 0.0
+    return state.w[fed.generated] if _learns_updates(fed) else 0.0
 
 
 def global_row(state: State) -> Tensor:

@@ -317,12 +317,15 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
             by_network[name] = group.between(name, (times, len(networks)))
     rows = group.between("rows", (times,))
     kept = group.between("kept", (times,), high=1)
-    kept_uploads = np.full(times, np.nan)
+    kept_uploads, used, waited = np.full((3, times), np.nan)
     if "kept_uploads" in group:
         kept_uploads = group.between("kept_uploads", (times,), high=1)
     bank = np.full((times, 1), np.nan)
     if "bank_bytes" in group:
         bank = group.between("bank_bytes", (times, None))
+    if "waited" in group:
+        used = group.between("used", (times,))
+        waited = group.between("waited", (times,))
     seconds = group.between("seconds", (times, len(phases)))
     memory = group.between("peak_memory", (times, None))
     if not memory.shape[1]:
@@ -353,5 +356,7 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
             kept_uploads=float(kept_uploads[time]),
             bank_bytes=bank[time],
             promised=promised,
+            used=float(used[time]),
+            waited=float(waited[time]),
             **of_networks,
         )

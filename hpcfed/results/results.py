@@ -42,7 +42,7 @@ from hpcfed.results.format import (
 from hpcfed.results.publish import publish
 from hpcfed.results.safe import readable, reading
 from hpcfed.results.series import EVALUATION_SERIES
-from hpcfed.results.server import Learning, ServerSize
+from hpcfed.results.server import Learning, RowsUse, ServerSize
 from hpcfed.runtime.environment import of_resumed
 from hpcfed.runtime.timer import PHASES
 
@@ -212,6 +212,10 @@ class ResultsWriter:
             self._file, self._trainings, round, learning, self._networks
         )
         self._trainings += 1
+
+    def write_use(self, use: RowsUse) -> None:
+        """Record the use of the last training's rows, or a wait for them."""
+        server_group.write_use(self._file, self._trainings - 1, use)
 
     def write_round(
         self,

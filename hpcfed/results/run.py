@@ -49,6 +49,25 @@ class LearningRecord:
     """The most bytes that training took on a server rank, by network. NaN if that was not
     on a GPU, and in older records.
     """
+    used: float = float("nan")
+    """The round, from 0, that first started from its rows. NaN if clients waited for
+    them, or if they are not used yet.
+    """
+    waited: float = float("nan")
+    """Seconds that clients, which went on, had to wait for its rows in the end; NaN if
+    they waited for all of the learning.
+    """
+
+    @property
+    def staleness(self) -> float:
+        """Rounds between the uploads that it learnt from and the use of its rows."""
+        return self.used - self.round - 1
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of learning during which clients went on; NaN as in `waited`."""
+        # In this order NaN stays NaN.
+        return max(sum(self.seconds.values()) - self.waited, 0.0)
 
 
 @dataclass(frozen=True)

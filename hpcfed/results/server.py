@@ -63,6 +63,15 @@ OF_TRAININGS = {
 }
 """Figures of each training: unit and meaning."""
 BANK_BYTES = "bytes of the uploads that it learnt from, on a server rank"
+OF_OVERLAPS = {
+    "used": (
+        "round",
+        "the round, from 0, that first starts from its rows; of the last learning, the "
+        "number of rounds",
+    ),
+    "waited": ("s", "seconds that clients waited for its rows"),
+}
+"""Figures of each training that clients do not wait for."""
 LATENTS = "places of uploads' latents on two principal axes"
 LATENT_CLIENTS = "whose upload each of the latents is of"
 LATENT_SHARES = "share of the latents' variance on each of the two axes"
@@ -75,6 +84,17 @@ class ServerSize(NamedTuple):
     ranks: int
     steps: dict[str, int]
     """By network, in the order of recording."""
+    overlaps: bool = False
+    """Whether clients go on while it learns."""
+
+
+class RowsUse(NamedTuple):
+    """The use of rows of a learning during which clients went on."""
+
+    waited: float
+    """Seconds of waiting for them that are not recorded yet."""
+    first: int | None = None
+    """The round, from 0, that first starts from them; None: they have only arrived."""
 
 
 MOST_MAPPED = 400
@@ -121,8 +141,9 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
     phases = f"seconds of each phase: {', '.join(SERVER_PHASES)}"
     memory = "largest memory so far of a server rank"
     # By training: name, unit, meaning, and the second dimension with its length.
+    of_times = OF_TRAININGS | (OF_OVERLAPS if size.overlaps else {})
     by_time: list[tuple[str, str, str, dict[str, int]]] = [
-        *((name, *of_time, {}) for name, of_time in OF_TRAININGS.items()),
+        *((name, *of_time, {}) for name, of_time in of_times.items()),
         ("seconds", "s", phases, {"phase": len(SERVER_PHASES)}),
         ("peak_memory", "bytes", memory, {"server rank": size.ranks}),
         ("bank_bytes", "bytes", BANK_BYTES, {"server rank": size.ranks}),
@@ -158,6 +179,8 @@ def write_entry(
         group["kept_uploads"][entry] = learning.recognised_uploads
     if "bank_bytes" in group:
         group["bank_bytes"][entry] = learning.bank_bytes
+    if "waited" in group:
+        group["waited"][entry] = 0.0
     # NaN marks phases that this model does not have.
     group["seconds"][entry] = [
         learning.seconds.get(phase, np.nan) for phase in SERVER_PHASES
@@ -184,3 +207,11 @@ def write_entry(
         group["latents"][:count] = learning.latents.places
         group["latent_clients"][:count] = learning.latents.clients
         group["latent_shares"][...] = learning.latents.shares
+
+
+def write_use(file: h5py.File, entry: int, use: RowsUse) -> None:
+    """Write when the rows of a training were used, and add the wait for them."""
+    group = file[GROUP]
+    group["waited"][entry] += use.waited
+    if use.first is not None:
+        group["used"][entry] = use.first

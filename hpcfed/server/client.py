@@ -1,7 +1,9 @@
 """The interface through which a worker's federation talks to the server."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +13,7 @@ from hpcfed.results.checkpoints import StoredFile
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.server.guidance import Guidance
 from hpcfed.server.likeness import Likeness
-from hpcfed.server.messages import A, Failure, KnownRows, Request
+from hpcfed.server.messages import A, Failure, KnownRows, Posted, Request
 from hpcfed.server.report import Inversion, LearningReport
 from hpcfed.server.requests import (
     Average,
@@ -23,6 +25,8 @@ from hpcfed.server.requests import (
     Invert,
     InvertAverage,
     Learn,
+    LearnAndInvert,
+    LearnedRows,
     Leave,
     Recall,
     Reconstruct,
@@ -33,6 +37,8 @@ from hpcfed.server.requests import (
     Store,
 )
 from hpcfed.server.transport import Transport
+
+T = TypeVar("T")
 
 
 class ServerClient:
@@ -107,6 +113,21 @@ class ServerClient:
         which clients the server knows.
         """
         return self._known(InvertAverage(seed=self._seed, clients=clients))
+
+    def begin_learning(self, clients: np.ndarray) -> tuple[Posted[LearnedRows], float]:
+        """Let the model learn from what is banked now, and generate rows from the
+        clients' newest uploads; `finish_learning` returns them. Also return the seconds
+        until the server had all that it learns from.
+        """
+        request = LearnAndInvert(seed=self._seed, clients=clients)
+        self._count_bytes(request)
+        return self._timed(lambda: self._transport.post(request))
+
+    def finish_learning(self, posted: Posted[LearnedRows]) -> tuple[LearnedRows, float]:
+        """Return a learning's rows and, on the first worker, its report. Wait for it if
+        it is not over; also return the seconds of this wait.
+        """
+        return self._received(lambda: self._transport.collect(posted))
 
     def recall(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Return the clients' newest uploads, and which clients the server knows."""
@@ -183,27 +204,34 @@ class ServerClient:
         return answer.rows, answer.known
 
     def _ask(self, request: Request[A]) -> tuple[A, float]:
-        """Return the answer, and the seconds until it arrived.
+        """Return the answer, and the seconds until it arrived."""
+        self._count_bytes(request)
+        return self._received(lambda: self._transport.ask(request))
+
+    def _received(self, receive: Callable[[], A | Failure]) -> tuple[A, float]:
+        """Return the answer that `receive` waits for, and the seconds until it arrived."""
+        answer, seconds = self._timed(receive)
+        if isinstance(answer, Failure):
+            # The root prints the message and ends all ranks, so give it time.
+            if not self._collectives.world.is_root:
+                time.sleep(GRACE)
+            raise Diverged(answer.reason)
+        return answer, seconds
+
+    def _timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Return the result of work that uses the transport, and its seconds.
 
         The wait for our turn does not count: it belongs to other seeds.
         """
 
-        def ask() -> tuple[A | Failure, float]:
+        def timed() -> tuple[T, float]:
             begin = time.perf_counter()
-            answer = self._transport.ask(request)
+            result = work()
             seconds = time.perf_counter() - begin
-            return answer, seconds
+            return result, seconds
 
-        world = self._collectives.world
-        self._count_bytes(request)
         # Stacked seeds share the transport, and take turns alike on all ranks.
-        answer, seconds = self._collectives.in_turn(ask)
-        if isinstance(answer, Failure):
-            # The root prints the message and ends all ranks, so give it time.
-            if not world.is_root:
-                time.sleep(GRACE)
-            raise Diverged(answer.reason)
-        return answer, seconds
+        return self._collectives.in_turn(timed)
 
     def _tell(self, request: Request) -> None:
         self._count_bytes(request)

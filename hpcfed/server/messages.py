@@ -102,6 +102,15 @@ class ClientRequest(Request[A]):
         return len(self.clients)
 
 
+@dataclass(eq=False)
+class Posted(Generic[A]):
+    """A request whose sender goes on, and asks for the answer later."""
+
+    request: Request[A]
+    answer: A | Failure | None = None
+    """None until it is received."""
+
+
 def merge(requests: Sequence[M]) -> M:
     """Merge the workers' requests into one about all their clients, in rank order.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from hpcfed import options
 from hpcfed.errors import UserError, count
 from hpcfed.options import LEFT_OUT, Choice, Need, option
+from hpcfed.server.rounds import check_rounds
 from hpcfed.server.sizes import SIZES, SPAN_SIZES, Batching, Size
 
 if TYPE_CHECKING:
@@ -134,6 +135,15 @@ class ServerOptions(options.Options):
         group="server",
         ge=0,
         calibration=LEFT_OUT,
+    )
+    server_overlap: int = option(
+        0,
+        "the server begins to learn R rounds before its rows are used, and clients go "
+        "on; the rows are then R rounds old; 0: clients wait (the paper's)",
+        group="server",
+        ge=0,
+        calibration=LEFT_OUT,
+        needs=Need("--server-ranks 1", lambda run: run.server_ranks > 0),
     )
     autoencoder_samples: int | None = option(
         None,
@@ -308,16 +318,12 @@ class ServerOptions(options.Options):
         info = config.model_info()
         if info is not None:
             self._check_layers(info.layers, config.network())
-        if self.bank_rounds > config.rounds:
-            raise UserError(
-                f"--bank-rounds {self.bank_rounds}, but the run has only "
-                f"{count(config.rounds, 'round')}"
-            )
-        if self.server_every > config.rounds:
-            raise UserError(
-                f"--server-every {self.server_every}, but the run has only "
-                f"{count(config.rounds, 'round')}"
-            )
+        check_rounds(
+            bank_rounds=self.bank_rounds,
+            every=self.server_every,
+            overlap=self.server_overlap,
+            rounds=config.rounds,
+        )
         if self.inversion_depth > self.diffusion_steps:
             raise UserError(
                 f"--inversion-depth {self.inversion_depth} is beyond --diffusion-steps "

@@ -74,6 +74,10 @@ class LearningReport:
     latents: LatentMap | None = None
     bank_bytes: list[float] = field(default_factory=list)
     """Bytes of the bank on every server rank."""
+    after: int | None = None
+    """The round, from 0, after which it began; None: the round that it is recorded
+    with, whose clients have waited for it.
+    """
 
     def note_peak(self, device: torch.device) -> None:
         """Record the peak memory so far.

@@ -210,6 +210,29 @@ class InvertAverage(NewestRequest[KnownRows]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class LearnedRows(Learned, Inversion):
+    """The report of a training, and the rows that followed from it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LearnAndInvert(NewestRequest[LearnedRows]):
+    """Train the model, and generate rows from the newest uploads of this moment: one
+    request, because uploads that arrive in the meantime must not come between.
+    """
+
+    def handle(self, rank: ServerRank) -> LearnedRows:
+        report = Learn(seed=self.seed).handle(rank).report
+        assert report is not None
+        begin = time.perf_counter()
+        made = Invert(seed=self.seed, clients=self.clients).handle(rank)
+        seconds = time.perf_counter() - begin
+        report = report.with_inversion(replace(made, seconds=seconds))
+        # Nobody waits for these rows on their way, so it is not measured.
+        del report.seconds["return"]
+        return LearnedRows(report=report, **vars(made))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Average(NewestRequest[KnownRows]):
     """Return the mean of each client's rows in the bank."""
 

@@ -14,9 +14,19 @@ from hpcfed.server.options import ServerOptions
 
 
 def learns_after(options: ServerOptions, done: int, rounds: int) -> bool:
-    """Tell whether the model learns after this round: after the last, and with
-    --server-every R also after every R-th.
+    """Tell whether the model begins to learn after this round: --server-overlap rounds
+    before its rows are used.
     """
+    return rows_are_due(options, done + options.server_overlap, rounds)
+
+
+def rows_are_due(options: ServerOptions, done: int, rounds: int) -> bool:
+    """Tell whether generated rows follow this round: the last, and with --server-every
+    R also every R-th.
+    """
+    # Before round 1 there is nothing to learn from, and after the last no use.
+    if not options.server_overlap < done <= rounds:
+        return False
     every = options.server_every
     return done == rounds or bool(every and done % every == 0)
 
@@ -25,7 +35,8 @@ def num_learnings(options: ServerOptions, rounds: int) -> int:
     """Return how often the model learns in a run."""
     if not options.server_every:
         return 1
-    return -(-rounds // options.server_every)
+    too_early = options.server_overlap // options.server_every
+    return -(-rounds // options.server_every) - too_early
 
 
 def is_banked(options: ServerOptions, done: int, rounds: int) -> bool:
@@ -33,11 +44,15 @@ def is_banked(options: ServerOptions, done: int, rounds: int) -> bool:
 
     The bank holds a fixed number of rounds: learnings after the next do not see them.
     """
-    next_learning = rounds
+    # The next learning is the first whose rows are due from this round on.
+    earliest = done + options.server_overlap
+    if earliest > rounds:
+        return False
+    due = rounds
     if options.server_every:
-        periods = -(-done // options.server_every)
-        next_learning = min(rounds, periods * options.server_every)
-    return done > next_learning - options.bank_rounds
+        periods = -(-earliest // options.server_every)
+        due = min(rounds, periods * options.server_every)
+    return done > due - options.server_overlap - options.bank_rounds
 
 
 def num_steps(options: ServerOptions) -> dict[str, int]:

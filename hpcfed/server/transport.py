@@ -2,6 +2,7 @@
 worker is a server rank, too.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -13,7 +14,7 @@ from hpcfed.runtime.process_group import group_backend
 from hpcfed.runtime.world import World
 from hpcfed.server import wire
 from hpcfed.server.engines import import_engine
-from hpcfed.server.messages import A, Answer, Failure, Request
+from hpcfed.server.messages import A, Answer, Failure, Posted, Request
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.progress import ProgressLines
 from hpcfed.server.rank import ServerRank
@@ -44,6 +45,12 @@ class Transport(Protocol):
 
     def tell(self, request: Request) -> None:
         """Send a request that has no answer."""
+
+    def post(self, request: Request[A]) -> Posted[A]:
+        """Send a request whose answer is collected later."""
+
+    def collect(self, posted: Posted[A]) -> A | Failure:
+        """Return the answer to a posted request; wait for it if need be."""
 
 
 class Colocated:
@@ -81,6 +88,15 @@ class Colocated:
         if not isinstance(request, Leave):
             self.ask(request)
 
+    def post(self, request: Request[A]) -> Posted[A]:
+        """Handle a request at once: this process has nobody to leave it to."""
+        return Posted(request, self.ask(request))
+
+    def collect(self, posted: Posted[A]) -> A | Failure:
+        """Return the answer, which has been there from the start."""
+        assert posted.answer is not None
+        return posted.answer
+
 
 class Remote:
     """The server has its own ranks; the first of them talks to every worker."""
@@ -89,19 +105,49 @@ class Remote:
         self._link = Link(world)
         self._world = world
         self._server = world.num_workers
+        self._posted: deque[Posted] = deque()
+        """Requests whose answers have not been received, in the order of sending."""
 
     def ask(self, request: Request[A]) -> A | Failure:
         """Send a request to the first server rank, and wait for the answer."""
-        self.tell(request)
-        answer: A | Failure = wire.receive(self._link, self._server)
-        return wire.on_device(answer, self._world.device)
+        return self.collect(self._send(request))
 
     def tell(self, request: Request) -> None:
         """Send a request without waiting for the transfer."""
+        if isinstance(request, Leave):
+            # An answer that nobody has collected would keep the server waiting.
+            for posted in list(self._posted):
+                if posted.request.seed == request.seed:
+                    self.collect(posted)
         wire.send(self._link, self._server, request)
         # All messages must have been sent before this process ends.
         if isinstance(request, Leave):
             self._link.flush()
+
+    def post(self, request: Request[A]) -> Posted[A]:
+        """Send a request, and wait until the server has everything that it needs for
+        it: MPI may send a large message only while this process calls MPI, and clients
+        train without.
+        """
+        posted = self._send(request)
+        self._link.flush()
+        return posted
+
+    def collect(self, posted: Posted[A]) -> A | Failure:
+        """Receive answers until that to this request is there: they come in the order
+        of the requests, those of other seeds among them.
+        """
+        while posted.answer is None:
+            answer = wire.receive(self._link, self._server)
+            first = self._posted.popleft()
+            first.answer = wire.on_device(answer, self._world.device)
+        return posted.answer
+
+    def _send(self, request: Request[A]) -> Posted[A]:
+        wire.send(self._link, self._server, request)
+        posted = Posted(request)
+        self._posted.append(posted)
+        return posted
 
 
 def serve(

@@ -87,14 +87,22 @@ def of_server(record: RunRecord) -> Iterator[Table]:
         server += seconds
         cells = [SECONDS(seconds), SHARE(seconds / whole)]
         rows.append([phase, *cells, *_network(last, phase)])
-    for name, seconds in (
-        ("server in all", server),
-        ("clients and the rest", whole - server),
-    ):
+    totals = {"server in all": server}
+    waited, caption = server, f"the last one on {last.rows} uploads"
+    if not isnan(last.waited):
+        # Clients went on while the server learnt.
+        waited = sum(one.waited for one in record.learnings)
+        totals["… behind clients' rounds"] = sum(one.hidden for one in record.learnings)
+        totals["… clients waited"] = waited
+        if not isnan(last.staleness):
+            late = count(int(last.staleness), "round")
+            caption += f", its rows used {late} later"
+    totals["clients and the rest"] = whole - waited
+    for name, seconds in totals.items():
         rows.append([name, SECONDS(seconds), SHARE(seconds / whole), "", "", ""])
     columns = ("server", "seconds", "share", "parameters", "samples/s", "of peak")
     trainings = count(len(record.learnings), "training")
-    yield Table(columns, rows, f"{trainings}, the last one on {last.rows} uploads")
+    yield Table(columns, rows, f"{trainings}, {caption}")
     yield from _memory(last, int(record.config.get("zero_stage") or 0))
 
 

@@ -229,7 +229,8 @@ def holds_any_run(folder: Path) -> bool:
 def learns_at_end(record: RunRecord) -> bool:
     """Tell whether the server's model has yet to learn after the last round."""
     has_server = "bank_rounds" in record.config
-    return has_server and record.rounds_done < record.config["rounds"]
+    waits = not record.config.get("server_overlap")
+    return has_server and waits and record.rounds_done < record.config["rounds"]
 
 
 # A study: which of its trials are waiting, running, done or failed.
