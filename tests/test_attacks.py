@@ -2,6 +2,7 @@
 numpy.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -753,3 +754,13 @@ def test_a_mistake_with_a_trained_network_is_one_line(
 ) -> None:
     words = words.format(run=trained_run)
     assert expected in mistake(capsys, "attack", "idlg", *words.split())
+
+
+def test_a_run_without_snapshots_has_no_rows_of_clients(
+    trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("run.h5", "model.npz"):
+        shutil.copy(trained_run / name, tmp_path)
+    words = ("attack", "idlg", "--run", tmp_path, "--client", "1")
+    found = mistake(capsys, *map(str, words))
+    assert "has no snapshot" in found and "model.npz" not in found

@@ -326,6 +326,11 @@ def read_trained(
     if client is None and (folder / MODEL).is_file():
         weights = read_weights(folder)
         return TrainedNetwork(folder, config, seed, weights, "the global model")
+    if client is not None and not snapshots(folder):
+        raise UserError(
+            f"--client {client}: {folder} has no snapshot; --snapshot-every 10 writes "
+            "rows of clients"
+        )
     if not snapshots(folder):
         raise UserError(
             f"--run {folder} has no {MODEL} and no snapshot. A run writes {MODEL} when "
