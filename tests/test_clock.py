@@ -27,7 +27,7 @@ from hpcfed.options import RunConfig
 from hpcfed.results.format import clock_arrays, take_down_clock
 from hpcfed.results.stored import changed_files, read_run
 from tests.federations import assembled, rounds
-from tests.runs import flags, mistake, same, started
+from tests.runs import SERVER, flags, mistake, same, started
 from tests.stopped_run import StopAfter
 from tests.test_resume import OWN, SMALL
 from tests.uneven import HARSH, TAUT, Case
@@ -206,6 +206,26 @@ def test_a_run_ends_with_its_trace(
     again = read_run(tmp_path / "run")
     assert again.status == "complete" and again.rounds_done == record.rounds_done
     assert ended in capsys.readouterr().err
+
+
+def test_a_server_that_has_not_learnt_when_the_trace_ends(tmp_path: Path) -> None:
+    """The run is complete; it judges nothing that the server would generate, saves no
+    server, and new clients train without guidance.
+    """
+    lines = [f"{client},1,1e9,1e9,0-10," for client in range(4)]
+    path = trace(tmp_path, *lines, heading=f"{HEADING},available,period")
+    options = SERVER | {"method": "pfedgpa", "memorisation": True, "new_clients": 2}
+    words = flags(
+        clients=4, rounds=50, epochs=1, devices=f"file:{path}", step_seconds=1,
+        evaluate_every=20, out=tmp_path / "run", partition="iid", bank_rounds=2,
+        model="mlp", new_updates=1, **options,
+    )  # fmt: skip
+    record = read_run(started(*words))
+    assert record.status == "complete" and record.rounds_done < 20
+    assert set(record.finals) == {"FedAvg", "FedAvg-FT"}
+    assert not (tmp_path / "run/server.h5").exists()
+    curves = record.newcomers
+    np.testing.assert_array_equal(curves["random, guided"], curves["random"])
 
 
 @pytest.mark.parametrize(

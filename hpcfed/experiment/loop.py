@@ -33,6 +33,7 @@ from hpcfed.results.run import at_target
 from hpcfed.runtime.energy import ENERGIES, Used
 from hpcfed.runtime.signals import Stop
 from hpcfed.server.options import server_options
+from hpcfed.server.schedule import learns_after
 
 DESERTED = "no client is there any more"
 """Why a run ends early when its trace of devices ends."""
@@ -217,8 +218,13 @@ def _finish(
     if row is not None and setup.world.is_root:
         save_model(folder, setup.federation.layout, row, setup.frozen)
     options = server_options(setup.settings)
-    if options is not None and options.server_save:
-        fed = setup.federation
+    fed, planned = setup.federation, setup.settings.config.rounds
+    # If no client is there any more, the server has not learnt from the last rounds.
+    if (
+        options
+        and options.server_save
+        and learns_after(options, fed.round + 1, planned)
+    ):
         start = None
         if row is not None and options.bank_of == "updates":
             # A later run adds the model's updates to this.

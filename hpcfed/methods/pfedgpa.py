@@ -237,6 +237,13 @@ def personal(fed: Federation[Options], state: State, clients: Positions) -> Tens
     return _with(fed, _bodies(fed, state, clients), state.generated[clients])
 
 
+def _has_generated(state: State) -> bool:
+    """Tell whether there are generated columns; a run without clients ends before its
+    server has learnt.
+    """
+    return bool(state.generated.shape[1])
+
+
 def _bodies(fed: Federation[Options], state: State, clients: Positions) -> Tensor:
     """Return rows whose generated columns are still to be filled in."""
     if fed.options.generated_body == "own":
@@ -264,6 +271,8 @@ def finals(
     # All ranks ask the server in the same order: every request is collective.
     w = state.w.expand(len(clients), -1)
     yield from before_and_after("FedAvg", w)
+    if not _has_generated(state):
+        return
     yield from before_and_after("pFedGPA", personal(fed, state, clients))
     bodies = _bodies(fed, state, clients)
     uploads, _ = _answered(fed, state, fed.server.recall)
@@ -304,8 +313,7 @@ def figures(
     fed: Federation[Options], state: State, clients: Positions
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield figures that compare generated rows with uploads of the bank."""
-    # Without generated columns the run ended before the server learnt.
-    if not fed.options.memorisation or not state.generated.shape[1]:
+    if not fed.options.memorisation or not _has_generated(state):
         return
     generated = state.generated
     found = fed.server.compare(
@@ -337,8 +345,7 @@ def depths(
     """Yield what the model of the last learning generates from each depth of
     --depth-sweep.
     """
-    # Without generated columns the run ended before the server learnt.
-    if not fed.options.depth_sweep or not state.generated.shape[1]:
+    if not fed.options.depth_sweep or not _has_generated(state):
         return
     alpha_bars = Schedule.linear(fed.options.diffusion_steps).alpha_bars
     number, bodies = state.w.new_tensor, _bodies(fed, state, clients)
@@ -382,7 +389,7 @@ def lead(
     and Algorithm 1, lines 7 to 15.
     """
     # The paper guides the first I updates; later ones are plain local training.
-    if update >= fed.options.guided_updates:
+    if update >= fed.options.guided_updates or not _has_generated(state):
         return after
     old, new = before[:, fed.generated], after[:, fed.generated]
     if fed.options.guided_reference == "before":
