@@ -24,7 +24,7 @@ from hpcfed.server.sizes import Size
 from hpcfed.server.span import CoordinateDenoiser, Coordinates, SpanDiffusion
 from hpcfed.server.training_plan import RankSlot
 from tests.federations import assembled
-from tests.pfedgpa_runs import losses
+from tests.pfedgpa_runs import TINY, losses
 from tests.runs import flags, mistake, same, started
 from tests.small_runs import SMALL
 from tests.stopped_run import StopAfter
@@ -366,6 +366,25 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     for stop in (StopAfter(stopped_after + 1), None):
         resumed = assembled(**options, resume=str(cut), out=str(cut))
         run_setup(resumed, cut, quiet=True, stop=stop)
+    same(whole, cut)
+
+
+@pytest.mark.parametrize("model", ["p-diff", "span"])
+def test_a_loaded_server_is_stored_before_anything_is_banked(
+    model: str, tmp_path: Path
+) -> None:
+    options = {**SMALL, **TINY, "server_model": model, "rounds": 3, "bank_rounds": 1}
+    if model == "span":
+        del options["autoencoder_samples"]
+    teacher, whole, cut = tmp_path / "teacher", tmp_path / "whole", tmp_path / "cut"
+    for folder in (teacher, whole, cut):
+        folder.mkdir()
+    run_setup(assembled(**options), teacher, quiet=True)
+    options |= {"server_load": str(teacher / "server.h5"), "warm_start": True}
+    run_setup(assembled(**options), whole, quiet=True)
+    run_setup(assembled(**options), cut, quiet=True, stop=StopAfter(1))
+    resumed = assembled(**options, resume=str(cut), out=str(cut))
+    run_setup(resumed, cut, quiet=True)
     same(whole, cut)
 
 

@@ -243,7 +243,11 @@ class UploadBank:
 
     def content(self) -> BankedRows:
         """Return the rows as they are now, without copying them."""
-        return BankedRows(list(self._rounds.values()), self._columns, self._device)
+        # A loaded model is stored in checkpoints before anything was banked.
+        width = self._columns.stop - self._columns.start
+        nothing = BankedRound(np.empty(0, np.int64), torch.empty(0, width))
+        rounds = list(self._rounds.values()) or [nothing]
+        return BankedRows(rounds, self._columns, self._device)
 
     def store(self, folder: Path, seed: int, *, write: bool) -> list[StoredFile]:
         """Write all rounds to a checkpoint, and return the files; none if empty. All
