@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -306,6 +307,20 @@ def test_a_saved_model_is_the_same(tmp_path: Path) -> None:
     assert torch.equal(again.invert(rows[:4]), model.invert(rows[:4]))
     assert torch.equal(again.sample(3), model.sample(3))
     assert again.start is not None and torch.equal(again.start, rows[0])
+
+
+def test_a_file_may_hold_coordinates_of_another_type(tmp_path: Path) -> None:
+    """Files come from anywhere: a type that we do not write is no reason to fail."""
+    rows = random_rows(6)
+    model, path = learnt(rows, denoiser_samples=200), tmp_path / "server.h5"
+    model.save(path)
+    with h5py.File(path, "r+") as file:
+        for name in ("coordinates/places", "coordinates/weights", "axes/mean"):
+            single = file[name][()].astype(np.float32)
+            del file[name]
+            file[name] = single
+    model.load(path)
+    torch.testing.assert_close(model.invert(rows, depth=0), rows, rtol=0, atol=1e-5)
 
 
 RUN: dict[str, Any] = {

@@ -23,8 +23,8 @@ from hpcfed.server.options import ServerOptions
 from hpcfed.server.scaling import LatentScaling, RowScaling
 
 FORMAT, SCHEMA = "hpcfed server", 2
-EXACT = ("coordinates", "axes", "bank")
-"""Groups whose numbers keep the type in which they were written."""
+DOUBLE = ("coordinates", "axes")
+"""Groups of float64 numbers. The bank keeps its type, and all others are float32."""
 MOST_BYTES = 2**40
 """The largest saved server that we read, in bytes."""
 
@@ -188,16 +188,16 @@ def _shaping_flags(options: ServerOptions) -> dict[str, str | int]:
 
 
 def _tensors(file: Reader, group: str, device: torch.device) -> dict[str, Tensor]:
-    """Return the group's arrays by name, as float32 unless they were written as float64;
-    refuse non-finite ones.
-    """
+    """Return the group's arrays by name, in its type; refuse non-finite ones."""
     reader = file.within(group)
     tensors = {}
     for name in reader.names():
         # A float64 that float32 cannot hold becomes infinite, and is refused below.
         shape = reader.shape(name)
         array = reader.numbers(name, shape)
-        if group not in EXACT:
+        if group in DOUBLE:
+            array = array.astype(np.float64)
+        elif group != "bank":
             with np.errstate(over="ignore"):
                 array = array.astype(np.float32)
         if not np.isfinite(array).all():
