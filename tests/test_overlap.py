@@ -234,6 +234,7 @@ def test_a_run_that_stops_while_the_server_learns_goes_on_as_if_it_had_not(
     whole.mkdir()
     cut.mkdir()
     run_setup(assembled(**options), whole, quiet=True)
+    assert (whole / "server.h5").is_file()
     # Learnings begin after rounds 2 and 4.
     run_setup(assembled(**options), cut, quiet=True, stop=StopAfter(3))
     [learning] = read_run(cut).learnings

@@ -68,14 +68,16 @@ class Planted:
             self._slow -= 1
             time.sleep(SLOW_SECONDS)
         engine: Any = training.engine
+        # Seeds that advance together share an engine, which is behind their programs.
+        stacks = getattr(engine, "_engine", engine).stacks
         if self.due("memory", round):
             half = max(1, len(rows) // 2)
             if self._reference:
-                engine.stacks.most = half
+                stacks.most = half
             else:
                 self.limit = half
         trained, losses = work()
-        self.limit = engine.stacks.most = 0
+        self.limit = stacks.most = 0
         if self.due("nan", round):
             trained[0] = float("nan")
         return trained, losses

@@ -33,7 +33,7 @@ from hpcfed.results.run import at_target
 from hpcfed.runtime.energy import ENERGIES, Used
 from hpcfed.runtime.signals import Stop
 from hpcfed.server.options import server_options
-from hpcfed.server.schedule import learns_after
+from hpcfed.server.schedule import rows_are_due
 
 DESERTED = "no client is there any more"
 """Why a run ends early when its trace of devices ends."""
@@ -223,7 +223,7 @@ def _finish(
     if (
         options
         and options.server_save
-        and learns_after(options, fed.round + 1, planned)
+        and rows_are_due(options, fed.round + 1, planned)
     ):
         start = None
         if row is not None and options.bank_of == "updates":
