@@ -245,6 +245,8 @@ def test_finals_are_what_their_names_say(
     )
     banked = server_of(s).bank(0).content().rows().view(3, 6, COLUMNS)
     torch.testing.assert_close(finals["mean of uploads"], state.starts + banked.mean(0))
+    halfway = (banked.mean(0) + banked.mean((0, 1))) / 2
+    torch.testing.assert_close(finals["halfway mean"], state.starts + halfway)
     inverted, _ = fed.server.invert_average(fed.clients)
     torch.testing.assert_close(finals["inverted mean"], state.starts + inverted)
     # The first inversion is the run's own; the others have other noise.

@@ -53,7 +53,7 @@ weight whose gradient is such an error makes a whole step in either direction. E
 grow by some hundreds on their way: when every weight of the autoencoder begins one
 rounding off, 1e-7, losses of the denoiser change by 8e-5.
 """
-EXACT_FINALS = {"FedAvg", "FedAvg-FT", "upload", "mean of uploads"}
+EXACT_FINALS = {"FedAvg", "FedAvg-FT", "upload", "mean of uploads", "halfway mean"}
 """What no network of the server has made: clients train in float64."""
 IMAGES = 2
 """Test images of a client on which a row of the server's may answer otherwise.

@@ -28,17 +28,15 @@ from hpcfed.server.networks import Autoencoder
 from hpcfed.server.rank import ServerRank
 from hpcfed.server.report import Inversion
 from hpcfed.server.requests import (
-    Average,
-    AverageInversions,
     Bank,
     Compare,
     Guide,
     Invert,
-    InvertAverage,
     Learn,
     Reconstruct,
     SampleRows,
 )
+from hpcfed.server.rivals import Average, AverageInversions, InvertAverage
 from hpcfed.server.schedule import is_banked, learns_after, num_learnings
 from hpcfed.server.sizes import Batching
 from hpcfed.server.trainer import PlainTrainer

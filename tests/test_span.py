@@ -154,6 +154,10 @@ def test_shrinkage_by_hand() -> None:
     known, made = likeness.shrunk_rows(bank, np.array([1, 5, 0]))
     assert known.tolist() == [True, False, True]
     np.testing.assert_allclose(made, [[-1.75], [1.75]], rtol=1e-12)
+    # Means of −2 and 2, and 0 between them.
+    known, made = likeness.halfway_rows(bank, np.array([1, 5, 0]))
+    assert known.tolist() == [True, False, True]
+    np.testing.assert_allclose(made, [[-1.0], [1.0]], rtol=1e-12)
     # A single upload of each cannot be doubted.
     single = BankedRows([BankedRound(np.arange(4), rows)], Columns.all_of([1]))
     np.testing.assert_allclose(likeness.shrunk_rows(single, np.arange(4))[1], rows)

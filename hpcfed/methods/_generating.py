@@ -51,8 +51,8 @@ class Options(ServerOptions):
     )
     memorisation: bool = option(
         False,
-        "also measure how far generated rows are from uploads, and judge five "
-        "rivals, of which three learn nothing",
+        "also measure how far generated rows are from uploads, and judge six rivals, "
+        "of which four learn nothing",
     )
     depth_sweep: Depths = option(
         None,

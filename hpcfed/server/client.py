@@ -16,14 +16,11 @@ from hpcfed.server.likeness import Likeness
 from hpcfed.server.messages import A, Failure, KnownRows, Posted, Request
 from hpcfed.server.report import Inversion, LearningReport
 from hpcfed.server.requests import (
-    Average,
-    AverageInversions,
     Bank,
     Begin,
     Compare,
     Guide,
     Invert,
-    InvertAverage,
     Learn,
     LearnAndInvert,
     LearnedRows,
@@ -33,8 +30,14 @@ from hpcfed.server.requests import (
     Restore,
     SampleRows,
     Save,
-    Shrink,
     Store,
+)
+from hpcfed.server.rivals import (
+    Average,
+    AverageInversions,
+    Halfway,
+    InvertAverage,
+    Shrink,
 )
 from hpcfed.server.transport import Transport
 
@@ -144,6 +147,12 @@ class ServerClient:
         and which clients the server knows.
         """
         return self._known(Shrink(seed=self._seed, clients=clients))
+
+    def halfway(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Return rows halfway between the mean of each client's rows in the bank and
+        that of all clients, and which clients the server knows.
+        """
+        return self._known(Halfway(seed=self._seed, clients=clients))
 
     def reconstruct(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Return the newest uploads after a pass through the autoencoder alone, and

@@ -181,35 +181,6 @@ class Invert(NewestRequest[Inversion]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AverageInversions(NewestRequest[KnownRows]):
-    """Return the mean of several inversions of each client's newest upload, each with
-    noise of its own.
-    """
-
-    number: int
-
-    def handle(self, rank: ServerRank) -> KnownRows:
-        places, uploads = self.newest(rank)
-        model = rank.model(self.seed)
-        total = torch.zeros_like(uploads)
-        for draw in range(self.number):
-            total += model.invert(uploads, draw=draw)
-        return KnownRows(**self.placed(rank, places, total / self.number))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class InvertAverage(NewestRequest[KnownRows]):
-    """Generate rows from the mean of each client's rows in the bank by inversion."""
-
-    def handle(self, rank: ServerRank) -> KnownRows:
-        order = np.argsort(self.clients)
-        bank = rank.bank(self.seed).content()
-        known, means = likeness.mean_rows(bank, self.clients[order])
-        rows = rank.model(self.seed).invert(means)
-        return KnownRows(**self.placed(rank, order[known], rows))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class LearnedRows(Learned, Inversion):
     """The report of a training, and the rows that followed from it."""
 
@@ -230,26 +201,6 @@ class LearnAndInvert(NewestRequest[LearnedRows]):
         # Nobody waits for these rows on their way, so it is not measured.
         del report.seconds["return"]
         return LearnedRows(report=report, **vars(made))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Average(NewestRequest[KnownRows]):
-    """Return the mean of each client's rows in the bank."""
-
-    def handle(self, rank: ServerRank) -> KnownRows:
-        bank = rank.bank(self.seed).content()
-        known, means = likeness.mean_rows(bank, self.clients)
-        return KnownRows(**self.placed(rank, np.flatnonzero(known), means))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Shrink(NewestRequest[KnownRows]):
-    """Return the best linear estimate of each client's row from those in the bank."""
-
-    def handle(self, rank: ServerRank) -> KnownRows:
-        bank = rank.bank(self.seed).content()
-        known, rows = likeness.shrunk_rows(bank, self.clients)
-        return KnownRows(**self.placed(rank, np.flatnonzero(known), rows))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
