@@ -82,10 +82,8 @@ def main() -> None:
         pfedgpa += [*of_clients, *of_server]
         few = ["--denoiser-samples", TRIAL_SAMPLES]
         trial = runs.make("trial", *pfedgpa, *few, ranks=ranks)
-        # The first learning also loads libraries.
-        each = sum(trial.learnings[-1].seconds.values())
         between = clients * options.every / options.rounds
-        samples = max(1, round(TRIAL_SAMPLES * between / each))
+        samples = _samples_in(between, trial)
         pfedgpa += ["--denoiser-samples", samples]
         off = runs.make("off", *pfedgpa, ranks=ranks)
         on = runs.make("on", *pfedgpa, "--server-overlap", overlap, ranks=ranks)
@@ -101,6 +99,17 @@ def main() -> None:
         ("… of which clients waited", waited),
     ):
         print(f"{name:40}{taken:8.2f} s{taken / longer:7.2f} × the longer")
+
+
+def _samples_in(seconds: float, trial: RunRecord) -> int:
+    """Return the samples with which a learning takes this long, from the pace of a run
+    with few: only the denoiser's time grows with them.
+    """
+    # The first learning also loads libraries.
+    last = trial.learnings[-1].seconds
+    others = sum(last.values()) - last["denoiser"]
+    pace = last["denoiser"] / TRIAL_SAMPLES
+    return max(1, round((seconds - others) / pace))
 
 
 def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
