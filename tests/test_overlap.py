@@ -242,6 +242,7 @@ def test_a_run_that_stops_while_the_server_learns_goes_on_as_if_it_had_not(
     run_setup(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
     same(whole, cut)
     for folder in (whole, cut):
+        assert (folder / "server.h5").exists()
         first, second = read_run(folder).learnings
         assert (first.round, first.used, second.round, second.used) == (1, 4, 3, 6)
         assert first.staleness == second.staleness == 2

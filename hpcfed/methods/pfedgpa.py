@@ -31,13 +31,7 @@ from functools import partial
 
 from hpcfed.methods import GENERATED, IN_PLACE, OWNED
 from hpcfed.methods._generating import Options
-from hpcfed.methods._interface import (
-    AtDepth,
-    Cohort,
-    Federation,
-    Positions,
-    Tensor,
-)
+from hpcfed.methods._interface import AtDepth, Cohort, Federation, Positions, Tensor
 from hpcfed.methods._overlap import begin_learning, late_columns
 from hpcfed.methods._rivals import Request, noisy, requests
 from hpcfed.server.diffusion import Schedule
@@ -159,9 +153,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
 
 def _generated(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
-    """Return every client's generated columns. The server learns now, or has begun to
-    learn --server-overlap rounds ago.
-    """
+    """Return every client's generated columns: of a learning now, or some rounds ago."""
     if fed.options.server_overlap:
         made, known = late_columns(fed, cohort, w=state.w, starts=state.starts)
     else:
