@@ -438,6 +438,10 @@ def test_a_model_that_grows_too_large_says_what_to_take(
         ({"server_model": "spam"}, "spam"),
         ({"autoencoder_samples": 200}, "without --server-model p-diff"),
         ({"latent_noise": 0.2}, "without --server-model p-diff"),
+        (
+            {"server_load": __file__},
+            "--server-load changes nothing without --warm-start",
+        ),
     ],
 )
 def test_mistakes(

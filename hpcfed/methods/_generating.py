@@ -161,6 +161,11 @@ class Options(ServerOptions):
                 "--warm-start needs a trained server: add --server-load with a "
                 "server.h5 of an earlier run"
             )
+        if self.server_load and self.server_model == "span" and not self.warm_start:
+            raise UserError(
+                "--server-load changes nothing without --warm-start: span learns anew "
+                "from every bank"
+            )
         if self.depth_sweep and self.depth_sweep[-1] > self.diffusion_steps:
             raise UserError(
                 f"--depth-sweep {self.depth_sweep[-1]} is beyond --diffusion-steps "
