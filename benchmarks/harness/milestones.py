@@ -20,7 +20,7 @@ MODULES = {
 }
 """Modules, and the milestones that their imports are."""
 FUNCTIONS = {
-    "hpcfed.cli.run:check": "checked",
+    "hpcfed.cli.run:check_start": "checked",
     "hpcfed.runtime.world:enter": "world",
     "hpcfed.experiment.assemble:load_dataset": "data",
     "hpcfed.experiment.run:assemble": "assembled",

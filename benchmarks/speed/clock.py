@@ -19,12 +19,12 @@ import numpy as np
 import hpcfed
 from benchmarks.arguments import parser_of
 from hpcfed.federation.channel.clock import MembersTime, VirtualClock
-from hpcfed.federation.federation import Federation
+from hpcfed.federation.exchange import Exchange
 
 CALLS = {
     VirtualClock: ("next_moment", "available", "begin", "end"),
     MembersTime: ("download", "train", "upload", "table"),
-    Federation: ("_came",),
+    Exchange: ("_came",),
 }
 """What the clock does in a round."""
 SETTINGS = {
