@@ -14,7 +14,7 @@ from hpcfed.experiment.assemble import Newcomers, Setup
 from hpcfed.experiment.newcomers import welcome
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.log import RoundLog
-from hpcfed.methods import pfedgpa
+from hpcfed.methods import _guided, pfedgpa
 from hpcfed.server.guidance import Guidance
 from hpcfed.server.likeness import updates_of
 from tests.federations import assembled, traffic
@@ -398,6 +398,25 @@ def test_an_update_is_counted_from_fedavgs_row_or_the_clients_own(
     assert how == Guidance(
         strength=-1.0, start=20, steps=20, moved=True, stream="guidance 1"
     )
+
+
+def test_far_rows_are_pulled_towards_fedavgs_by_hand(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known clients lie 1 and 7 from FedAvg's columns, which are (1, 1): √((1 + 49) / 2)
+    = 5 is usual. A third one is unknown. Twice that is allowed: a row at 20 is pulled
+    half of its way, one at 10 stays.
+    """
+    fed = finished.newcomers.federation
+    monkeypatch.setattr(
+        fed, "options", fed.options.model_copy(update={"guided_within": 2.0})
+    )
+    centre = torch.ones(2)
+    generated = torch.tensor([[2.0, 1.0], [1.0, 8.0], [1.0, 1.0]])
+    columns = torch.tensor([[13.0, 17.0], [7.0, 9.0], [1.0, 1.0]])
+    found = _guided.keep_within(fed, columns, centre, generated)
+    expected = torch.tensor([[7.0, 9.0], [7.0, 9.0], [1.0, 1.0]])
+    torch.testing.assert_close(found, expected)
 
 
 def test_guidance_changes_generated_columns_alone() -> None:

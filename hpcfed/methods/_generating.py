@@ -116,17 +116,18 @@ class Options(ServerOptions):
         "scale it, or noised",
         needs=_GUIDED,
     )
-    guided_bound: float | None = option(
-        None,
-        "new clients: shorten latents to at most this many times the usual length of "
-        "those learnt (default: not)",
-        gt=0,
-        needs=_GUIDED,
-    )
     guided_return: Literal["auto", "decoded", "moved"] = option(
         "auto",
         "new clients: replace their row by what is decoded, or move it as far as guidance "
         "moved its reconstruction (auto: decoded; span: moved)",
+        needs=_GUIDED,
+    )
+
+    guided_within: float | None = option(
+        None,
+        "new clients: pull guided rows towards FedAvg's, to at most N times the usual "
+        "distance of generated rows from it (default: not)",
+        gt=0,
         needs=_GUIDED,
     )
 
@@ -142,7 +143,6 @@ class Options(ServerOptions):
             steps=self.guided_steps,
             sign=self.guided_sign,
             entry=self.guided_entry,
-            bound=self.guided_bound,
             fresh_noise=self.guided_noise,
             moved=moved,
             stream=f"guidance {update}",

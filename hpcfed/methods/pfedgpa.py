@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from hpcfed.methods import GENERATED, IN_PLACE, OWNED
+from hpcfed.methods import GENERATED, IN_PLACE, OWNED, _guided
 from hpcfed.methods._generating import Options
 from hpcfed.methods._interface import AtDepth, Cohort, Federation, Positions, Tensor
 from hpcfed.methods._overlap import begin_learning, late_columns
@@ -359,16 +359,8 @@ def lead(
     # The paper guides the first I updates; later ones are plain local training.
     if update >= fed.options.guided_updates or not _has_generated(state):
         return after
-    old, new = before[:, fed.generated], after[:, fed.generated]
-    if fed.options.guided_reference == "before":
-        # Then each local update is as long as those that the model has learnt.
-        reference: Tensor | float = old
-    else:
-        # The model knows differences to FedAvg's row. So the score of a row, wherever
-        # it started, is that of its difference to FedAvg's row.
-        reference = _reference(fed, state)
-    with fed.timed("server"):
-        led = fed.server.guide(
-            fed.clients, old - reference, new - reference, fed.options.guiding(update)
-        )
-    return _with(fed, after, led.to(after.dtype) + reference)
+    at = fed.generated
+    reference = _reference(fed, state)
+    led = _guided.guide(fed, update, before[:, at], after[:, at], reference)
+    led = _guided.keep_within(fed, led, state.w[at], state.generated)
+    return _with(fed, after, led)

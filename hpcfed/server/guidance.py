@@ -25,8 +25,6 @@ class Guidance:
     """The number of reverse steps."""
     sign: Sign = "progress"
     entry: LatentEntry = "clean"
-    bound: float | None = None
-    """Latents are shortened to at most this many times the usual length."""
     fresh_noise: bool = False
     """Whether to add fresh noise in each step."""
     moved: bool = False

@@ -30,14 +30,6 @@ def silent(network: str, done: int, steps: int, losses: Tensor) -> None:
     """Show no progress."""
 
 
-def _shortened(z: Tensor, bound: float) -> Tensor:
-    """Return latents of at most `bound` times the usual length. Learnt latents have a
-    mean square of 1, so their usual length is the root of their size.
-    """
-    lengths = z.square().mean(1, keepdim=True).sqrt()
-    return z * (bound / lengths).clamp_max(1)
-
-
 class RowModel(ABC):
     """Learns from a bank of rows, and generates rows.
 
@@ -160,10 +152,8 @@ class RowModel(ABC):
         """Return rows after local training, guided by what the model has learnt from
         all clients.
         """
-        learnt = self.encode(after)
-        old, new = self.encode(before), learnt
-        if how.bound is not None:
-            old, new = _shortened(old, how.bound), _shortened(new, how.bound)
+        old = self.encode(before)
+        new = self.encode(after)
         guided = diffusion.guide(
             self.schedule,
             self._epsilon,
@@ -176,7 +166,7 @@ class RowModel(ABC):
         if not how.moved:
             return rows
         # Keeps what latents cannot say of a newcomer's row.
-        return after + rows - self.decode(learnt)
+        return after + rows - self.decode(new)
 
     @cuda.without_trials()
     def _epsilon(self, z: Tensor, t: Tensor) -> Tensor:
