@@ -156,11 +156,11 @@ def by_hand(
         if done in begins:
             fed.server.learn()
             answer = fed.server.invert(fed.clients)
-            columns = answer.rows + starts if learns_updates else answer.rows
+            columns = answer.rows + starts
             made[done + overlap] = columns, answer.known, w[at]
         if done in made:
             columns, known, then = made[done]
-            generated = columns + (w[at] - then) if learns_updates else columns.clone()
+            generated = columns + (w[at] - then)
             assert not known.all()
             generated[~known] = w[at]
         found.append((w, generated))

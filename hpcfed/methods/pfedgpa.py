@@ -17,8 +17,8 @@ started. Without one, it is added to FedAvg's row, or in a warm start to that of
 that has trained the server.
 
 With --server-overlap R the server begins to learn R rounds before its rows are used,
-and clients go on. FedAvg's row moves meanwhile, and so do rows made of generated
-updates.
+and clients go on. FedAvg's row moves meanwhile, and generated rows move along: a round
+that started from rows as they were generated would undo what FedAvg has learnt since.
 
 New clients start from FedAvg's row, and the server guides them after each of their
 first local updates. For comparison they are also guided from a random row, as in line 8
@@ -32,7 +32,7 @@ from functools import partial
 from hpcfed.methods import GENERATED, IN_PLACE, OWNED, _guided
 from hpcfed.methods._generating import Options
 from hpcfed.methods._interface import AtDepth, Cohort, Federation, Positions, Tensor
-from hpcfed.methods._overlap import begin_learning, late_columns
+from hpcfed.methods._overlap import late_columns
 from hpcfed.methods._rivals import Request, noisy, requests
 from hpcfed.server.diffusion import Schedule
 from hpcfed.server.schedule import is_banked, learns_after, rows_are_due
@@ -84,7 +84,8 @@ class State:
     """
     starts: Tensor = field(metadata=OWNED | IN_PLACE)
     """The generated columns from which every client's newest update in the bank
-    started; none with --bank-of uploads.
+    started. With --bank-of uploads none, or zeros with --server-overlap. At the end of
+    an overlap they have moved along with FedAvg's row.
     """
     newest: Tensor = field(metadata=OWNED | IN_PLACE)
     """Every client's newest upload of the rounds in the bank, or FedAvg's row without
@@ -108,13 +109,14 @@ def init(fed: Federation[Options]) -> State:
     return State(
         w,
         generated=first,
-        starts=w.new_zeros(clients, len(fed.generated) if _learns_updates(fed) else 0),
+        starts=w.new_zeros(clients, len(fed.generated) if _has_starts(fed) else 0),
         newest=w.repeat(clients, 1) if own_body else w.new_empty(clients, 0),
     )
 
 
-def _learns_updates(fed: Federation[Options]) -> bool:
-    return fed.options.bank_of == "updates"
+def _has_starts(fed: Federation[Options]) -> bool:
+    """Tell whether the state has starts, to which the server's rows are added."""
+    return fed.options.bank_of == "updates" or fed.options.server_overlap > 0
 
 
 def _plain(state: State, w: Tensor) -> State:
@@ -148,7 +150,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     if rows_are_due(fed.options, done, rounds):
         state = replace(state, generated=_generated(fed, state, cohort))
     if fed.options.server_overlap and learns_after(fed.options, done, rounds):
-        begin_learning(fed, cohort, w=w, starts=state.starts)
+        fed.begin_learning(cohort, starts=state.starts, row=w[fed.generated])
     return state
 
 
@@ -179,7 +181,7 @@ def _bank(
     # The server skips uploads that are not finite: the client's previous one stays the
     # newest.
     finite = uploads.isfinite().all(1, keepdim=True)
-    if _learns_updates(fed):
+    if fed.options.bank_of == "updates":
         fed.bank(uploads - starts, cohort)
         _replace(state.starts, cohort.here, starts, finite)
     else:
@@ -211,7 +213,7 @@ def _columns(
 ) -> Tensor:
     """Return the columns of an answer, and FedAvg's of unknown clients."""
     columns = answer.to(state.w.dtype)
-    if _learns_updates(fed):
+    if _has_starts(fed):
         columns = columns + state.starts
     # Unknown clients were not sampled in the rounds of the bank.
     columns[~known] = state.w[fed.generated]
@@ -285,7 +287,7 @@ def figures(
         return
     generated = state.generated
     found = fed.server.compare(
-        fed.clients, generated - state.starts if _learns_updates(fed) else generated
+        fed.clients, generated - state.starts if _has_starts(fed) else generated
     )
     number = state.w.new_tensor
     yield "distance to own upload", number(found.own[clients])
@@ -338,7 +340,7 @@ def _sampled(fed: Federation[Options], state: State) -> Tensor:
 
 def _reference(fed: Federation[Options], state: State) -> Tensor | float:
     """Return what to add to a generated update that has no start of its own."""
-    return state.w[fed.generated] if _learns_updates(fed) else 0.0
+    return state.w[fed.generated] if fed.options.bank_of == "updates" else 0.0
 
 
 def global_row(state: State) -> Tensor:
