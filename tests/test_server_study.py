@@ -146,6 +146,8 @@ def test_a_point_takes_its_last_learning_beside_five_rounds_of_clients() -> None
     assert cost.seconds == {"encode": pytest.approx(3), "denoiser": 2}
     assert (cost.whole, cost.between) == (pytest.approx(5), pytest.approx(5))
     assert cost.share == pytest.approx(0.5)
+    # Clients that went on waited 1 s in the end: 6 s from one learning to the next.
+    assert replace(cost, waited=1.0).share == pytest.approx(5 / 6)
     assert cost.limit == ("encode", pytest.approx(0.6))
     assert (cost.own, cost.before, cost.after) == (0.75, 0.5, 0.25)
     assert cost.bank == (4 * MIB,)

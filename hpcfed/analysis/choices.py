@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
-from hpcfed.options import RunConfig, facts_of, known, named
+from hpcfed.options import RunConfig, facts, facts_of, known, named
 
 Item = TypeVar("Item")
 Alike = TypeVar("Alike", bound=Hashable)
@@ -81,10 +81,13 @@ def distinguish(choices: Sequence[Combination]) -> list[Combination]:
 
 def _always(choices: Sequence[Combination]) -> list[str]:
     """Return the options that must be in the keys of all methods."""
-    always = []
-    for name in named(told="always"):
-        if len(values_of(choices, name)) > 1:
-            always.append(name)
+    # A dict as an ordered set: methods may have such options of their own.
+    told: dict[str, None] = {}
+    for method in sorted({str(choice["method"]) for choice in choices}):
+        for name, stated in facts(method).items():
+            if stated.told == "always":
+                told[name] = None
+    always = [name for name in told if len(values_of(choices, name)) > 1]
     datasets = {choice.only(("dataset",)) for choice in choices}
     # Without these in the key, methods would be compared by their networks, or by how
     # long they learnt. A data set may have its own.

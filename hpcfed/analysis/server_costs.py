@@ -4,7 +4,7 @@ rounds, and how it grows with columns, clients and server ranks.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 from re import sub
 from statistics import fmean
 from typing import Any
@@ -53,6 +53,8 @@ class ServerCost:
     """By part."""
     between: float = nan
     """Seconds that clients work between two learnings."""
+    waited: float = nan
+    """Seconds that clients waited for it, if they went on while it learnt; else NaN."""
     memory: tuple[float, ...] = (nan,)
     """Peak bytes of each server rank."""
     bank: tuple[float, ...] = (nan,)
@@ -83,8 +85,9 @@ class ServerCost:
 
     @property
     def share(self) -> float:
-        """The server's share of the time from one learning to the next."""
-        return self.whole / (self.whole + self.between)
+        """The share of the time from one learning to the next that the server works."""
+        waited = self.whole if isnan(self.waited) else self.waited
+        return self.whole / (self.between + waited)
 
     @property
     def fits(self) -> bool:
@@ -133,6 +136,7 @@ def _measured(group: Group) -> ServerCost:
         seconds=seconds,
         # Stacked seeds share the rounds' time, but each had the server for itself.
         between=every * working / group.first.stacked_seeds,
+        waited=fmean(one.waited for one in last),
         memory=_by_rank(last, lambda one: one.peak_memory),
         bank=_by_rank(last, lambda one: one.bank_bytes),
         own=fmean(one.kept for one in last),

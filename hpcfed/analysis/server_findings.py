@@ -32,8 +32,8 @@ MILLION = 1e6
 WHICH = ("options", "clients", "columns")
 """The first columns of a table of points; the last are generated columns."""
 TIMES = (
-    "seconds of a run's last learning, mean over runs; the share is that of the time "
-    "from one learning to the next"
+    "seconds of a run's last learning, mean over runs; share: of the time from one "
+    "learning to the next, in which the server works"
 )
 RESULTS = (
     "memory: peak of each server rank, in the device's allocator on a GPU, of the whole "

@@ -34,6 +34,7 @@ class ServerOptions(options.Options):
         "coordinates in the space that the uploads span, exact for any number of them",
         group="server",
         shapes_server=True,
+        told="always",
     )
     server: Literal["auto", "tiny", "small", "paper", "large"] = option(
         "auto",
