@@ -8,6 +8,7 @@ are found on every rank.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from hpcfed.analysis.costmodel import FittedCost, fit_cost
 from hpcfed.plan.constants import BankPoint
@@ -85,6 +86,14 @@ def answer_work(rows: int, columns: int, clients: int) -> BankWork:
 def fit_passes(points: Sequence[BankPoint]) -> FittedCost:
     """Fit the seconds of a number, a FLOP and a cube to measured passes."""
     return fit_cost(points, _terms, lambda point: point.seconds)
+
+
+def misfit(points: Sequence[BankPoint]) -> float:
+    """Return the mean relative error of the fit; 0 without points."""
+    if not points:
+        return 0.0
+    cost = fit_passes(points)
+    return fmean(abs(cost(point) / point.seconds - 1) for point in points)
 
 
 def _terms(work: BankPoint | BankWork) -> tuple[float, float, float]:

@@ -22,6 +22,7 @@ from hpcfed.plan.bank import (
     bank_memory,
     fit_passes,
     learning_work,
+    misfit,
 )
 from hpcfed.plan.constants import (
     Calibration,
@@ -210,6 +211,7 @@ def plan_learning(
         return total + _besides(constants, sizes, options, clients)
 
     doubt = LEAST_WIDTH * (1 + _times_larger(constants, sizes, options))
+    doubt += misfit(constants.bank)
     return LearningPlan(
         ranks=ranks,
         zero_stage=zero_stage,

@@ -3,7 +3,7 @@ through the bank.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -15,7 +15,12 @@ from torch import Tensor
 from hpcfed.clients.network import client_layout, client_network
 from hpcfed.errors import remark
 from hpcfed.options import Settings
-from hpcfed.plan.bank import generating_work, learning_work, recognising_work
+from hpcfed.plan.bank import (
+    BankWork,
+    generating_work,
+    learning_work,
+    recognising_work,
+)
 from hpcfed.plan.constants import BankPoint, Preparation, ServerPoint, ZeroPreparation
 from hpcfed.plan.server import NetworkSize, inversion_work, network_sizes
 from hpcfed.runtime import world as worlds
@@ -44,7 +49,7 @@ FEW_COLUMNS = 1_000
 """Columns for steps of span's denoiser: so few that passes through them cost nothing."""
 BANKS = {
     "cuda": ((100, 1_000_000), (1_000, 200_000), (2_000, 20_000), (50, 8_000_000)),
-    "cpu": ((40, 50_000), (200, 50_000), (400, 5_000), (40, 400_000)),
+    "cpu": ((40, 50_000), (200, 50_000), (400, 5_000), (20, 2_000_000)),
 }
 """Rows and columns of banks to pass through, by device."""
 
@@ -103,6 +108,8 @@ def measure_server(
         )
     passes: list[BankPoint] = []
     if options.server_model == "span":
+        # Libraries load in the first products.
+        measure_passes(INVERTED, FEW_COLUMNS, world.device)
         for shape in BANKS[device.type]:
             passes += measure_passes(*shape, world.device)
     world.close()
@@ -148,34 +155,34 @@ def measure_passes(rows: int, columns: int, device: torch.device) -> list[BankPo
     owners = np.arange(rows) % INVERTED
     bank = BankedRows([BankedRound(owners, numbers)], Columns.all_of([columns]))
     newest = numbers[:INVERTED]
-    found = Coordinates.of(bank, share=1.0, most=None)
+    learn = partial(Coordinates.of, bank, share=1.0, most=None)
+    points = list(_twice(learning_work(rows, columns), learn, device))
+    found = learn()
 
     def there_and_back() -> Tensor:
         coordinates = found.of_rows(bank, newest)
         return bank.combined(found.combinations(coordinates))
 
-    timed = (
-        (
-            learning_work(rows, columns),
-            partial(Coordinates.of, bank, share=1, most=None),
-        ),
-        (generating_work(rows, columns, INVERTED), there_and_back),
-        (
-            recognising_work(rows, columns, INVERTED),
-            partial(likeness.recognised, bank, clients, newest),
-        ),
-    )
-    return [BankPoint(**asdict(work), seconds=_warm(do, device)) for work, do in timed]
+    recognise = partial(likeness.recognised, bank, clients, newest)
+    generating = generating_work(rows, columns, INVERTED)
+    points += _twice(generating, there_and_back, device)
+    points += _twice(recognising_work(rows, columns, INVERTED), recognise, device)
+    return points
 
 
-def _warm(do: Callable[[], Any], device: torch.device) -> float:
-    """Return the seconds of the second of two calls."""
-    do()
-    synchronize(device)
-    begin = time.perf_counter()
-    do()
-    synchronize(device)
-    return time.perf_counter() - begin
+def _twice(
+    work: BankWork, do: Callable[[], Any], device: torch.device
+) -> Iterator[BankPoint]:
+    """Time a pass twice. The first one touches new memory, as the first learning of a
+    run does; later ones find it touched.
+    """
+    for _ in range(2):
+        synchronize(device)
+        begin = time.perf_counter()
+        do()
+        synchronize(device)
+        seconds = time.perf_counter() - begin
+        yield BankPoint(**asdict(work), seconds=seconds)
 
 
 def synchronize(device: torch.device) -> None:
