@@ -427,7 +427,7 @@ def test_a_model_that_grows_too_large_says_what_to_take(
         cli.main(["run", *map(str, flags(**options))])
     assert ended.value.code == 2
     [*_, line] = capsys.readouterr().err.splitlines()
-    assert "for 4,810 columns do not fit" in line and "--server-model span" in line
+    assert "of 4,810 columns does not fit" in line and "--server-model span" in line
 
 
 @pytest.mark.parametrize(

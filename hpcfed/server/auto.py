@@ -6,21 +6,22 @@ from collections.abc import Iterator, Mapping, Set
 
 from hpcfed.models.layout import Layout
 from hpcfed.options import Choice, flag_of
-from hpcfed.server.options import SAMPLES, ServerOptions
+from hpcfed.server.options import ServerOptions
 from hpcfed.server.schedule import WHOLE_UP_TO, generated, num_learnings
 from hpcfed.words import bytes_text
 
 SECONDS = {"autoencoder": 12.0, "denoiser": 16.0}
 """Time that each network of --server tiny may train on one core in the whole run."""
-GPU_BATCH = 400
+GPU_BATCH = {"p-diff": 400, "span": 400, "tokens": 48}
 """Samples per step of the denoiser on a GPU. The total number of samples stays the
-same, in fewer steps; this reproduced the paper's figures (benchmarks/paper). With 50
-samples per step, kernel launches take most of the time.
+same, in fewer steps; for p-diff this reproduced the paper's figures (benchmarks/paper).
+With 50 samples per step, kernel launches take most of the time. A sample of tokens is a
+window, which is much more work.
 """
 CPU_SAMPLES = {"autoencoder": (1_000, 16_000), "denoiser": (2_000, 32_000)}
 """The fewest samples from which a network learns anything, and what digits needs."""
-SPAN_CPU_SAMPLES = (2_000, 20_000)
-"""The same for the denoiser of --server-model span, which knows much before it learns."""
+START_CPU_SAMPLES = {"span": (2_000, 20_000), "tokens": (500, 2_000)}
+"""The same for the denoisers of other models, which know much before they learn."""
 MOST_SAVED = 2**31
 """The most bytes of banked rows that --server-model span saves without being asked."""
 
@@ -44,7 +45,8 @@ def server_choices(
     if options.server_model == "span" and "server_save" not in given:
         yield from _unsaved(options, layout, uploads)
     if options.server != "auto":
-        yield from _samples(options, SAMPLES, f"as --server {options.server} says")
+        because = f"as --server {options.server} says"
+        yield from _samples(options, options.default_samples, because)
     elif gpu:
         yield from _for_a_gpu(options, ranks, given)
     else:
@@ -52,10 +54,10 @@ def server_choices(
 
 
 def _for_a_gpu(options: ServerOptions, ranks: int, given: Set[str]) -> Iterator[Choice]:
-    learns = _from(options, SAMPLES)
+    learns = _from(options, options.default_samples)
     because = f"it learns on a GPU, {learns}; --server small asks for less"
     yield Choice("server", "paper", because)
-    yield from _samples(options, SAMPLES)
+    yield from _samples(options, options.default_samples)
     # Not with ZeRO, which would also keep parameters in bfloat16.
     if "server_precision" not in given and not options.zero_stage:
         because = "a GPU is quick with it; --server-precision fp32 asks for more"
@@ -65,7 +67,8 @@ def _for_a_gpu(options: ServerOptions, ranks: int, given: Set[str]) -> Iterator[
     if not any(name.endswith("_batch") for name in given):
         because = "a GPU is quick with it; --denoiser-batch asks for another"
         # Ranks share a batch evenly.
-        yield Choice("denoiser_batch", -(-GPU_BATCH // ranks) * ranks, because)
+        batch = GPU_BATCH[options.server_model]
+        yield Choice("denoiser_batch", -(-batch // ranks) * ranks, because)
 
 
 def _unsaved(options: ServerOptions, layout: Layout, uploads: int) -> Iterator[Choice]:
@@ -77,8 +80,8 @@ def _unsaved(options: ServerOptions, layout: Layout, uploads: int) -> Iterator[C
 
 
 def _for_a_cpu(options: ServerOptions, layout: Layout, rounds: int) -> Iterator[Choice]:
-    if options.server_model == "span":
-        fewest, most = SPAN_CPU_SAMPLES
+    if options.server_model in START_CPU_SAMPLES:
+        fewest, most = START_CPU_SAMPLES[options.server_model]
         samples = {"denoiser": max(fewest, most // num_learnings(options, rounds))}
         because = (
             f"it learns on a CPU, {_from(options, samples)}; --server paper is larger"

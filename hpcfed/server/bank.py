@@ -70,6 +70,7 @@ class BankedRows:
         self.columns = columns
         self.uploaders = np.concatenate([banked.clients for banked in rounds])
         """The client of every row."""
+        self._ends = np.cumsum([len(banked.clients) for banked in rounds])
         self._device = device or rounds[0].rows.device
 
     @classmethod
@@ -128,16 +129,29 @@ class BankedRows:
             starts.append(zeros if banked.starts is None else banked.starts)
         return self._selected(places, starts)
 
+    def copy_part(self, place: int, at: slice, into: Tensor) -> None:
+        """Copy some of all columns of the row at this position to the beginning of
+        `into`, as far as this rank holds them; leave the others as they are.
+        """
+        held = self.columns
+        begin, end = max(at.start, held.start), min(at.stop, held.stop)
+        if begin < end:
+            row = self._row(place, [banked.rows for banked in self._rounds])
+            part = row[begin - held.start : end - held.start]
+            into[begin - at.start : end - at.start] = part.to(into.device)
+
     def _selected(self, places: np.ndarray, parts: Sequence[Tensor]) -> Tensor:
-        ends = np.cumsum([len(part) for part in parts])
         selected = []
         for place in places.tolist():
-            number = int(np.searchsorted(ends, place, side="right"))
-            row = parts[number][place - int(ends[number])]
-            selected.append(self._loaded(row))
+            selected.append(self._loaded(self._row(place, parts)))
         if not selected:
             return self._loaded(parts[0][:0])
         return torch.stack(selected)
+
+    def _row(self, place: int, parts: Sequence[Tensor]) -> Tensor:
+        """Return a row of parts that follow each other, one for each round."""
+        number = int(np.searchsorted(self._ends, place, side="right"))
+        return parts[number][place - int(self._ends[number])]
 
     def _loaded(self, rows: Tensor) -> Tensor:
         """Return rows on the device, in a type that networks compute in."""

@@ -1,8 +1,8 @@
 """Which of the generated columns a server rank holds.
 
-The bank of --server-model span lies once over all server ranks: each has a share of the
-columns of every row. What is summed over columns is summed over ranks afterwards. Other
-models need whole rows, so that every rank holds all columns.
+The bank lies once over all server ranks: each has a share of the columns of every row.
+What is summed over columns is summed over ranks afterwards. Only --server-model p-diff
+needs whole rows, so that every rank holds all columns.
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,7 +13,7 @@ from hpcfed.server.learning import LearningRun, rebuilt_with
 from hpcfed.server.losses import reconstruction_loss
 from hpcfed.server.networks import Autoencoder, Denoiser, in_chunks
 from hpcfed.server.options import ServerOptions, batching
-from hpcfed.server.row_model import RowModel
+from hpcfed.server.row_model import LatentModel
 from hpcfed.server.scaling import LatentScaling, RowScaling
 from hpcfed.server.storage import SavedServer
 from hpcfed.server.training_plan import RankSlot
@@ -22,7 +22,7 @@ GROUPS = ("autoencoder", "denoiser", "standard", "latents")
 """The groups of tensors in its file."""
 
 
-class LatentDiffusion(RowModel):
+class LatentDiffusion(LatentModel):
     """An autoencoder of rows and a denoiser of its latents.
 
     Every server rank passes the same whole rows.

@@ -1,4 +1,4 @@
-"""The losses of the two networks, with the samples and noise of every step.
+"""The losses of the server's networks, with the samples and noise of every step.
 
 All ranks draw the same numbers for a batch and take their slices of it, so that draws
 do not depend on the number of ranks.
@@ -67,6 +67,56 @@ def denoising_loss(
         z_t = schedule.noised(z_0, t, noise)
         predicted = network(z_t, t)
         return F.mse_loss(predicted, noise)
+
+    return loss
+
+
+Windows = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Returns standardised windows of rows that begin at these tokens, and which of their
+numbers are columns. All ranks ask for the same windows.
+"""
+
+
+def token_loss(
+    windows: Windows,
+    batching: Batching,
+    draws: Draws,
+    host_draws: Draws,
+    *,
+    schedule: Schedule,
+    num_rows: int,
+    num_starts: int,
+    filled: float,
+) -> Loss:
+    """Return the loss of a denoiser of windows: that of `denoising_loss`, over numbers
+    that are columns. These are a share `filled` of all numbers of tokens.
+    """
+    count = batching.drawn
+
+    def chosen(step: int, number: int) -> tuple[Tensor, Tensor]:
+        draw, samples = batching.slice_of(number)
+        random = host_draws(step, draw)
+        rows = _integers(random, 0, num_rows, count)
+        first = _integers(random, 0, num_starts, count)
+        return rows[samples], first[samples]
+
+    def loss(network: Callable[..., Tensor], step: int, micro: int) -> Tensor:
+        # Ranks put together the windows of all of them, since each holds some columns.
+        rank, begin = micro % batching.ranks, micro // batching.ranks * batching.ranks
+        every = [chosen(step, begin + other) for other in range(batching.ranks)]
+        rows, first = (torch.cat(parts) for parts in zip(*every, strict=True))
+        z, real = windows(rows, first)
+        mine = slice(rank * batching.micro, (rank + 1) * batching.micro)
+        z_0, real = z[mine], real[mine]
+        draw, samples = batching.slice_of(micro)
+        random = draws(step, draw)
+        t = _integers(random, 1, schedule.steps + 1, count)[samples]
+        noise = _normal(random, count, z.shape[1])[samples] * real
+        z_t = schedule.noised(z_0, t, noise)
+        predicted = network(z_t, t, every[rank][1].to(z.device))
+        error = (predicted - noise) * real
+        # Not the mean over these windows: then ranks would weigh theirs differently.
+        return error.square().mean() / filled
 
     return loss
 

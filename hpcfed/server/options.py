@@ -8,7 +8,7 @@ from hpcfed import options
 from hpcfed.errors import UserError, count
 from hpcfed.options import LEFT_OUT, Choice, Need, option
 from hpcfed.server.rounds import check_rounds
-from hpcfed.server.sizes import SIZES, SPAN_SIZES, Batching, Size
+from hpcfed.server.sizes import MODEL_SIZES, Batching, Size
 
 if TYPE_CHECKING:
     from hpcfed.models.layout import Layout
@@ -17,8 +17,12 @@ NETWORKS = ("autoencoder", "denoiser")
 """p-diff's networks, in the order of their training."""
 SAMPLES = {"autoencoder": 100_000, "denoiser": 400_000}
 """Default number of training samples of each network."""
+TOKEN_SAMPLES = {"denoiser": 50_000}
+"""The same for --server-model tokens: a sample is a window of a row."""
 BATCH = 50
 _P_DIFF = Need("--server-model p-diff", lambda run: run.server_model == "p-diff")
+MOST_HALVINGS = 12
+"""The most convolutions of p-diff's encoder."""
 
 
 class ServerOptions(options.Options):
@@ -28,10 +32,11 @@ class ServerOptions(options.Options):
 
     # The model and its size.
 
-    server_model: Literal["p-diff", "span"] = option(
+    server_model: Literal["p-diff", "span", "tokens"] = option(
         "p-diff",
-        "model of rows: the paper's autoencoder, which grows with the columns, or "
-        "coordinates in the space that the uploads span, exact for any number of them",
+        "model of rows: the paper's autoencoder, which grows with the columns; "
+        "coordinates in the space that the uploads span, exact for any number of them; "
+        "or a transformer of tokens, whose size does not depend on the columns",
         group="server",
         shapes_server=True,
         told="always",
@@ -48,8 +53,8 @@ class ServerOptions(options.Options):
     )
     server_width: int | None = option(
         None,
-        "channels of their first convolution, or width of span's denoiser; fastest as a "
-        "multiple of 16 (default: by --server)",
+        "channels of their first convolution, or width of the denoiser of span and "
+        "tokens; fastest as a multiple of 64 (default: by --server)",
         group="server",
         ge=0,
         le=2**16,
@@ -59,7 +64,8 @@ class ServerOptions(options.Options):
     )
     server_latent: int | None = option(
         None,
-        "size of the latent space (default: by --server; span: all dimensions)",
+        "size of the latent space, or numbers of a token (default: by --server; span: all "
+        "dimensions)",
         group="server",
         ge=0,
         le=2**20,
@@ -69,11 +75,11 @@ class ServerOptions(options.Options):
     )
     server_depth: int | None = option(
         None,
-        "convolutions of the encoder, or stages of span's denoiser (default: by "
-        "--server)",
+        "convolutions of the encoder, or stages of the denoiser of span and tokens "
+        "(default: by --server)",
         group="server",
         ge=0,
-        le=12,
+        le=200,
         calibration=LEFT_OUT,
         shapes_server=True,
         zero_was_unset=True,
@@ -96,6 +102,14 @@ class ServerOptions(options.Options):
         gt=0,
         le=1,
         needs=Need("--server-model span", lambda run: run.server_model == "span"),
+    )
+    token_window: int = option(
+        256,
+        "tokens that attend to each other; longer rows pass in several windows",
+        group="server",
+        ge=1,
+        le=2**16,
+        needs=Need("--server-model tokens", lambda run: run.server_model == "tokens"),
     )
     generated_layers: int | None = option(
         None,
@@ -319,6 +333,11 @@ class ServerOptions(options.Options):
         info = config.model_info()
         if info is not None:
             self._check_layers(info.layers, config.network())
+        if self.server_model == "p-diff" and self.size.depth > MOST_HALVINGS:
+            raise UserError(
+                f"--server-depth {self.size.depth} is beyond {MOST_HALVINGS}, p-diff's "
+                "most: each of its convolutions halves the row"
+            )
         check_rounds(
             bank_rounds=self.bank_rounds,
             every=self.server_every,
@@ -364,13 +383,18 @@ class ServerOptions(options.Options):
     def samples(self, network: str) -> int:
         """Return the number of training samples of a network."""
         given: int | None = getattr(self, f"{network}_samples")
-        return given or SAMPLES[network]
+        return given or self.default_samples[network]
+
+    @property
+    def default_samples(self) -> dict[str, int]:
+        """The number of training samples of each network if no option says it."""
+        return TOKEN_SAMPLES if self.server_model == "tokens" else SAMPLES
 
     @property
     def size(self) -> Size:
         """The size of the networks: that of --server, unless single options differ."""
         # A run turns auto into a size once it knows its devices (see auto.py).
-        sizes = SIZES if self.server_model == "p-diff" else SPAN_SIZES
+        sizes = MODEL_SIZES[self.server_model]
         preset = sizes["paper" if self.server == "auto" else self.server]
         return Size(
             width=self.server_width or preset.width,
@@ -395,4 +419,6 @@ def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
         ranks,
         micro=options.server_micro_batch,
         flag="--denoiser-batch" if own else "--server-batch",
+        # Only p-diff has batch norm.
+        least=2 if options.server_model == "p-diff" else 1,
     )

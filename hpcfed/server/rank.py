@@ -1,8 +1,8 @@
 """The server's side: it banks uploads, trains the model on them, and generates rows.
 
 Every server rank handles every request, because training is collective and all ranks
-hold the same model. With --server-model span each holds its columns of the bank, with
-others the whole bank.
+hold the same model. With --server-model p-diff each holds the whole bank, with others its
+columns of it.
 """
 
 import time
@@ -25,6 +25,7 @@ from hpcfed.server.options import ServerOptions
 from hpcfed.server.progress import leaving_signs
 from hpcfed.server.row_model import RowModel
 from hpcfed.server.span import SpanDiffusion
+from hpcfed.server.tokens import TokenDiffusion
 from hpcfed.server.training_plan import RankSlot
 
 
@@ -45,10 +46,10 @@ class ServerRank:
         columns, in order. `allgather` collects a number of every server rank.
         """
         self.options = options
-        if options.server_model == "span":
-            self.columns = Columns.share_of(widths, slot.rank, slot.size)
-        else:
+        if options.server_model == "p-diff":
             self.columns = Columns.all_of(widths)
+        else:
+            self.columns = Columns.share_of(widths, slot.rank, slot.size)
         self.slot = slot
         self.allgather = allgather
         self.folders: dict[int, Path] = {}
@@ -84,6 +85,8 @@ class ServerRank:
         columns, options, slot = self.columns, self.options, self.slot
         if options.server_model == "span":
             return SpanDiffusion(columns, options, slot, seed=seed)
+        if options.server_model == "tokens":
+            return TokenDiffusion(columns, options, slot, seed=seed)
         return LatentDiffusion(columns.widths, options, slot, seed=seed)
 
     def has_learnt(self, seed: int) -> bool:

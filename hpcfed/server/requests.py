@@ -84,13 +84,7 @@ class Learn(Request[Learned]):
             with rank.showing_progress(self.seed) as progress:
                 report = model.learn(bank, progress)
         except torch.OutOfMemoryError:
-            if rank.options.server_model == "span":
-                raise
-            raise UserError(
-                f"the server's networks for {rank.columns.num_all:,} columns do not fit "
-                "into the memory of their device; use --server-model span, which does "
-                "not grow with them, a smaller --server or fewer --generated-layers"
-            ) from None
+            raise UserError(_too_large(rank)) from None
         begin = time.perf_counter()
         report.latents = latent_map(bank, model.latents_at)
         encoded = report.seconds.get("encode", 0.0)
@@ -102,6 +96,23 @@ class Learn(Request[Learned]):
         for name, taken in report.training_memory.items():
             report.training_memory[name] = max(rank.allgather(taken))
         return Learned(report=report)
+
+
+def _too_large(rank: ServerRank) -> str:
+    """Say what to do if the model does not fit into memory."""
+    model = rank.options.server_model
+    advice = {
+        "p-diff": "--server-model span, which does not grow with them, a smaller --server "
+        "or fewer --generated-layers",
+        "span": "--bank-on host, --bank-precision bf16, fewer --bank-rounds or more "
+        "--server-ranks",
+        "tokens": "--server-checkpointing, a smaller --server or --server-batch, "
+        "--bank-on host, or ZeRO with more --server-ranks",
+    }
+    return (
+        f"the server's model of {rank.columns.num_all:,} columns does not fit into the "
+        f"memory of its device; use {advice[model]}"
+    )
 
 
 # The server answers with rows of the bank, and with rows generated from them.

@@ -5,6 +5,7 @@ that DeepSpeed trains.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from hpcfed.server.options import ServerOptions, batching
 from hpcfed.server.report import LearningReport
 from hpcfed.server.scaling import LatentScaling
 from hpcfed.server.streams import Streams
+from hpcfed.server.trainer import Loss
 from hpcfed.server.training_plan import RankSlot
 
 
@@ -44,14 +46,13 @@ class RowModel(ABC):
         self.slot = slot
         self.streams = Streams(seed, slot.device)
         self.schedule = Schedule.linear(options.diffusion_steps, slot.device)
-        self.latent_scaling: LatentScaling | None = None
         self.start: Tensor | None = None
         """What to add a loaded model's updates to, if its file has it."""
 
     @property
+    @abstractmethod
     def is_trained(self) -> bool:
         """Whether the model can generate: it has learnt or was loaded."""
-        return self.latent_scaling is not None
 
     @property
     def has_learnt(self) -> bool:
@@ -64,59 +65,36 @@ class RowModel(ABC):
     def learn(self, bank: BankedRows, progress: Progress = silent) -> LearningReport:
         """Learn the distribution of the banked rows."""
         run = LearningRun(self.options, self.slot, progress, rows=len(bank))
-        raw = self._learn_latents(bank, run)
-        self.latent_scaling = LatentScaling.of(raw)
-        z = self.latent_scaling(raw).float()
-        self.denoiser = self._denoiser_for(z)
-        loss = denoising_loss(
-            z,
-            batching(self.options, self.slot.size, "denoiser"),
-            self.streams.draws("denoiser"),
-            schedule=self.schedule,
-        )
+        loss = self._denoising(bank, run)
         run.fit(self, "denoiser", self._new_denoiser, loss)
         self.streams.learnings += 1
         return run.finish()
 
     @abstractmethod
-    def _learn_latents(self, bank: BankedRows, run: LearningRun) -> Tensor:
-        """Learn to map rows to latents, and return those of all banked rows."""
+    def _denoising(self, bank: BankedRows, run: LearningRun) -> Loss:
+        """Learn what the denoiser needs, and return its loss on the banked rows."""
 
     @abstractmethod
     def _new_denoiser(self) -> ServerNetwork:
         """Build a denoiser."""
 
-    def _denoiser_for(self, z: Tensor) -> ServerNetwork:
-        """Return the network to train on these latents: that of the last learning."""
-        return self.denoiser
-
     # Generating
 
     @abstractmethod
-    def raw_latents(self, rows: Tensor) -> Tensor:
-        """Return the latents of rows as they are before standardising."""
-
-    @abstractmethod
-    def from_raw(self, latents: Tensor) -> Tensor:
-        """Return the rows of such latents."""
-
     def encode(self, rows: Tensor) -> Tensor:
         """Return the standardised latents of rows."""
-        assert self.latent_scaling is not None
-        return self.latent_scaling(self.raw_latents(rows))
 
-    def latents_at(self, bank: BankedRows, places: np.ndarray) -> Tensor:
-        """Return the standardised latents of rows in the bank, which it has learnt."""
-        return self.encode(bank.at(places))
-
+    @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
         """Return the rows of standardised latents."""
-        assert self.latent_scaling is not None
-        return self.from_raw(self.latent_scaling.undo(latents))
 
+    @abstractmethod
+    def latents_at(self, bank: BankedRows, places: np.ndarray) -> Tensor:
+        """Return latents of some banked rows, to map how they lie to each other."""
+
+    @abstractmethod
     def reconstruct(self, rows: Tensor) -> Tensor:
         """Return the rows after a pass to latents and back."""
-        return self.from_raw(self.raw_latents(rows))
 
     @torch.no_grad()
     def invert(
@@ -125,25 +103,31 @@ class RowModel(ABC):
         """Return new rows that keep each row's identity. Every `draw` has noise of its
         own.
         """
-        z = self.encode(rows)
-        if depth is None:
-            depth = self.options.inversion_depth
-        inverted = diffusion.invert(
-            self.schedule,
-            self._epsilon,
-            z,
-            depth=depth,
-            noise=self.streams.noise(f"inversion {draw}" if draw else "inversion", z),
-            use=self.options.inversion_noise,
-        )
-        return self.decode(inverted)
+        steps = self.options.inversion_depth if depth is None else depth
+        stream = f"inversion {draw}" if draw else "inversion"
 
-    @torch.no_grad()
+        def inverted(part: str, rows: Tensor) -> Tensor:
+            z = self.encode(rows)
+            new = diffusion.invert(
+                self.schedule,
+                self._epsilon,
+                z,
+                depth=steps,
+                noise=self.streams.noise(stream + part, z),
+                use=self.options.inversion_noise,
+            )
+            return self.decode(new)
+
+        return self._in_parts(inverted, rows, steps=steps)
+
+    @abstractmethod
     def sample(self, count: int) -> Tensor:
         """Generate rows from noise alone."""
-        assert self.latent_scaling is not None
-        like = self.latent_scaling.mean.expand(count, -1)
-        noise = self.streams.noise("sampling", like)
+
+    @torch.no_grad()
+    def _sampled(self, like: Tensor, part: str = "") -> Tensor:
+        """Generate as many rows as there are latents in `like`."""
+        noise = self.streams.noise(f"sampling{part}", like)
         z = diffusion.sample(self.schedule, self._epsilon, noise)
         return self.decode(z)
 
@@ -152,21 +136,34 @@ class RowModel(ABC):
         """Return rows after local training, guided by what the model has learnt from
         all clients.
         """
-        old = self.encode(before)
-        new = self.encode(after)
-        guided = diffusion.guide(
-            self.schedule,
-            self._epsilon,
-            new,
-            new - old,
-            how,
-            self.streams.noise(how.stream, new),
-        )
-        rows = self.decode(guided)
-        if not how.moved:
-            return rows
-        # Keeps what latents cannot say of a newcomer's row.
-        return after + rows - self.decode(new)
+
+        def guided(part: str, before: Tensor, after: Tensor) -> Tensor:
+            old = self.encode(before)
+            new = self.encode(after)
+            z = diffusion.guide(
+                self.schedule,
+                self._epsilon,
+                new,
+                new - old,
+                how,
+                self.streams.noise(how.stream + part, new),
+            )
+            rows = self.decode(z)
+            if not how.moved:
+                return rows
+            # Keeps what latents cannot say of a newcomer's row.
+            return after + rows - self.decode(new)
+
+        return self._in_parts(guided, before, after)
+
+    def _in_parts(
+        self, change: Callable[..., Tensor], *rows: Tensor, steps: int = 0
+    ) -> Tensor:
+        """Return changed rows. A model of long rows changes them part by part, and says
+        which part it is: each has noise of its own. `steps` are those whose noise is
+        kept.
+        """
+        return change("", *rows)
 
     @cuda.without_trials()
     def _epsilon(self, z: Tensor, t: Tensor) -> Tensor:
@@ -191,3 +188,61 @@ class RowModel(ABC):
     def restore(self, path: Path, bank: BankedRows) -> None:
         """Load a model from such a checkpoint."""
         self.load(path)
+
+
+class LatentModel(RowModel):
+    """A model that maps the whole bank to latents first, and standardises these."""
+
+    def __init__(self, options: ServerOptions, slot: RankSlot, *, seed: int) -> None:
+        super().__init__(options, slot, seed=seed)
+        self.latent_scaling: LatentScaling | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        return self.latent_scaling is not None
+
+    def _denoising(self, bank: BankedRows, run: LearningRun) -> Loss:
+        raw = self._learn_latents(bank, run)
+        self.latent_scaling = LatentScaling.of(raw)
+        z = self.latent_scaling(raw).float()
+        self.denoiser = self._denoiser_for(z)
+        return denoising_loss(
+            z,
+            batching(self.options, self.slot.size, "denoiser"),
+            self.streams.draws("denoiser"),
+            schedule=self.schedule,
+        )
+
+    @abstractmethod
+    def _learn_latents(self, bank: BankedRows, run: LearningRun) -> Tensor:
+        """Learn to map rows to latents, and return those of all banked rows."""
+
+    def _denoiser_for(self, z: Tensor) -> ServerNetwork:
+        """Return the network to train on these latents: that of the last learning."""
+        return self.denoiser
+
+    @abstractmethod
+    def raw_latents(self, rows: Tensor) -> Tensor:
+        """Return the latents of rows as they are before standardising."""
+
+    @abstractmethod
+    def from_raw(self, latents: Tensor) -> Tensor:
+        """Return the rows of such latents."""
+
+    def encode(self, rows: Tensor) -> Tensor:
+        assert self.latent_scaling is not None
+        return self.latent_scaling(self.raw_latents(rows))
+
+    def decode(self, latents: Tensor) -> Tensor:
+        assert self.latent_scaling is not None
+        return self.from_raw(self.latent_scaling.undo(latents))
+
+    def latents_at(self, bank: BankedRows, places: np.ndarray) -> Tensor:
+        return self.encode(bank.at(places))
+
+    def reconstruct(self, rows: Tensor) -> Tensor:
+        return self.from_raw(self.raw_latents(rows))
+
+    def sample(self, count: int) -> Tensor:
+        assert self.latent_scaling is not None
+        return self._sampled(self.latent_scaling.mean.expand(count, -1))

@@ -41,6 +41,17 @@ SPAN_SIZES = {
 """Sizes of the denoiser of coordinates: the width of its stages, and their number. There
 are as many coordinates as the bank's rows span.
 """
+TOKEN_SIZES = {
+    "tiny": Size(64, 64, 2, 2e-3),
+    "small": Size(512, 512, 6, 3e-4),
+    "paper": Size(1024, 1024, 12, 2e-4),
+    "large": Size(2048, 2048, 26, 1e-4),
+}
+"""Sizes of the denoiser of tokens: its width, the numbers of a token, and its blocks: 20
+million, 160 million and 1.3 billion parameters from `small` on. A token is not longer
+than the width: otherwise its noise could not pass through.
+"""
+MODEL_SIZES = {"p-diff": SIZES, "span": SPAN_SIZES, "tokens": TOKEN_SIZES}
 
 
 @dataclass(frozen=True)
@@ -58,8 +69,11 @@ class Batching:
     """
 
     @classmethod
-    def of(cls, batch: int, ranks: int, *, micro: int | None, flag: str) -> "Batching":
-        """Divide a batch, which `flag` has set, among ranks; refuse what is not even.
+    def of(
+        cls, batch: int, ranks: int, *, micro: int | None, flag: str, least: int
+    ) -> "Batching":
+        """Divide a batch, which `flag` has set, among ranks; refuse what is not even, and
+        fewer than `least` samples to normalise over.
 
         Without `micro` any number of ranks learns the same, because ranks share the
         statistics of one batch. With it each micro-batch is drawn and normalised by
@@ -79,7 +93,7 @@ class Batching:
                 f"server rank ({flag} {batch} on {ranks})"
             )
         normalised_together = batch if shared else micro
-        if normalised_together < 2:
+        if normalised_together < least:
             raise UserError(
                 f"{flag} {batch} leaves a micro-batch of {micro}; "
                 "batch norm needs two samples"

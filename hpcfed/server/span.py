@@ -23,7 +23,7 @@ from hpcfed.server.diffusion import Schedule
 from hpcfed.server.learning import LearningRun, rebuilt_with
 from hpcfed.server.networks import TIME_FEATURES, ServerNetwork, time_features
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.row_model import RowModel
+from hpcfed.server.row_model import LatentModel
 from hpcfed.server.scaling import SMALLEST, LatentScaling
 from hpcfed.server.sizes import Size
 from hpcfed.server.storage import SavedServer
@@ -188,7 +188,7 @@ class _ResidualStage(nn.Module):
         return y
 
 
-class SpanDiffusion(RowModel):
+class SpanDiffusion(LatentModel):
     """A denoiser of rows' coordinates in the space that the bank spans.
 
     It keeps the rows that it has learnt from, since it generates combinations of them.

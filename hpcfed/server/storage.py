@@ -181,7 +181,7 @@ def _shaping_flags(options: ServerOptions) -> dict[str, str | int]:
         "--server-depth": size.depth,
         "--diffusion-steps": options.diffusion_steps,
     }
-    if options.server_model == "p-diff":
+    if options.server_model != "span":
         flags["--server-latent"] = size.latent
         flags["--denoiser-depth"] = size.denoiser_depth or size.depth
     return flags

@@ -25,10 +25,12 @@ class Streams:
         numbers = randomness.generator(self._seed, key, self.learnings)
         return int(numbers.integers(2**62))
 
-    def draws(self, purpose: str) -> Draws:
-        """Return a generator that is set to (step, number of the draw)."""
+    def draws(self, purpose: str, device: torch.device | None = None) -> Draws:
+        """Return a generator that is set to (step, number of the draw); it draws on the
+        model's device unless another is given.
+        """
         base = self.seed(purpose)
-        random = torch.Generator(self._device)
+        random = torch.Generator(device or self._device)
 
         def draw(step: int, number: int) -> torch.Generator:
             # A step has fewer than 2^16 draws, so no two draws share a seed.
