@@ -210,10 +210,15 @@ def test_inversion_changes_rows_and_keeps_clients(
 
 
 def test_learning_teaches_the_denoiser() -> None:
-    """Ten clients are not white noise: there is something to learn."""
-    rows = clients_rows()
-    model = learnt(rows, server_depth=1, server_batch=100, denoiser_samples=10_000)
-    untrained = model_of(server_depth=1)
+    """Rows that differ in two directions are not white noise: in all others everything
+    is noise.
+    """
+    numbers = torch.Generator().manual_seed(0)
+    places = torch.randn(60, 2, generator=numbers)
+    rows = places @ torch.randn(2, 100, generator=numbers)
+    options = {"server_width": 64, "token_window": 20, "server_lr": 5e-3}
+    model = learnt(rows, **options, server_batch=100, denoiser_samples=8_000)
+    untrained = model_of(**options)
     z = model.encode(rows)
     t = torch.full((60,), 30)
     noise = torch.randn(z.shape, generator=torch.Generator().manual_seed(9))
@@ -221,7 +226,7 @@ def test_learning_teaches_the_denoiser() -> None:
     with torch.no_grad():
         errors = [(each._epsilon(noised, t) - noise) for each in (untrained, model)]
     before, after = (error[:, :70].square().mean().item() for error in errors)
-    assert after < 0.9 * before
+    assert after < 0.8 * before
 
 
 def test_a_saved_model_is_the_same(tmp_path: Path) -> None:
@@ -247,6 +252,8 @@ RUN: dict[str, Any] = {
     "denoiser_samples": 160,
     "server_batch": 16,
     "token_window": 8,
+    "diffusion_steps": 50,
+    "inversion_depth": 5,
     "memorisation": True,
 }
 
@@ -274,7 +281,7 @@ def test_any_number_of_ranks_learns_the_same(
         losses(apart, "denoiser"), losses(alone, "denoiser"), rtol=1e-3
     )
     assert found.learnings[0].kept == expected.learnings[0].kept
-    # Other batches: only the first loss, before the first step, has the same samples.
+    # Batches that three ranks can share are others, and so is what is learnt.
     assert read_run(among).learnings[0].rows == expected.learnings[0].rows
 
 

@@ -36,21 +36,23 @@ class TokenDenoiser(ServerNetwork):
         self._layout = layout
         self._alpha_bars = schedule.alpha_bars.float()
         width, length = size.width, layout.length
+        self._width = width
         self.time = _two_layers(TIME_FEATURES, width, width)
         self.modulate = nn.Linear(width, MODULATIONS * width)
         self.place = _two_layers(2 * TIME_FEATURES, width, width)
         # The last one is for tokens without columns.
         self.tensor = nn.Embedding(layout.num_tensors + 1, width)
+        # What counts in a token depends on its place.
+        self.weigh = nn.Linear(width, 2 * width)
         self.first = nn.Linear(length, width)
         self.blocks = nn.ModuleList(_Block(width) for _ in range(size.depth))
-        self.norm = nn.LayerNorm(width)
         self.last = nn.Linear(width, length)
         for layer in (self.modulate, self.last):
             # The network begins as the ideal denoiser.
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
         self.widest = layout.window * max(4 * width, length)
-        per_token = 2 * length + (3 + _Block.ACTIVATIONS * size.depth) * width
+        per_token = 2 * length + (7 + _Block.ACTIVATIONS * size.depth) * width
         self.activations = layout.window * per_token
 
     def flops(self) -> int:
@@ -61,8 +63,7 @@ class TokenDenoiser(ServerNetwork):
                 once = name.startswith(("time", "modulate"))
                 total += multiply_adds(layer) * (1 if once else window)
         # Queries with keys, and shares with values.
-        for block in self.blocks:
-            total += 2 * window**2 * block.width  # type: ignore[operator]
+        total += len(self.blocks) * 2 * window**2 * self._width
         return 2 * total
 
     def forward(self, z: Tensor, t: Tensor, first: Tensor) -> Tensor:
@@ -72,10 +73,13 @@ class TokenDenoiser(ServerNetwork):
         time = self.time(time_features(t).to(dtype))
         modulation = self.modulate(F.silu(time)).unflatten(1, (MODULATIONS, -1))
         tokens = z.unflatten(1, (layout.window, layout.length)).to(dtype)
-        x = self.first(tokens) + self._embedding(first, dtype)
+        place = self._embedding(first, dtype)
+        reading, writing = self.weigh(F.silu(place)).chunk(2, -1)
+        x = self.first(tokens) * (1 + reading) + place
         for block in self.blocks:
             x = self.checkpoint(block, x, modulation)
-        correction = self.last(self.norm(x)).flatten(1).float()
+        # Without a norm: how far a token is from the mean counts.
+        correction = self.last(x * (1 + writing)).flatten(1).float()
         alpha_bar = self._alpha_bars[t].unsqueeze(1)
         return (1 - alpha_bar).sqrt() * z + alpha_bar.sqrt() * correction
 
@@ -110,7 +114,6 @@ class _Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.width = width
         self.heads = width // HEAD if width % HEAD == 0 else 1
         self.attention_norm = nn.LayerNorm(width, elementwise_affine=False)
         self.qkv = nn.Linear(width, 3 * width)
