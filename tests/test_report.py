@@ -183,6 +183,19 @@ def test_names_leave_out_an_option_that_is_unset() -> None:
     ], "0 is not usual"
 
 
+def test_names_have_what_was_asked_for_not_what_follows_from_it() -> None:
+    """span has no autoencoder, so that its number of samples differs, too."""
+    common = {"method": "pfedgpa", "clients": 4, "ranks": 1}
+    models = [
+        {"server_model": "p-diff", "autoencoder_samples": 200, "server": "tiny"},
+        {"server_model": "span", "autoencoder_samples": None, "server": "tiny"},
+    ]
+    assert labels([common | own for own in models]) == [
+        "pfedgpa, server_model p-diff",
+        "pfedgpa, server_model span",
+    ]
+
+
 def test_names_of_many_groups_are_found_once_for_a_method(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

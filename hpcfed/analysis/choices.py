@@ -111,16 +111,20 @@ def _distinguishing(members: Sequence[Combination], always: Sequence[str]) -> li
     for choice in members:
         names.update(choice)
     names.difference_update(SIZES, MEASURED_ON, always)
-    taken = list(always)
+    taken = set()
     # Sets of members that agree in all options taken so far.
     alike = _split([list(members)], always)
-    for name in (*sorted(names), *MEASURED_ON):
+    # What runs choose themselves follows from other options, so these come first.
+    stated = facts(members[0]["method"])
+    chosen = {name for name in names & stated.keys() if stated[name].chosen_later}
+    for name in (*sorted(names - chosen), *sorted(chosen), *MEASURED_ON):
         # Greedy, in alphabetical order: keys do not depend on the order of runs.
         finer = _split(alike, [name])
         if len(finer) > len(alike):
-            taken.append(name)
+            taken.add(name)
             alike = finer
-    return taken
+    own = [name for name in (*sorted(names), *MEASURED_ON) if name in taken]
+    return [*always, *own]
 
 
 def _split(
