@@ -12,9 +12,11 @@ from torch import Tensor
 
 from hpcfed import cli
 from hpcfed.experiment.run import run_setup
+from hpcfed.models.layout import Entry, Layout
 from hpcfed.results.stored import read_run
 from hpcfed.server import bank as server_bank
 from hpcfed.server import diffusion, likeness
+from hpcfed.server.auto import bank_line
 from hpcfed.server.bank import BankedRound, BankedRows, UploadBank
 from hpcfed.server.columns import Columns
 from hpcfed.server.diffusion import Schedule
@@ -24,6 +26,7 @@ from hpcfed.server.options import ServerOptions
 from hpcfed.server.sizes import Size
 from hpcfed.server.span import CoordinateDenoiser, Coordinates, SpanDiffusion
 from hpcfed.server.training_plan import RankSlot
+from hpcfed.words import bytes_text
 from tests.federations import assembled
 from tests.pfedgpa_runs import TINY, losses
 from tests.runs import flags, mistake, same, started
@@ -478,3 +481,19 @@ def test_a_gpu_has_the_same_coordinates() -> None:
         [BankedRound(np.repeat(np.arange(10), 6), rows.cuda())], Columns.all_of(WIDTHS)
     )
     assert likeness.recognised(bank, np.arange(10), made) == 1.0
+
+
+def test_a_large_bank_says_beforehand_what_it_takes() -> None:
+    """200 uploads of 11,181,642 columns are 8.33 GiB in float32."""
+    columns = 11_181_642
+    entry = Entry("linear.weight", (1, columns), 0, columns, True)
+    layout = Layout((entry,), head="linear")
+    options = ServerOptions(server_model="span")
+    expected = f"200 uploads will take up to {bytes_text(800 * columns)} of its device"
+    line = bank_line(options, layout, uploads=200, ranks=1)
+    assert line is not None and expected in line
+    halved = options.model_copy(update={"bank_precision": "bf16", "bank_on": "host"})
+    line = bank_line(halved, layout, uploads=200, ranks=2)
+    assert line is not None
+    assert f"{bytes_text(200 * columns)} of host memory" in line
+    assert bank_line(options, layout, uploads=20, ranks=1) is None

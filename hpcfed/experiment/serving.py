@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from hpcfed.clients.network import client_layout
+from hpcfed.errors import remark
 from hpcfed.experiment.materials import set_arithmetic
 from hpcfed.models.layout import Layout
 from hpcfed.options import Settings
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
-from hpcfed.server.auto import server_choices
+from hpcfed.server.auto import bank_line, server_choices
 from hpcfed.server.options import server_options
 from hpcfed.server.schedule import check_columns, generated
 from hpcfed.server.transport import Colocated, Remote, Transport, check_world, serve
@@ -55,7 +56,7 @@ def choose_server(settings: Settings, *, gpu: bool, ranks: int = 1) -> Settings:
         options,
         layout,
         rounds=config.rounds,
-        uploads=config.invited_among(config.clients) * options.bank_rounds,
+        uploads=_uploads(settings),
         gpu=gpu,
         ranks=ranks,
         given=options.model_fields_set - chosen_before,
@@ -63,15 +64,32 @@ def choose_server(settings: Settings, *, gpu: bool, ranks: int = 1) -> Settings:
     return settings.adapted(made)
 
 
+def _uploads(settings: Settings) -> int:
+    """Return the largest number of rows in the server's bank."""
+    options, config = server_options(settings), settings.config
+    assert options is not None
+    return config.invited_among(config.clients) * options.bank_rounds
+
+
 def check_server(settings: Settings, world: World) -> None:
-    """Refuse a server's model that does not fit the ranks or the network.
+    """Refuse a server's model that does not fit the ranks or the network, and say what
+    a large bank will take.
 
     Call it once the device is known, since the device decides the model's size.
     """
     options = server_options(settings)
-    if options is not None:
-        check_network(settings)
-        check_world(options, world)
+    if options is None:
+        return
+    check_network(settings)
+    check_world(options, world)
+    line = bank_line(
+        options,
+        client_layout(settings.config),
+        uploads=_uploads(settings),
+        ranks=len(world.server_locations),
+    )
+    if line and world.is_root:
+        remark(line)
 
 
 def check_network(settings: Settings) -> None:

@@ -22,6 +22,8 @@ CPU_SAMPLES = {"autoencoder": (1_000, 16_000), "denoiser": (2_000, 32_000)}
 """The fewest samples from which a network learns anything, and what digits needs."""
 START_CPU_SAMPLES = {"span": (2_000, 20_000), "tokens": (500, 2_000)}
 """The same for the denoisers of other models, which know much before they learn."""
+WORTH_SAYING = 2**30
+"""From this size on, in bytes, a run says beforehand what the bank takes."""
 MOST_SAVED = 2**31
 """The most bytes of banked rows that --server-model span saves without being asked."""
 
@@ -51,6 +53,28 @@ def server_choices(
         yield from _for_a_gpu(options, ranks, given)
     else:
         yield from _for_a_cpu(options, layout, rounds)
+
+
+def bank_line(
+    options: ServerOptions, layout: Layout, *, uploads: int, ranks: int
+) -> str | None:
+    """Say what the bank will take on each of the ranks that train the model; None if
+    that is little.
+    """
+    number = 2 if options.bank_precision == "bf16" else 4
+    size = number * uploads * len(generated(layout, options).at)
+    if options.bank_of == "uploads":
+        # Their starts, too.
+        size *= 2
+    if options.server_model != "p-diff":
+        size = -(-size // ranks)
+    if size < WORTH_SAYING:
+        return None
+    where = "host memory" if options.bank_on == "host" else "its device"
+    return (
+        f"the server's bank of {uploads:,} uploads will take up to {bytes_text(size)} of "
+        f"{where} on each rank that learns"
+    )
 
 
 def _for_a_gpu(options: ServerOptions, ranks: int, given: Set[str]) -> Iterator[Choice]:
