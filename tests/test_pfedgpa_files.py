@@ -14,6 +14,7 @@ from rich.console import Console
 
 from hpcfed import cli
 from hpcfed.analysis.render.show import show
+from hpcfed.analysis.run_findings import costs
 from hpcfed.methods import pfedgpa
 from hpcfed.results.run import RunRecord, mean_accuracy
 from hpcfed.results.server import SERVER_PHASES
@@ -285,6 +286,23 @@ def test_show_prints_it_all_in_80_columns(
             assert list(learning["utilisation"].values()) == [None, None], (
                 "no CPU has a known peak"
             )
+
+
+def test_promised_memory_stands_beside_what_was_measured(recorded: Path) -> None:
+    run = read_run(recorded)
+    parts = {"parameters": 2.0, "gradients": 2.0, "optimizer": 12.0, "buffers": 1.0}
+    gib = {part: size * 2**30 for part, size in parts.items()}
+    learning = replace(
+        run.learnings[-1],
+        promised={"denoiser": gib},
+        training_memory={"denoiser": 18.5 * 2**30},
+    )
+    _, table = costs.of_server(replace(run, learnings=(learning,)))
+    (row,) = table.rows
+    sizes = ["2.00", "2.00", "12.00", "1.00", "17.00", "18.50"]
+    assert [str(cell) for cell in row] == ["denoiser", *(f"{n} GiB" for n in sizes)]
+    # On a CPU without ZeRO there is nothing to compare.
+    assert len(list(costs.of_server(run))) == 1
 
 
 def test_the_tables_of_a_large_server_are_not_cut(recorded: Path) -> None:

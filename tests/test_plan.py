@@ -472,11 +472,13 @@ def test_building_for_zero_takes_its_time_and_that_of_loading() -> None:
 
 
 def test_a_process_without_networks_is_on_every_server_rank() -> None:
-    """1000 bytes of a process, 4 of an activation, and 16 of a parameter."""
+    """1000 bytes of a process, 4 of an activation, and 20 of a parameter: with its
+    gradient, two moments, and a copy of the gradient.
+    """
     points = []
     for activations, parameters in [(10, 5), (40, 20)]:
         size = NetworkSize(1.0, activations, 1, parameters)
-        held = 1000 + 4 * activations + 16 * parameters
+        held = 1000 + 4 * activations + 20 * parameters
         point = server_point(size, 1, 1.0).model_copy(update={"memory": held})
         # The other network of that size is smaller, and in the same process.
         less = point.model_copy(update={"activations": 1.0, "parameters": 1})

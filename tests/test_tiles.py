@@ -20,11 +20,10 @@ P = 1_200_000_000
 @pytest.mark.parametrize(
     ("options", "ranks", "parts"),
     [
-        # Stage 0: float32 parameters, gradients and two moments; on several ranks a
-        # copy of 500 million gradients.
-        ({}, 1, (4 * P, 4 * P, 8 * P, 0)),
-        ({}, 2, (4 * P, 4 * P, 8 * P, 2e9)),
-        ({"server_precision": "bf16"}, 1, (6 * P, 4 * P, 8 * P, 0)),
+        # Stage 0: float32 parameters, gradients and two moments; a copy of 500 million
+        # gradients, or of all weights in bfloat16.
+        ({}, 1, (4 * P, 4 * P, 8 * P, 2e9)),
+        ({"server_precision": "bf16"}, 2, (4 * P, 4 * P, 8 * P, 2 * P)),
         # Stages 1 and 2: a float32 copy and two moments, shared. 50 million gradients
         # in float32 and in bfloat16 are more than two buckets in bfloat16.
         ({"zero_stage": 1, "server_precision": "bf16"}, 4, (2 * P, 2 * P, 3 * P, 3e8)),

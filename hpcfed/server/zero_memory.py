@@ -44,9 +44,6 @@ def promised_memory(
     in_bf16 = options.server_precision == "bf16"
     number = 2 if in_bf16 and stage else 4
     each = {"parameters": number, "gradients": number, "optimizer": 12 if stage else 8}
-    if in_bf16 and not stage:
-        # Autocast keeps the bfloat16 copy of a weight until the backward pass.
-        each["parameters"] += 2
     held = {}
     for part, size in each.items():
         shared = stage >= SHARED_FROM[part]
@@ -59,14 +56,18 @@ def promised_memory(
             held["gradients"] = 0.0
     if stage == 3 and options.server_offload == "parameters":
         held["parameters"] = 0.0
-    return MemoryPromise(**held, buffers=_buffers(parameters, stage, ranks, number))
+    if stage:
+        buffers = _buffers(parameters, stage, ranks, number)
+    else:
+        # Gradients are averaged in a copy, also on one rank. Autocast keeps a copy of
+        # all weights, but only until their gradients are there.
+        in_pass = 2 * parameters if in_bf16 else 0
+        buffers = max(in_pass, 4 * min(parameters, PLAIN_BUCKET))
+    return MemoryPromise(**held, buffers=buffers)
 
 
-def _buffers(parameters: int, stage: int, ranks: int, number: int) -> float:
-    """Return the bytes of buffers, for numbers of this many bytes."""
-    if not stage:
-        # Gradients of all ranks are averaged in a copy.
-        return number * min(parameters, PLAIN_BUCKET) if ranks > 1 else 0
+def _buffers(parameters: int, stage: int, ranks: int, number: int) -> int:
+    """Return the bytes of ZeRO's buffers, for numbers of this many bytes."""
     bucket = bucket_size(parameters)
     # A bucket of gradients, and its copy that is sent.
     in_backward = 2 * number * bucket
