@@ -26,8 +26,12 @@ from hpcfed.analysis.server_costs import (
 )
 from hpcfed.analysis.server_findings import fit_answers, growth_answers, server_tables
 from hpcfed.analysis.study_points import show_study, summary
+from hpcfed.clients.network import client_layout
 from hpcfed.results.run import LearningRecord, RunRecord
 from hpcfed.results.study import Outcome, StudyRecord, TrialRecord
+from hpcfed.server.options import server_options
+from hpcfed.server.schedule import generated
+from hpcfed.studies.plan import find_study, points, read_study
 from tests.points import run_of
 from tests.test_same_words import Tables, words_of
 
@@ -217,6 +221,28 @@ def test_a_point_without_a_record_keeps_its_line() -> None:
     assert cost.why == "--zero-stage 2 over gloo"
     (times, *_) = server_tables([cost])
     assert times.rows[0][-1] == cost.why
+
+
+@pytest.mark.parametrize("name", ["server", "server-gpu", "server-ranks"])
+def test_ready_studies_have_the_columns_that_they_name(name: str) -> None:
+    """Their names are rounded; each point generates all of its network."""
+    path = find_study(Path(name))
+    wanted = {"13k": 13e3, "108k": 108e3, "1.6M": 1.6e6, "11.2M": 11.2e6}
+    by_network = {}
+    models = set()
+    for point in points(read_study(path), path):
+        options = server_options(point.settings)
+        assert options is not None
+        models.add(options.server_model)
+        # A network looks the same at all of its points.
+        by_network[point.settings.config.model] = point.name, options, point.settings
+    assert {"span", "p-diff"} <= models
+    for point_name, options, settings in by_network.values():
+        layout = client_layout(settings.config)
+        columns = len(generated(layout, options).at)
+        assert columns == layout.num_parameters
+        named = wanted.get(point_name.partition(",")[0], columns)
+        assert columns == pytest.approx(named, rel=0.02)
 
 
 def test_other_methods_have_no_server() -> None:

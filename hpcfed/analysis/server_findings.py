@@ -3,7 +3,7 @@ and the verdicts on them.
 """
 
 from collections.abc import Sequence
-from math import isfinite, nan
+from math import nan
 
 from hpcfed.analysis.findings import (
     COUNT,
@@ -208,7 +208,7 @@ def _growth(one: ServerGrowth, each: str) -> str:
         f"{one.over} to the power of {text(one.power)}"
     )
     slope = unit * one.seconds[1]
-    if each and isfinite(slope):
+    if each and slope > 0:
         told += f", {seconds_text(slope)} per {each}"
     return f"{told}."
 
