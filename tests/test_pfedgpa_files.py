@@ -303,6 +303,11 @@ def test_promised_memory_stands_beside_what_was_measured(recorded: Path) -> None
     assert [str(cell) for cell in row] == ["denoiser", *(f"{n} GiB" for n in sizes)]
     # On a CPU without ZeRO there is nothing to compare.
     assert len(list(costs.of_server(run))) == 1
+    shared = replace(run, config=run.config | {"zero_stage": 2})
+    assert len(list(costs.of_server(shared))) == 2
+    unknown = {"denoiser": dict.fromkeys(parts, float("nan"))}
+    older = replace(run.learnings[-1], promised=unknown)
+    assert len(list(costs.of_server(replace(shared, learnings=(older,))))) == 1
 
 
 def test_the_tables_of_a_large_server_are_not_cut(recorded: Path) -> None:

@@ -103,16 +103,19 @@ def of_server(record: RunRecord) -> Iterator[Table]:
     columns = ("server", "seconds", "share", "parameters", "samples/s", "of peak")
     trainings = count(len(record.learnings), "training")
     yield Table(columns, rows, f"{trainings}, {caption}")
-    yield from _memory(last, int(record.config.get("zero_stage") or 0))
+    # A record's options of its method are unchecked.
+    stage = record.config.get("zero_stage")
+    yield from _memory(last, stage if isinstance(stage, int) else 0)
 
 
 def _memory(last: LearningRecord, stage: int) -> Iterator[Table]:
     """Yield what the ZeRO stage promises a server rank, beside what was measured."""
     rows: list[Row] = []
     for network, parts in last.promised.items():
-        measured = last.training_memory[network]
-        if stage or not isnan(measured):
-            sizes = [*parts.values(), sum(parts.values()), measured]
+        promised, measured = sum(parts.values()), last.training_memory[network]
+        # Older records have none, and CPUs measure nothing.
+        if not isnan(promised) and (stage or not isnan(measured)):
+            sizes = [*parts.values(), promised, measured]
             rows.append([network, *map(BYTES, sizes)])
     if rows:
         ranks = count(len(last.peak_memory), "rank")
