@@ -101,6 +101,10 @@ def test_clients_per_rank_and_server_ranks(tmp_path: Path) -> None:
             "[sweep]\nclints = [1, 2]",
             "sweep.clints: unknown option; did you mean 'clients'?",
         ),
+        (
+            "[sweep]\nmethod = ['pfedgpa', 'fedavg']\nserver_every = [0, 2]",
+            "sweep.server_every: an option of method pfedgpa, and some points",
+        ),
         ("[sweep]\nclients = []", "sweep.clients is empty"),
         ("[common]\nrounds = 3", "nothing is swept"),
         ("[sweep]\nclients = [4, 4]", "has a value twice"),

@@ -350,6 +350,11 @@ def _check_known(
     known = [*RunConfig.model_fields, *kind.model_fields]
     for option in values:
         if option not in known:
+            if having := methods.owners(option):
+                raise UserError(
+                    f"{sources[option]}: an option of method {', '.join(having)}, and "
+                    "some points have another; give both together, in [variants.NAME]"
+                )
             names = [*known, "ranks", "clients_per_rank"]
             raise UserError(
                 f"{sources[option]}: unknown option{suggest_option(option, names)}"
