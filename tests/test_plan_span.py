@@ -4,7 +4,7 @@ are found again, and what is not planned.
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpcfed.cli import keyword_settings
+from hpcfed.clients.network import client_layout
 from hpcfed.plan.bank import (
     BankWork,
     answer_work,
@@ -202,6 +203,18 @@ def test_a_dry_run_counts_passes() -> None:
     planner = Planner(settings, constants(), LINK, per_node=1)
     steps = network_sizes(options, planner.layout, rows=rows)["denoiser"].flops
     assert with_passes == pytest.approx(flops + 1_000 * steps)
+
+
+def test_every_model_of_rows_has_its_networks_counted() -> None:
+    """A dry run, a profile and a plan ask for them, whatever the model."""
+    for model in get_args(ServerOptions.model_fields["server_model"].annotation):
+        settings = keyword_settings({**SPAN, "server_model": model})
+        options = server_options(settings)
+        assert options is not None
+        layout = client_layout(settings.config)
+        sizes = network_sizes(options, layout, rows=12)
+        assert tuple(sizes) == options.networks
+        assert run_work(settings).server >= 1_000 * sizes["denoiser"].flops
 
 
 def test_another_model_of_rows_is_not_planned_from_this_one(

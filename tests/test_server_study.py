@@ -235,13 +235,15 @@ def test_ready_studies_have_the_columns_that_they_name(name: str) -> None:
         assert options is not None
         models.add(options.server_model)
         # A network looks the same at all of its points.
-        by_network[point.settings.config.model] = point.name, options, point.settings
+        key = point.settings.config.model, options.server_model
+        by_network[key] = point.name, options, point.settings
     assert {"span", "p-diff"} <= models
     for point_name, options, settings in by_network.values():
         layout = client_layout(settings.config)
         columns = len(generated(layout, options).at)
         assert columns == layout.num_parameters
-        named = wanted.get(point_name.partition(",")[0], columns)
+        size = point_name.partition(",")[0].rpartition("-")[2]
+        named = wanted.get(size, columns)
         assert columns == pytest.approx(named, rel=0.02)
 
 

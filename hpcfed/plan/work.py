@@ -25,6 +25,8 @@ from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
 from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.server.schedule import generated, num_learnings
 from hpcfed.server.span import CoordinateDenoiser
+from hpcfed.server.token_denoiser import TokenDenoiser
+from hpcfed.server.token_layout import TokenLayout
 
 FLOAT = 4.0
 """Bytes of a number in a row."""
@@ -213,7 +215,10 @@ def network_sizes(
     """
     if options.server_model == "span":
         return {"denoiser": _span_size(options, rows)}
-    columns = sum(generated(layout, options).widths)
+    widths = generated(layout, options).widths
+    if options.server_model == "tokens":
+        return {"denoiser": _token_size(options, widths)}
+    columns = sum(widths)
     with torch.device("meta"):
         autoencoder = Autoencoder(columns, options.size, input_noise=0, latent_noise=0)
         denoiser = Denoiser(options.size)
@@ -231,6 +236,25 @@ def network_sizes(
             parameters=num_parameters(denoiser),
         ),
     }
+
+
+def _token_size(options: ServerOptions, widths: Sequence[int]) -> NetworkSize:
+    """Return the size of the denoiser of tokens; a sample is a window of a row."""
+    layout = TokenLayout.of(
+        widths,
+        length=options.size.latent,
+        window=options.token_window,
+        device=torch.device("cpu"),
+    )
+    with torch.device("meta"):
+        schedule = Schedule.linear(options.diffusion_steps, "meta")
+        denoiser = TokenDenoiser(layout, options.size, schedule)
+    return NetworkSize(
+        flops=FORWARD_AND_BACKWARD * denoiser.flops(),
+        activations=denoiser.activations,
+        stages=len(denoiser.blocks) + 2,
+        parameters=num_parameters(denoiser),
+    )
 
 
 def banked_rows(settings: Settings, options: ServerOptions) -> int:
