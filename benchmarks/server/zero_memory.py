@@ -2,8 +2,9 @@
 of ranks, beside what the stage promises.
 
 All ranks share one GPU over NCCL. A line has the promise's parts, the most that training
-took on any rank, in GiB, their ratio, and the loss of the last step. `blocks` are equal
-residual blocks, as a transformer has: all lines have the same loss up to rounding.
+took on any rank, in GiB, their ratio, and the loss of the last step. `tokens` is the
+transformer of --server-model tokens, with windows of 64 tokens; `blocks` are equal
+residual blocks with few activations. Their lines have the same loss up to rounding.
 `p-diff` is the paper's autoencoder at size large; its batch norm takes a rank's samples,
 so that the loss depends on the number of ranks.
 
@@ -24,19 +25,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from benchmarks import launching
 from benchmarks.arguments import add_device, parser_of
 from hpcfed.runtime import world as worlds
+from hpcfed.server.diffusion import Schedule
 from hpcfed.server.engines import import_engine
 from hpcfed.server.learning import LearningRun
 from hpcfed.server.networks import Autoencoder, ServerNetwork
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.row_model import silent
-from hpcfed.server.sizes import SIZES
+from hpcfed.server.sizes import SIZES, Size
+from hpcfed.server.token_denoiser import TokenDenoiser
+from hpcfed.server.token_layout import TokenLayout
 from hpcfed.server.training_plan import RankSlot
 
-WIDTH = 2048
+WIDTH, WINDOW = 2048, 64
 BATCH, STEPS = 16, 3
 MARK = "zero_memory: "
 GIB = 2**30
@@ -69,10 +74,18 @@ class Blocks(ServerNetwork):
         return x.float().square().mean()
 
 
-def builder(network: str, parameters: float) -> Callable[[], Any]:
+def builder(network: str, parameters: float, device: torch.device) -> Callable[[], Any]:
     """Return what builds the network."""
+    width = WIDTH if parameters > 1e8 else WIDTH // 8
     if network == "blocks":
-        return lambda: Blocks(parameters, WIDTH if parameters > 1e8 else WIDTH // 8)
+        return lambda: Blocks(parameters, width)
+    if network == "tokens":
+        size = Size(width, width, max(1, round(parameters / (12 * width**2))))
+        layout = TokenLayout.of(
+            [WINDOW * width], length=width, window=WINDOW, device=device
+        )
+        schedule = Schedule.linear(1000, device)
+        return lambda: TokenDenoiser(layout, size, schedule)
     # Two linear layers have 16,384 parameters for each column, convolutions the rest.
     columns = max(64, round((parameters - 1.04e8) / 16_384))
     return lambda: Autoencoder(columns, SIZES["large"])
@@ -86,7 +99,7 @@ def job(arguments: argparse.Namespace) -> None:
     if world.alone:
         world.join_alone()
     slot = RankSlot.of(world)
-    build = builder(arguments.network, arguments.parameters)
+    build = builder(arguments.network, arguments.parameters, world.device)
     torch.manual_seed(0)
     # Drawing a billion numbers takes seconds, so once for all stages.
     drawn = build()
@@ -121,13 +134,13 @@ def measured(
     """Train a copy of the network for a few steps."""
     import_engine(options, slot.device)
     owner = SimpleNamespace(autoencoder=copy.deepcopy(drawn))
-    random = torch.Generator(slot.device).manual_seed(1)
-    rows = torch.randn(
-        BATCH, drawn.columns, device=slot.device, generator=random
-    ).split(options.server_micro_batch or BATCH)
+    samples = samples_of(drawn, slot.device)
+    share = options.server_micro_batch or BATCH
 
     def loss(network: Callable[..., Tensor], step: int, micro: int) -> Tensor:
-        return network(rows[micro])
+        own = [values[micro * share : (micro + 1) * share] for values in samples]
+        answer = network(*own)
+        return F.mse_loss(answer, own[0]) if answer.ndim else answer
 
     run = LearningRun(options, slot, silent, rows=BATCH)
     run.fit(owner, "autoencoder", build, loss)
@@ -139,6 +152,18 @@ def measured(
         "seconds": report.seconds["autoencoder"],
         "loss": float(report.losses["autoencoder"][-1]),
     }
+
+
+def samples_of(network: Any, device: torch.device) -> list[Tensor]:
+    """Return what the network takes in a step."""
+    random = torch.Generator(device).manual_seed(1)
+    if isinstance(network, TokenDenoiser):
+        z = torch.randn(
+            BATCH, WINDOW * network.first.in_features, device=device, generator=random
+        )
+        t = torch.arange(1, BATCH + 1, device=device) * 50
+        return [z, t, torch.zeros_like(t)]
+    return [torch.randn(BATCH, network.columns, device=device, generator=random)]
 
 
 def lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -164,7 +189,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--stages", type=int, nargs="+", default=[0, 1, 2, 3])
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
-    parser.add_argument("--network", choices=["blocks", "p-diff"], default="blocks")
+    parser.add_argument(
+        "--network", choices=["tokens", "blocks", "p-diff"], default="tokens"
+    )
     parser.add_argument("--parameters", type=float, default=1.3e9)
     parser.add_argument(
         "--offload", choices=["none", "optimizer", "parameters"], default="none"
