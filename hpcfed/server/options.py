@@ -1,12 +1,12 @@
 """Options of the server's model, and what follows from them; imports no torch."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed import options
 from hpcfed.errors import UserError, count
 from hpcfed.options import LEFT_OUT, Choice, Need, option
+from hpcfed.server.combinations import check_combination, check_engine
 from hpcfed.server.rounds import check_rounds
 from hpcfed.server.sizes import MODEL_SIZES, Batching, Size
 
@@ -21,8 +21,6 @@ TOKEN_SAMPLES = {"denoiser": 50_000}
 """The same for --server-model tokens: a sample is a window of a row."""
 BATCH = 50
 _P_DIFF = Need("--server-model p-diff", lambda run: run.server_model == "p-diff")
-MOST_HALVINGS = 12
-"""The most convolutions of p-diff's encoder."""
 
 
 class ServerOptions(options.Options):
@@ -333,39 +331,17 @@ class ServerOptions(options.Options):
         info = config.model_info()
         if info is not None:
             self._check_layers(info.layers, config.network())
-        if self.server_model == "p-diff" and self.size.depth > MOST_HALVINGS:
-            raise UserError(
-                f"--server-depth {self.size.depth} is beyond {MOST_HALVINGS}, p-diff's "
-                "most: each of its convolutions halves the row"
-            )
         check_rounds(
             bank_rounds=self.bank_rounds,
             every=self.server_every,
             overlap=self.server_overlap,
             rounds=config.rounds,
         )
-        if self.inversion_depth > self.diffusion_steps:
-            raise UserError(
-                f"--inversion-depth {self.inversion_depth} is beyond --diffusion-steps "
-                f"{self.diffusion_steps}"
-            )
-        # Offload is a part of ZeRO.
-        if self.server_offload != "none" and not self.zero_stage:
-            raise UserError(
-                f"--server-offload {self.server_offload} needs --zero-stage 1, 2 or 3"
-            )
-        if self.server_offload == "parameters" and self.zero_stage != 3:
-            raise UserError("--server-offload parameters needs --zero-stage 3")
-        if self.server_load and not Path(self.server_load).is_file():
-            raise UserError(f"--server-load {self.server_load}: no such file")
+        check_combination(self)
 
     def check_ranks(self, ranks: int) -> None:
         """Refuse options with which this number of ranks cannot train."""
-        if self.server_engine == "torch" and (ranks > 1 or self.zero_stage):
-            raise UserError(
-                "--server-engine torch is a plain loop on one rank: no ZeRO, and no "
-                "other rank that learns"
-            )
+        check_engine(self, ranks)
         for network in self.networks:
             batching(self, ranks, network)
 
