@@ -55,12 +55,12 @@ COMMON = {
 READINGS = (
     "default",
     "guidance=-1",
-    "guided_entry=scaled",
     "guided_entry=noised",
     "guided_return=moved",
     "guided_reference=before",
     "guided_reference=before,guided_return=moved",
     "guided_reference=before,guided_return=moved,guidance=-1",
+    "guided_reference=before,guided_return=moved,guidance=-1,guided_within=2",
 )
 STARTS = {"fedavg": "FedAvg's row", "random": "a random row"}
 PLAIN = "plain local training"
