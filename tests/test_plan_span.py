@@ -26,6 +26,7 @@ from hpcfed.plan.bank import (
 from hpcfed.plan.constants import BankPoint, Preparation, write_constants
 from hpcfed.plan.make import PlanRequest, make_plan
 from hpcfed.plan.planner import Planner
+from hpcfed.plan.server import LearningPlan
 from hpcfed.plan.server_calibration import measure_passes
 from hpcfed.plan.work import banked_rows, network_sizes, run_work
 from hpcfed.server import likeness
@@ -36,6 +37,7 @@ from hpcfed.server.span import Coordinates
 from tests.test_plan import LINK, constants, server_point
 
 ROWS, CLIENTS, WIDTHS = 12, 4, (50, 30)
+SIZES = ("tiny", "small")
 COLUMNS = sum(WIDTHS)
 SPAN: dict[str, Any] = {
     "method": "pfedgpa",
@@ -159,7 +161,7 @@ def test_a_learning_takes_its_steps_and_its_passes() -> None:
         parameters=1, seconds=0, invert=1e-9, first=0, launches=1, flops=1
     )
     points = []
-    for size in ("tiny", "small"):
+    for size in SIZES:
         chosen = options.model_copy(update={"server": size})
         planner = Planner(settings, constants(), LINK, per_node=1)
         network = network_sizes(chosen, planner.layout, rows=rows)["denoiser"]
@@ -184,6 +186,39 @@ def test_a_learning_takes_its_steps_and_its_passes() -> None:
     assert more == pytest.approx(1e-6 * numbers.numbers, rel=1e-6)
     # 20 steps of half a second, as measured.
     assert seconds(1e-15) == pytest.approx(10, rel=1e-6)
+
+
+def test_a_plan_has_the_learning_by_ranks(tmp_path: Path) -> None:
+    points = [server_point(network_sizes_of(size), 50, 0.5) for size in SIZES]
+    prepared = Preparation(
+        parameters=1, seconds=0, invert=1e-9, first=0, launches=1, flops=1
+    )
+
+    def planned(number: float) -> list[LearningPlan]:
+        """Plan one and two ranks that take these seconds for a number of the bank."""
+        measured = constants(
+            server_model="span",
+            server=points,
+            preparations=(prepared,),
+            bank=passes(number, 0.0, 0.0),
+        )
+        path = tmp_path / "plan.json"
+        write_constants(path, measured)
+        settings = keyword_settings({**SPAN, "device": "cpu"})
+        plan = make_plan(PlanRequest(constants=path, ranks=2), settings)
+        return [found for found in plan.learnings if found.zero_stage == 0]
+
+    slow, fast = planned(2e-3), planned(1e-3)
+    assert [found.ranks for found in slow] == [1, 2]
+    more = [
+        one.seconds.middle - other.seconds.middle
+        for one, other in zip(slow, fast, strict=True)
+    ]
+    # Eight passes through 12 rows of 4810 columns, which two ranks share.
+    expected = 1e-3 * 8 * 12 * 4810
+    assert more == pytest.approx([expected, expected / 2], rel=1e-6)
+    assert slow[1].exchange > slow[0].exchange == 0
+    assert slow[1].memory.middle < slow[0].memory.middle
 
 
 def test_passes_are_measured_with_their_work() -> None:

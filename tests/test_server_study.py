@@ -29,7 +29,7 @@ from hpcfed.analysis.study_points import show_study, summary
 from hpcfed.clients.network import client_layout
 from hpcfed.results.run import LearningRecord, RunRecord
 from hpcfed.results.study import Outcome, StudyRecord, TrialRecord
-from hpcfed.server.options import server_options
+from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.server.schedule import generated
 from hpcfed.studies.plan import find_study, points, read_study
 from tests.points import run_of
@@ -169,6 +169,14 @@ def test_verdicts_say_what_fits_and_where_a_model_ends() -> None:
     assert "limited by encode, 60%" in span and "ends" not in span
     grown = " ".join(growth_answers(costs(both_models())))
     assert "3 s per million columns" in grown
+
+
+def test_an_option_that_older_records_lack_does_not_part_points() -> None:
+    runs = {name: linear(name) for name in NETWORKS}
+    default = ServerOptions().token_window
+    newer = linear("cnn-pfl", token_window=default)
+    (growth,) = over_columns(costs(study(runs | {"cnn-pfl": newer}, {})))
+    assert growth.sizes == [1e4, 1e5, 1e6]
 
 
 def test_a_server_that_never_fits_is_told() -> None:

@@ -282,8 +282,10 @@ def _growths(
     ranks = () if over == "server ranks" else ("server_ranks",)
 
     def family(one: ServerCost) -> Combination:
-        named = _server_options(one.options["method"])
-        server = one.options.only(("method", "on", *ranks, *named))
+        method = one.options["method"]
+        # Records of older versions lack options, which had the effect of the default.
+        filled = Combination(defaults_of(method) | one.options)
+        server = filled.only(("method", "on", *ranks, *_server_options(method)))
         return Combination(server, alike=alike(one))
 
     known = [one for one in costs if isfinite(size(one))]
