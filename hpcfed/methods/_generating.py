@@ -127,7 +127,7 @@ class Options(ServerOptions):
         None,
         "new clients: pull guided rows towards FedAvg's, to at most N times the usual "
         "distance of generated rows from it (default: not)",
-        gt=0,
+        ge=0,
         needs=_GUIDED,
     )
 
