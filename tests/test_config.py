@@ -389,7 +389,7 @@ def test_an_option_that_acts_or_means_off_is_not(words: str) -> None:
 
 NO_ZERO = {
     "target_accuracy", "clip_quantile", "target_epsilon", "delta", "noise_cohort",
-    "privacy_population",
+    "privacy_population", "denoiser_depth", "guided_within",
 }  # fmt: skip
 """Options that nothing decides where they are 0: it is refused."""
 ZEROS = {
