@@ -34,8 +34,6 @@ BEFORE, AFTER = "upload", "pFedGPA"
 """What is evaluated at the end: the rows that the server has learnt from, and those
 that it has generated from them.
 """
-OF_THE_NETWORK = ("generated_layers", "server_save")
-"""Options of the server that follow from the clients' network."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +187,19 @@ def _asked(given: Mapping[str, Any]) -> Combination:
 
 
 def _server_options(method: str) -> list[str]:
-    """Return the names of the server's options; none if the method has no server."""
-    own = [name for name, stated in facts(method).items() if stated.group == "server"]
-    return [name for name in own if name not in OF_THE_NETWORK]
+    """Return the names of the server's options that do not follow from the clients'
+    network; none if the method has no server.
+    """
+    found = []
+    for name, stated in facts(method).items():
+        if stated.group == "server" and not stated.follows_network:
+            found.append(name)
+    return found
+
+
+def of_the_network(method: str) -> list[str]:
+    """Return the server's options that follow from the clients' network."""
+    return [name for name, stated in facts(method).items() if stated.follows_network]
 
 
 # How costs grow.

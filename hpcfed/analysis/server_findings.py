@@ -17,9 +17,9 @@ from hpcfed.analysis.findings import (
 )
 from hpcfed.analysis.labels import few, label, text
 from hpcfed.analysis.server_costs import (
-    OF_THE_NETWORK,
     ServerCost,
     ServerGrowth,
+    of_the_network,
     over_clients,
     over_columns,
     over_server_ranks,
@@ -62,7 +62,8 @@ def server_tables(costs: Sequence[ServerCost]) -> list[Table]:
 
 def _which(one: ServerCost) -> list[str | Cell]:
     # The columns tell what is generated.
-    name = label(one.key.without("method", *OF_THE_NETWORK)) or label(one.key)
+    following = of_the_network(one.options["method"])
+    name = label(one.key.without("method", *following)) or label(one.key)
     return [name, COUNT(one.clients), COUNT(one.columns)]
 
 

@@ -80,6 +80,8 @@ class Facts:
     """
     shapes_server: bool = False
     """A saved server cannot be used with another value of it."""
+    follows_network: bool = False
+    """An option of the server whose default follows from the clients' network."""
 
     # Who sets it.
     beside_resume: bool = False

@@ -7,6 +7,7 @@ from hpcfed import options
 from hpcfed.errors import UserError, count
 from hpcfed.options import LEFT_OUT, Choice, Need, option
 from hpcfed.server.combinations import check_combination, check_engine
+from hpcfed.server.model_options import P_DIFF, ModelOptions
 from hpcfed.server.rounds import check_rounds
 from hpcfed.server.sizes import MODEL_SIZES, Batching, Size
 
@@ -20,105 +21,13 @@ SAMPLES = {"autoencoder": 100_000, "denoiser": 400_000}
 TOKEN_SAMPLES = {"denoiser": 50_000}
 """The same for --server-model tokens: a sample is a window of a row."""
 BATCH = 50
-_P_DIFF = Need("--server-model p-diff", lambda run: run.server_model == "p-diff")
 
 
-class ServerOptions(options.Options):
+class ServerOptions(ModelOptions):
     """Options of every method that has a server model."""
 
     has_server: ClassVar[bool] = True
 
-    # The model and its size.
-
-    server_model: Literal["p-diff", "span", "tokens"] = option(
-        "p-diff",
-        "model of rows: the paper's autoencoder, which grows with the columns; "
-        "coordinates in the space that the uploads span, exact for any number of them; "
-        "or a transformer of tokens, whose size does not depend on the columns",
-        group="server",
-        shapes_server=True,
-        told="always",
-    )
-    server: Literal["auto", "tiny", "small", "paper", "large"] = option(
-        "auto",
-        "size of the server's networks; auto: paper on a GPU; on a CPU tiny, with as "
-        "many samples as it learns from in half a minute",
-        group="server",
-        calibration="tiny",
-        chosen_later=True,
-        shapes_server=True,
-        also="server_size",
-    )
-    server_width: int | None = option(
-        None,
-        "channels of their first convolution, or width of the denoiser of span and "
-        "tokens; fastest as a multiple of 64 (default: by --server)",
-        group="server",
-        ge=0,
-        le=2**16,
-        calibration=LEFT_OUT,
-        shapes_server=True,
-        zero_was_unset=True,
-    )
-    server_latent: int | None = option(
-        None,
-        "size of the latent space, or numbers of a token (default: by --server; span: all "
-        "dimensions)",
-        group="server",
-        ge=0,
-        le=2**20,
-        calibration=LEFT_OUT,
-        shapes_server=True,
-        zero_was_unset=True,
-    )
-    server_depth: int | None = option(
-        None,
-        "convolutions of the encoder, or stages of the denoiser of span and tokens "
-        "(default: by --server)",
-        group="server",
-        ge=0,
-        le=200,
-        calibration=LEFT_OUT,
-        shapes_server=True,
-        zero_was_unset=True,
-    )
-    denoiser_depth: int | None = option(
-        None,
-        "depth of p-diff's denoiser: it has 2 N − 3 convolutions, at least five "
-        "(default: as the encoder's)",
-        group="server",
-        ge=1,
-        le=12,
-        calibration=LEFT_OUT,
-        shapes_server=True,
-        needs=Need("--server-model p-diff", lambda run: run.server_model == "p-diff"),
-    )
-    span_variance: float = option(
-        1.0,
-        "keep the dimensions that have this share of the uploads' variance; 1: all",
-        group="server",
-        gt=0,
-        le=1,
-        needs=Need("--server-model span", lambda run: run.server_model == "span"),
-    )
-    token_window: int = option(
-        256,
-        "tokens that attend to each other; longer rows pass in several windows",
-        group="server",
-        ge=1,
-        le=2**16,
-        needs=Need("--server-model tokens", lambda run: run.server_model == "tokens"),
-    )
-    generated_layers: int | None = option(
-        None,
-        "the server generates the last N layers with weights (default: all; p-diff: the "
-        "last two of more than 20,000 columns, of which --server auto generates one on "
-        "a CPU)",
-        group="server",
-        ge=0,
-        chosen_later=True,
-        zero_was_unset=True,
-    )
     # When the model learns, and from what.
 
     bank_rounds: int = option(
@@ -167,7 +76,7 @@ class ServerOptions(options.Options):
         calibration=200,
         chosen_later=True,
         zero_was_unset=True,
-        needs=_P_DIFF,
+        needs=P_DIFF,
     )
     denoiser_samples: int | None = option(
         None,
@@ -214,10 +123,10 @@ class ServerOptions(options.Options):
         "noise on the autoencoder's input while it learns",
         group="server",
         ge=0,
-        needs=_P_DIFF,
+        needs=P_DIFF,
     )
     latent_noise: float = option(
-        0.1, "noise on its latents while it learns", group="server", ge=0, needs=_P_DIFF
+        0.1, "noise on its latents while it learns", group="server", ge=0, needs=P_DIFF
     )
     # Diffusion and generation.
 
@@ -287,7 +196,10 @@ class ServerOptions(options.Options):
         calibration=LEFT_OUT,
     )
     server_save: bool = option(
-        True, "keep the trained server as server.h5 in the run's folder", group="server"
+        True,
+        "keep the trained server as server.h5 in the run's folder",
+        group="server",
+        follows_network=True,
     )
 
     def fit(self, config: options.RunConfig, ranks: int) -> Iterable[Choice]:
