@@ -66,21 +66,25 @@ def generating_work(rows: int, columns: int, clients: int) -> BankWork:
     return BankWork(numbers=2.0 * rows * columns, flops=2 * each_way)
 
 
-def recognising_work(rows: int, columns: int, clients: int) -> BankWork:
+def recognising_work(
+    rows: int, columns: int, clients: int, *, sets: int = 1
+) -> BankWork:
     """Count what it takes to find the client that each of the clients' rows is nearest
-    to: deviations, the clients' mean rows, and distances to them.
+    to: deviations, the clients' mean rows, and distances to them. `sets` of the clients'
+    rows are compared in the same passes.
     """
     means = 2.0 * clients * rows * columns
     distances = 2.0 * clients**2 * columns
-    return BankWork(numbers=2.0 * rows * columns, flops=means + distances)
+    flops = means + sets * distances
+    return BankWork(numbers=2.0 * rows * columns, flops=flops)
 
 
 def answer_work(rows: int, columns: int, clients: int) -> BankWork:
     """Count what an answer with generated rows takes besides denoising: they and the
     uploads are recognised.
     """
-    recognised = recognising_work(rows, columns, clients)
-    return generating_work(rows, columns, clients) + recognised + recognised
+    recognised = recognising_work(rows, columns, clients, sets=2)
+    return generating_work(rows, columns, clients) + recognised
 
 
 def fit_passes(points: Sequence[BankPoint]) -> FittedCost:

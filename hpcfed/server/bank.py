@@ -83,6 +83,11 @@ class BankedRows:
         return len(self.uploaders)
 
     @property
+    def has_starts(self) -> bool:
+        """Whether rows are uploads, from which starts are subtracted to get updates."""
+        return any(banked.starts is not None for banked in self._rounds)
+
+    @property
     def nbytes(self) -> int:
         """The bytes that the rows take on this rank, with the starts of uploads."""
         kept = 0

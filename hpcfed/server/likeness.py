@@ -6,6 +6,7 @@ Uploads of different rounds also differ by how far FedAvg moved in between, whic
 nothing about clients. Rows have this server rank's columns only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,8 @@ def updates_of(bank: BankedRows, clients: np.ndarray, rows: Tensor) -> Tensor:
     """Return the updates of rows that were generated from the clients' newest rows in
     the bank. If the bank holds uploads, subtract their starts.
     """
+    if not bank.has_starts:
+        return rows
     _, places = bank.newest_places(clients)
     return rows - bank.starts_at(places)
 
@@ -33,16 +36,27 @@ def recognised(bank: BankedRows, clients: np.ndarray, updates: Tensor) -> float:
 def nearest_own_centre(
     bank: BankedRows, clients: np.ndarray, updates: Tensor
 ) -> Tensor:
-    """Tell for each client whether the centre nearest to its update is its own.
+    """Tell for each client whether the centre nearest to its update is its own."""
+    return nearest_own_centres(bank, clients, [updates])[0]
+
+
+def nearest_own_centres(
+    bank: BankedRows, clients: np.ndarray, sets: Sequence[Tensor]
+) -> list[Tensor]:
+    """Tell for each client, of several sets of updates, whether the nearest centre is its
+    own. All sets share the passes through the bank.
 
     A centre is the mean of a client's banked updates. Columns are divided by the
     standard deviation of the updates in their tensor, as for the model.
     """
     ids, weights = bank.averaging()
     scales = bank.deviations(updates=True)
-    nearest = squared_distances(bank, updates, weights, scales).argmin(1)
     expected = torch.from_numpy(np.searchsorted(ids, clients))
-    return nearest == expected.to(nearest.device)
+    found = []
+    for distances in _squared_distances(bank, sets, weights, scales):
+        nearest = distances.argmin(1)
+        found.append(nearest == expected.to(nearest.device))
+    return found
 
 
 def squared_distances(
@@ -54,20 +68,33 @@ def squared_distances(
     """Return the squared distances of updates to the banked ones, or to combinations of
     these. Columns may be divided by a scale for each tensor.
     """
+    return _squared_distances(bank, [updates], weights, scales)[0]
+
+
+def _squared_distances(
+    bank: BankedRows,
+    sets: Sequence[Tensor],
+    weights: Tensor | None,
+    scales: Tensor | None,
+) -> list[Tensor]:
+    """Return the squared distances of several sets of updates, in one pass."""
     others = len(bank) if weights is None else len(weights)
-    total = torch.zeros(
-        len(updates), others, dtype=torch.float64, device=updates.device
-    )
+    totals = []
+    for updates in sets:
+        shape = len(updates), others
+        totals.append(torch.zeros(shape, dtype=torch.float64, device=updates.device))
     for block in bank.blocks(updates=True):
-        # In float64, where the difference of large squares keeps small distances.
-        here = updates[:, block.at].double()
         there = block.rows if weights is None else weights @ block.rows
         if scales is not None:
-            here = here / scales[block.tensor].clamp_min(SMALLEST)
             there = there / scales[block.tensor].clamp_min(SMALLEST)
-        squares = here.square().sum(1, keepdim=True) + there.square().sum(1)
-        total += squares - 2 * here @ there.T
-    return bank.columns.summed(total).clamp_min(0)
+        for total, updates in zip(totals, sets, strict=True):
+            # In float64, where the difference of large squares keeps small distances.
+            here = updates[:, block.at].double()
+            if scales is not None:
+                here = here / scales[block.tensor].clamp_min(SMALLEST)
+            squares = here.square().sum(1, keepdim=True) + there.square().sum(1)
+            total += squares - 2 * here @ there.T
+    return [bank.columns.summed(total).clamp_min(0) for total in totals]
 
 
 def mean_rows(bank: BankedRows, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:

@@ -180,13 +180,14 @@ class Invert(NewestRequest[Inversion]):
             places, uploads = self.newest(rank)
             rows = rank.model(self.seed).invert(uploads, depth=self.depth)
             clients = self.clients[places]
-            shares = []
-            for columns in (rows, uploads):
-                updates = likeness.updates_of(bank, clients, columns)
-                shares.append(likeness.recognised(bank, clients, updates))
+            sets = [
+                likeness.updates_of(bank, clients, some) for some in (rows, uploads)
+            ]
+            found = likeness.nearest_own_centres(bank, clients, sets)
+            generated, uploaded = (float(own.float().mean()) for own in found)
             return Inversion(
-                recognised=shares[0],
-                recognised_uploads=shares[1],
+                recognised=generated,
+                recognised_uploads=uploaded,
                 **self.placed(rank, places, rows),
             )
 
