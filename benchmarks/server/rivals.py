@@ -48,7 +48,7 @@ GROUPS = (
     "--partition dominant --uniform-share 0 --train-per-client 10 --test-per-client 40 "
     "--epochs 5"
 )
-"""Five groups of clients, each with three classes of its own."""
+"""Five groups of clients, each with three of the ten classes."""
 SETTINGS = {
     "full": f"--clients 20 --rounds 10 --bank-rounds 5 {SPAN}",
     "full, p-diff": f"--clients 20 --rounds 10 --bank-rounds 5 {P_DIFF}",
