@@ -111,10 +111,13 @@ def test_passes_load_as_many_numbers_as_blocks_hold(
     assert loaded == learning_work(ROWS, COLUMNS).numbers
     loaded = 0
     banked.combined(found.combinations(found.of_rows(banked, rows[:CLIENTS])))
-    assert loaded == generating_work(ROWS, COLUMNS, CLIENTS).numbers
+    # Beside them, clients' rows are loaded and written.
+    beside = CLIENTS * COLUMNS
+    assert loaded + 2 * beside == generating_work(ROWS, COLUMNS, CLIENTS).numbers
     loaded = 0
     likeness.recognised(banked, np.arange(CLIENTS), rows[:CLIENTS])
-    assert loaded == recognising_work(ROWS, COLUMNS, CLIENTS).numbers
+    # Beside them, mean rows are written, and clients' rows are loaded.
+    assert loaded + 2 * beside == recognising_work(ROWS, COLUMNS, CLIENTS).numbers
 
 
 def passes(number: float, flop: float, cube: float) -> tuple[BankPoint, ...]:
@@ -188,7 +191,8 @@ def test_a_learning_takes_its_steps_and_its_passes() -> None:
     columns = 4810
     numbers = learning_work(rows, columns) + answer_work(rows, columns, CLIENTS)
     # Two passes to learn, two to generate, and two to recognise rows and uploads.
-    assert numbers.numbers == 6 * rows * columns
+    # Beside them, uploads are loaded, rows written, mean rows written, and two loaded.
+    assert numbers.numbers == (6 * rows + 5 * CLIENTS) * columns
     more = seconds(2e-6) - seconds(1e-6)
     assert more == pytest.approx(1e-6 * numbers.numbers, rel=1e-6)
     # 20 steps of half a second, as measured.
@@ -221,8 +225,8 @@ def test_a_plan_has_the_learning_by_ranks(tmp_path: Path) -> None:
         one.seconds.middle - other.seconds.middle
         for one, other in zip(slow, fast, strict=True)
     ]
-    # Six passes through 12 rows of 4810 columns, which two ranks share.
-    expected = 1e-3 * 6 * 12 * 4810
+    # Six passes through 12 rows and five matrices of 4 rows, which two ranks share.
+    expected = 1e-3 * (6 * 12 + 5 * 4) * 4810
     assert more == pytest.approx([expected, expected / 2], rel=1e-6)
     assert slow[1].exchange > slow[0].exchange == 0
     assert slow[1].memory.middle < slow[0].memory.middle

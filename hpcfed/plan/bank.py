@@ -31,7 +31,9 @@ class BankWork:
     """What passes through the bank have to do."""
 
     numbers: float = 0.0
-    """Numbers of the bank that are loaded, over all passes."""
+    """Numbers that are loaded or written, over all passes: of the bank, and of the
+    clients' rows beside it.
+    """
     flops: float = 0.0
     """FLOPs of products in float64."""
     cubes: float = 0.0
@@ -63,7 +65,8 @@ def generating_work(rows: int, columns: int, clients: int) -> BankWork:
     """Count what it takes to map the clients' uploads to coordinates and back."""
     # Products with the rows, and with the combinations of rows that are axes.
     each_way = 2.0 * clients * rows * (columns + rows - 1)
-    return BankWork(numbers=2.0 * rows * columns, flops=2 * each_way)
+    numbers = 2.0 * (rows + clients) * columns
+    return BankWork(numbers=numbers, flops=2 * each_way)
 
 
 def recognising_work(
@@ -75,8 +78,9 @@ def recognising_work(
     """
     means = 2.0 * clients * rows * columns
     distances = 2.0 * clients**2 * columns
-    flops = means + sets * distances
-    return BankWork(numbers=2.0 * rows * columns, flops=flops)
+    # Mean rows are written, and each set is loaded.
+    numbers = (2.0 * rows + (1 + sets) * clients) * columns
+    return BankWork(numbers=numbers, flops=means + sets * distances)
 
 
 def answer_work(rows: int, columns: int, clients: int) -> BankWork:
