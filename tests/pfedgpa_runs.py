@@ -55,6 +55,19 @@ def losses(folder: Path, network: str) -> np.ndarray:
         return values
 
 
+def assert_learnt_alike(folder: Path, expected: Path) -> None:
+    """Both runs generate rows with the same figures, from the same losses."""
+    one, other = read_run(folder), read_run(expected)
+    for name, figure in other.figures.items():
+        np.testing.assert_allclose(
+            one.figures[name], figure, rtol=1e-3, atol=1e-4, err_msg=name
+        )
+    np.testing.assert_allclose(
+        losses(folder, "denoiser"), losses(expected, "denoiser"), rtol=1e-3, atol=1e-4
+    )
+    assert one.learnings[0].kept == other.learnings[0].kept
+
+
 def assert_seconds_fit(folder: Path) -> None:
     """What the server's phases took lies within what the round counts as the server's."""
     record = read_run(folder)

@@ -28,7 +28,7 @@ from hpcfed.server.span import CoordinateDenoiser, Coordinates, SpanDiffusion
 from hpcfed.server.training_plan import RankSlot
 from hpcfed.words import bytes_text
 from tests.federations import assembled
-from tests.pfedgpa_runs import TINY, losses
+from tests.pfedgpa_runs import TINY, assert_learnt_alike
 from tests.runs import flags, mistake, same, started
 from tests.small_runs import SMALL
 from tests.stopped_run import StopAfter
@@ -359,17 +359,8 @@ def test_the_bank_lies_once_over_any_number_of_ranks(
     second = flags(**RUN, server_ranks=2, zero_stage=2, out=apart)
     result = mpirun(4, "-m", "mpi4py", HERE / "several_runs.py", *first, "+", *second)
     assert result.returncode == 0, result.stderr
-    expected = read_run(alone)
     for folder in (among, apart):
-        found = read_run(folder)
-        for name, figure in expected.figures.items():
-            np.testing.assert_allclose(
-                found.figures[name], figure, rtol=1e-3, atol=1e-4, err_msg=name
-            )
-        np.testing.assert_allclose(
-            losses(folder, "denoiser"), losses(alone, "denoiser"), rtol=1e-3, atol=1e-4
-        )
-        assert found.learnings[0].kept == expected.learnings[0].kept
+        assert_learnt_alike(folder, alone)
 
 
 @pytest.mark.parametrize("stopped_after", [5, 7])

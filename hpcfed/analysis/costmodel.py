@@ -133,7 +133,9 @@ class CostModel:
     error: float
     """Mean relative error over the points used for the fit."""
     left_out_error: float
-    """The same of each point predicted from the others; NaN if these are too few."""
+    """Mean relative error of each point as predicted from the others; NaN if these are
+    too few.
+    """
 
     def __call__(self, point: Measured) -> float:
         """Predict the seconds of a round."""

@@ -60,7 +60,7 @@ class ServerCost:
     own: float = nan
     """The share of generated updates that are nearest to their own client's."""
     own_uploads: float = nan
-    """The same share of the uploads."""
+    """The share of uploads that are nearest to their own client's updates."""
     before: float = nan
     """Clients' accuracy with their uploads."""
     after: float = nan

@@ -41,7 +41,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "client": (*COLUMNS["client"], "owner", "site", "hospital"),
     "split": ("split",),
 }
-"""The same for a table, where inputs are all other columns."""
+"""Usual names of a table's columns, by their role; all other columns are inputs."""
 TABLE_OPTIONS = (*USUAL, "drop", "task")
 TASKS = ("classification", "regression")
 MOST_WORDS = 100

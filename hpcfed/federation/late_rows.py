@@ -53,7 +53,7 @@ class LateRows:
         self._timer = timer
         self._learning: _Learning | None = None
         self._report: LearningReport | None = None
-        """Of a learning whose rows are here, until it is recorded."""
+        """The report of a learning whose rows are here, until it is recorded."""
         self._waited = 0.0
         """Seconds of waiting that are not recorded yet."""
 

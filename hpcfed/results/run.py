@@ -36,8 +36,8 @@ class LearningRecord:
     updates. In older records it refers to latents of whole uploads.
     """
     kept_uploads: float
-    """The same share of the uploads that they were generated from: identity that the
-    server could not have lost. NaN in older records.
+    """The share of clients whose newest upload is nearest to the mean of their own
+    updates: the server could not have lost more. NaN in older records.
     """
     bank_bytes: np.ndarray = field(default_factory=lambda: np.full(1, np.nan))
     """Bytes of the uploads, for each server rank; NaN in older records."""
@@ -116,7 +116,7 @@ class DepthSweep:
     signal: np.ndarray
     """How much of a latent is still there: [depths]."""
     accuracy: np.ndarray
-    """Of every client: [depths, clients]."""
+    """Accuracy of every client: [depths, clients]."""
     recognised: np.ndarray
     """1 for rows nearest to their own client's, else 0; NaN for unknown clients."""
     distance: np.ndarray

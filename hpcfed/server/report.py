@@ -33,7 +33,7 @@ class Inversion(KnownRows):
     own updates.
     """
     recognised_uploads: float
-    """The same share of the uploads from which they were generated."""
+    """The share of clients whose newest upload is nearest to their own updates."""
     transfer: float = 0.0
     """Seconds until the rows arrived, beyond those that the server needed."""
 
@@ -70,7 +70,7 @@ class LearningReport:
     until rows are inverted.
     """
     recognised_uploads: float = float("nan")
-    """The same share of the uploads from which these were generated."""
+    """The share of clients whose newest upload is nearest to their own updates."""
     latents: LatentMap | None = None
     bank_bytes: list[float] = field(default_factory=list)
     """Bytes of the bank on every server rank."""
