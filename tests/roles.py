@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hpcfed.runtime import process_group
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.sharing import once_per_host
@@ -24,6 +25,11 @@ for servers in map(int, sys.argv[1:]):
     world = worlds.enter(device="cpu", server_ranks=servers)
     total = Collectives(world).allreduce(torch.tensor([float(world.rank)]))
     joined = dist.get_world_size() if dist.is_initialized() else 0
+    # By columns in one rank, by rows in the other.
+    table = torch.arange(6.0).view(2, 3)
+    summed = table.T if world.role_rank % 2 else table.T.contiguous()
+    process_group.allreduce(summed)
+    assert torch.equal(summed, world.role_size * torch.arange(6.0).view(2, 3).T)
     arrays = once_per_host(world, make)
     assert arrays["all"].tolist() == [servers + i for i in range(5)]
     place = f"{world.role} {world.role_rank}/{world.role_size}"

@@ -52,7 +52,11 @@ def allreduce(tensor: Tensor) -> None:
     federation: `Collectives` does that.
     """
     if size() > 1:
-        dist.all_reduce(tensor)
+        # NCCL takes rows in order only; eigenvectors, for one, lie column by column.
+        dense = tensor.contiguous()
+        dist.all_reduce(dense)
+        if dense is not tensor:
+            tensor.copy_(dense)
 
 
 def join_columns(rows: Tensor, widths: list[int]) -> Tensor:
