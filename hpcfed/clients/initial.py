@@ -3,6 +3,7 @@ tensors in a file. No file is trusted to execute anything: no pickle is loaded.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.errors import UserError, did_you_mean, one_line
+from hpcfed.models import peft_files
 from hpcfed.models.layout import Layout
+from hpcfed.models.peft_files import AdapterFiles
 from hpcfed.results.folder import MODEL, RECORD
 from hpcfed.results.publish import replacing
 from hpcfed.results.safe import check_file, readable, reading
@@ -31,14 +34,34 @@ def save_model(
     tensors of the row, and frozen ones that are not part of rows.
     """
     arrays = {}
-    views = layout.views(row[None])
-    for e in layout.entries:
-        tensor = e.taken(views[e.name][0])
-        arrays[e.name] = tensor.detach().cpu().numpy()
-    for name, tensor in frozen.items():
+    for name, tensor in {**tensors_of(layout, row), **frozen}.items():
         arrays[name] = tensor.detach().cpu().numpy()
     with replacing(folder / MODEL) as file:
         _write_npz(file, arrays)
+
+
+def tensors_of(layout: Layout, row: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of a row by name, in the types that the network expects."""
+    views = layout.views(row[None])
+    return {e.name: e.taken(views[e.name][0]) for e in layout.entries}
+
+
+def save_adapters(
+    folder: Path, files: AdapterFiles, tensors: Mapping[str, Tensor]
+) -> None:
+    """Write adapters into a folder of their own, as PEFT reads them."""
+    from safetensors.torch import save
+
+    folder.mkdir(exist_ok=True, parents=True)
+    named = {}
+    for name, theirs in files.names.items():
+        if name in tensors:
+            named[theirs] = tensors[name].detach().cpu().contiguous()
+    # The tensors first: a reader looks for the configuration.
+    with replacing(folder / peft_files.WEIGHTS) as file:
+        file.write(save(named, metadata={"format": "pt"}))
+    with replacing(folder / peft_files.CONFIG) as file:
+        file.write(json.dumps(files.config, indent=2).encode())
 
 
 def frozen_tensors(network: nn.Module, layout: Layout) -> dict[str, Tensor]:
@@ -76,8 +99,9 @@ def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
     for name, tensor in wanted.items():
         # Batch norm's batch counter has no column, and neither have frozen tensors: a
         # run's global model may lack both.
-        optional = name in frozen or not tensor.is_floating_point()
-        optional = optional or tied.get(name, name) in tensors
+        one = tied.get(name, name)
+        optional = one in frozen or not tensor.is_floating_point()
+        optional = optional or one in tensors
         if name not in tensors and optional:
             continue
         if name not in tensors:
@@ -131,6 +155,8 @@ def _source(path: Path) -> Path:
         return path
     if (path / MODEL).is_file():
         return path / MODEL
+    if peft_files.is_folder(path):
+        return path / peft_files.WEIGHTS
     raise UserError(
         f"--init {path}: there is no {MODEL}. A run writes it when it completes, if its "
         "method has a global model"
@@ -163,9 +189,12 @@ def read_weights(path: Path) -> Tensors:
     reader = readers.get(source.suffix)
     if reader is None:
         raise UserError(f"--init {path}: must be a run's folder, or end in {KINDS}")
-    check_file(source)
     try:
-        return reader(source)
+        check_file(source)
+        found = reader(source)
+        if source.name == peft_files.WEIGHTS and path.is_dir():
+            found = peft_files.with_our_names(found, path)
+        return found
     except UserError:
         raise
     # Libraries raise anything for a file that is damaged or of another kind.

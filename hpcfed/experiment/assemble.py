@@ -40,6 +40,8 @@ from hpcfed.federation.participants import Participants
 from hpcfed.federation.server_side import ServerSide
 from hpcfed.federation.training import LocalTraining, Shards
 from hpcfed.methods import Method
+from hpcfed.models import hugging_face, peft_files
+from hpcfed.models.peft_files import AdapterFiles
 from hpcfed.options import RunConfig, Settings, weighs_by
 from hpcfed.options.metrics import chosen
 from hpcfed.runtime import randomness
@@ -104,6 +106,8 @@ class Setup:
     """Clients that join after the last round."""
     frozen: dict[str, Tensor] = field(default_factory=dict)
     """Parameters of the network that are not part of rows, by name."""
+    adapters: AdapterFiles | None = None
+    """How adapters are written for PEFT; None without adapters that it knows."""
 
 
 def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
@@ -252,6 +256,21 @@ class _Assembly:
             threads=threads,
             newcomers=self._newcomers(model),
             frozen=frozen_tensors(material.network, self.engine.layout),
+            adapters=self._adapters(),
+        )
+
+    def _adapters(self) -> AdapterFiles | None:
+        config = self.settings.config
+        if config.lora is None:
+            return None
+        base = None
+        if hugging_face.is_hugging_face(config.network()):
+            base = str(hugging_face.find_folder(config.network()).resolve())
+        return peft_files.describe(
+            self.material.network,
+            self.engine.layout,
+            base=base,
+            causal=base is not None and config.data().task == "next-token",
         )
 
     def _training_engine(self, channel: Channel) -> RowEngine:

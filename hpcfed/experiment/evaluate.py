@@ -202,7 +202,7 @@ def _add_personal(
     fed = setup.federation
     here = _evaluated_here(setup, fed)
     names = of_clients(setup.metrics)
-    for members in _groups(setup, here):
+    for members in in_groups(setup, here):
         rows = setup.method.personal(fed, state, members)
         score = fed.evaluate(rows, members, wanted)
         # From this rank's positions to columns of the record, whose ids ascend.
@@ -215,7 +215,7 @@ def _add_personal(
             by_class += score.sums[CLASSES].sum(0)
 
 
-def _groups(setup: Setup, clients: np.ndarray) -> Iterator[np.ndarray]:
+def in_groups(setup: Setup, clients: np.ndarray) -> Iterator[np.ndarray]:
     """Split clients of this rank into groups whose rows fit into memory."""
     # A method may build personal rows just for the evaluation, so limit them. Stacked
     # seeds do this at the same time.
@@ -350,7 +350,7 @@ def standing_accuracy(
     # Rows are built group by group: those of all members may not fit into memory.
     groups = (
         (group, setup.method.personal(fed, state, group))
-        for group in _groups(setup, members)
+        for group in in_groups(setup, members)
     )
     return _accuracy_of(setup, fed, groups, len(fed.sizes))
 

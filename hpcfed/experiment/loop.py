@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcfed.clients.initial import save_model
 from hpcfed.experiment import checkpointing, resume
+from hpcfed.experiment.adapters import write_adapters
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.checkpointing import Checkpointer
 from hpcfed.experiment.evaluate import (
@@ -217,6 +218,7 @@ def _finish(
     row = setup.method.global_row(state)
     if row is not None and setup.world.is_root:
         save_model(folder, setup.federation.layout, row, setup.frozen)
+    write_adapters(setup, folder, state, row)
     options = server_options(setup.settings)
     fed, planned = setup.federation, setup.settings.config.rounds
     # If no client is there any more, the server has not learnt from the last rounds.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, did_you_mean
 
 
 class LoraLinear(nn.Module):
@@ -127,8 +127,9 @@ def add_adapters(
     if not count:
         known = [name for name, module in network.named_modules() if _sizes(module)]
         some = ", ".join(known[:5]) or "none at all"
+        near = _near(layers, known) or f"; there are {some}"
         raise UserError(
-            f"--lora-layers {layers}: no linear layer has such a name; there are {some}"
+            f"--lora-layers {layers}: no linear layer has such a name{near}"
         )
     if train and not trained:
         names = [name for name, _ in network.named_children()]
@@ -137,6 +138,16 @@ def add_adapters(
             f"{', '.join(names)}"
         )
     return count
+
+
+def _near(patterns: str, known: list[str]) -> str:
+    """Return `; did you mean 'c_attn'?` if a layer's name ends in similar letters."""
+    endings = [name.rpartition(".")[2] for name in known]
+    for pattern in patterns.split(","):
+        hint = did_you_mean(pattern.strip().rpartition(".")[2], endings)
+        if hint:
+            return hint
+    return ""
 
 
 def _matches(name: str, patterns: str) -> bool:

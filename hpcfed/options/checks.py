@@ -6,6 +6,7 @@ from typing import Any
 
 from hpcfed.data import DatasetInfo
 from hpcfed.errors import UserError
+from hpcfed.options.adapters import check_adapters
 from hpcfed.options.aggregation import check_aggregation
 from hpcfed.options.compression import check_compression
 from hpcfed.options.data import check_data
@@ -42,6 +43,7 @@ def check(settings: Settings, launch: Launch) -> None:
     check_optimiser(config, method)
     check_recording(config)
     check_run(config, method)
+    check_adapters(config, config.init)
     check_newcomers(config, method)
     check_results(config)
     check_synthetic(config, max(1, launch.size - config.server_ranks))

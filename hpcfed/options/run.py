@@ -182,8 +182,8 @@ class RunOptions(OptionGroup):
     )
     init: Path | None = option(
         None,
-        "weights to start from: the folder of a run with a global model, or a file "
-        "with a tensor for each name (.npz, .safetensors)",
+        "weights to start from: the folder of a run with a global model, a file with a "
+        "tensor for each name (.npz, .safetensors), or a folder of PEFT's adapters",
         also="init_from pretrained load_model initial_weights init_model "
         "load_from model_path",
     )

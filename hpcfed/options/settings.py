@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from hpcfed.errors import UserError
+from hpcfed.options.adapters import adapter_choices
 from hpcfed.options.declare import Choice, Facts, OptionGroup
 from hpcfed.options.malicious import malicious_choices
 from hpcfed.options.method import Options
@@ -181,6 +182,7 @@ def _fitted(settings: Settings, given: Mapping[str, Any], ranks: int) -> Setting
         *malicious_choices(settings.config),
         *privacy_choices(settings.config),
         *optimiser_choices(settings.config),
+        *adapter_choices(settings.config.init, given),
         *settings.options.fit(settings.config, ranks),
     ]
     return _adapted(settings, wanted, given)

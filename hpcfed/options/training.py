@@ -76,6 +76,13 @@ class TrainingOptions(PartitionOptions):
         "LoRA: names of layers that are trained as a whole, as in head",
         needs=_LORA,
     )
+    lora_clients: bool = option(
+        False,
+        "LoRA: when the run ends, also write every client's own adapters, in the files "
+        "of PEFT",
+        changes="nothing",
+        needs=(_LORA, Need("--out", lambda run: run.out is not None)),
+    )
     augment: Literal["none", "crop-flip"] = option(
         "none",
         "augmentation of training images; crop-flip: shift by up to 4 pixels each way "

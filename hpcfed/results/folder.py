@@ -46,6 +46,8 @@ TRACKED = "tracked.json"
 """How far experiment trackers have been updated."""
 TENSORBOARD = "tensorboard"
 """The folder that --tensorboard writes to."""
+ADAPTER = "adapter"
+"""The folder with the adapters of a run with --lora, in the files of PEFT."""
 _PARAMS = r"params-[0-9]{1,9}(-after-[0-9]{1,18})?\.h5"
 _FAILURE = r"error-[0-9]{1,9}\.txt"
 _SIGNS = r"progress\.json|learning\.json|tracked\.json"
@@ -58,7 +60,11 @@ _SEED = r"seed-([0-9]{1,19})"
 _CHECKPOINT = r"[0-9]{8,18}"
 _EVENTS = r"events\.out\.tfevents\..+"
 """Files in TensorBoard's folder."""
-_OF_RUN = rf"{_FILES}|({CHECKPOINTS}|{TENSORBOARD})/.+"
+_ADAPTER = r"adapter_config\.json|adapter_model\.safetensors|\.adapter_.+\.tmp"
+"""Files in the folder of the adapters."""
+_CLIENT = r"client-[0-9]{1,19}"
+"""Folders there with the adapters of clients."""
+_OF_RUN = rf"{_FILES}|({CHECKPOINTS}|{TENSORBOARD}|{ADAPTER})/.+"
 """Every path that a run writes, relative to its folder."""
 _OUTCOME = rf"{POINTS}/[^/]+/repeat-[0-9]+\.(json|log)"
 _OF_STUDY = rf"study\.h5|plan\.json|\.study|slurm-.+\.log|{STACKS}/.+|{_OUTCOME}"
@@ -191,6 +197,23 @@ def checkpoint_folders(run: Path) -> list[Path]:
     return sorted(found)
 
 
+def adapter_folder(run: Path, client: int | None = None) -> Path:
+    """Return the folder of the global adapters, or of a client's own."""
+    return run / ADAPTER if client is None else run / ADAPTER / f"client-{client}"
+
+
+def adapter_folders(run: Path) -> list[Path]:
+    """Return the folders of adapters, those of clients first; links do not count."""
+    there = run / ADAPTER
+    if not _is_folder(there):
+        return []
+    found = []
+    for path in _entries(there):
+        if fullmatch(_CLIENT, path.name) and _is_folder(path):
+            found.append(path)
+    return [*found, there]
+
+
 def snapshot_file(run: Path, rank: int, after: int | None = None) -> Path:
     """Return the file for the rows of a rank's clients. A resumed run that could not
     continue in its first file has another one, named `after` a number of rounds.
@@ -239,7 +262,7 @@ def check_plain(folder: Path) -> None:
         elif path.name == CHECKPOINTS:
             _check_kind(path, stat.S_ISDIR, "folder")
             _check_plain_checkpoints(path)
-        elif path.name == TENSORBOARD:
+        elif path.name in (TENSORBOARD, ADAPTER):
             _check_kind(path, stat.S_ISDIR, "folder")
 
 
@@ -304,7 +327,7 @@ def _is_made_by_run(path: Path) -> bool:
     """Tell whether a run creates such a file or folder, even one killed early."""
     if fullmatch(_SEED, path.name):
         return _is_folder(path) and all(map(_is_made_by_run, _entries(path)))
-    if path.name in (CHECKPOINTS, TENSORBOARD):
+    if path.name in (CHECKPOINTS, TENSORBOARD, ADAPTER):
         return True
     return fullmatch(_FILES, path.name) is not None
 
@@ -335,7 +358,13 @@ def empty(folder: Path) -> None:
         for events in _entries(run / TENSORBOARD):
             if fullmatch(_EVENTS, events.name):
                 events.unlink()
-        # These folders stay if the user's own files are in them.
+        for folder_of in adapter_folders(run):
+            for path in _entries(folder_of):
+                if fullmatch(_ADAPTER, path.name):
+                    path.unlink()
+            # These folders stay if the user's own files are in them.
+            with suppress(OSError):
+                folder_of.rmdir()
         for name in (CHECKPOINTS, TENSORBOARD):
             with suppress(OSError):
                 (run / name).rmdir()
