@@ -14,6 +14,7 @@ import hpcfed
 from benchmarks.launching import ROOT, environment
 from benchmarks.speed.adapter_rows import Base, Cell, Row
 from benchmarks.speed.plain_adapters import RATE
+from hpcfed.errors import count
 from hpcfed.results.profiles import read_profile
 
 
@@ -100,7 +101,7 @@ def of_record(
     # The first line ends as in "(hf:DIR, batched) on 1 rank (cuda)".
     way = printed.partition(") on ")[0].rpartition(", ")[2]
     tf32 = "computed as with tf32" in " ".join(printed.split())
-    notes = [way, "TF32" if tf32 else "bf16", f"{len(train)} rounds"]
+    notes = [way, "TF32" if tf32 else "bf16", count(len(train), "round")]
     per_client = train.mean() / row.steps / row.active
     notes.append(f"{1e3 * per_client:.2f} ms per client and step")
     notes.append(

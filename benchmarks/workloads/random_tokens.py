@@ -21,4 +21,6 @@ def tokens(
         "train_clients": np.arange(clients).repeat(samples),
         "test_inputs": random.integers(vocabulary, size=(test, length + 1)),
         "test_clients": np.arange(test) % clients,
+        # Few texts need not contain the last token.
+        "vocabulary": np.array(vocabulary),
     }
