@@ -571,8 +571,8 @@ NOISY = ("--privacy", "central", "--noise-multiplier", "1")
 def test_methods_take_privacy_where_one_mean_is_all_they_read(method: str) -> None:
     """What each does with uploads was read in its file."""
     averaging = {
-        "apfl", "ditto", "fedadagrad", "fedadam", "fedavg", "fedavg-ft", "fedavgm",
-        "fedbabu", "fedper", "fedprox", "fedrep", "fedumf", "fedyogi", "lg-fedavg",
+        "apfl", "ditto", "dual-lora", "fedadagrad", "fedadam", "fedavg", "fedavg-ft", "fedavgm",
+        "fedbabu", "fedper", "fedprox", "fedrep", "fedsa-lora", "fedumf", "fedyogi", "ffa-lora", "lg-fedavg",
         "per-fedavg", "pfedme",
     }  # fmt: skip
     assert (method in averaging) == methods.load(method).PRIVATE_MEAN

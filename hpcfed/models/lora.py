@@ -10,7 +10,7 @@ pᵢ Bᵢ Aᵢ, the mean of what clients have learnt, unless they agree on one o
 
 from fnmatch import fnmatchcase
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,14 @@ class LoraLinear(nn.Module):
             if base is None:  # while it is being made or copied
                 raise
             return getattr(base, name)
+
+
+class FrozenWeight(NamedTuple):
+    """The weight below an adapter."""
+
+    name: str
+    is_transposed: bool
+    """Whether it is stored as [inputs, outputs]."""
 
 
 class LoraWeight(nn.Module):
@@ -138,6 +146,21 @@ def add_adapters(
             f"{', '.join(names)}"
         )
     return count
+
+
+def frozen_weights(network: nn.Module) -> dict[str, FrozenWeight]:
+    """Return the weight below every adapter, by the name of the adapter's A."""
+    found = {}
+    for name, module in network.named_modules():
+        if isinstance(module, LoraLinear):
+            is_transposed = not isinstance(module.base, nn.Linear)
+            weight = FrozenWeight(f"{name}.base.weight", is_transposed)
+            found[f"{name}.down.weight"] = weight
+        elif isinstance(module, LoraWeight):
+            # torch numbers the parametrizations of a weight, and calls it `original`.
+            owner = name.rpartition(".")[0]
+            found[f"{name}.down"] = FrozenWeight(f"{owner}.original", False)
+    return found
 
 
 def _near(patterns: str, known: list[str]) -> str:
