@@ -38,6 +38,10 @@ ABSOLUTE = "absolute"
 """[clients]: absolute errors, averaged over outputs."""
 OUTPUTS = "outputs"
 """[clients, 3, outputs]: squared errors, targets, and squared targets."""
+LIKELIEST = "likeliest"
+"""[clients]: the likeliest next token, where a sample has one target and a client one
+sample.
+"""
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,9 @@ class NextToken:
         losses = F.cross_entropy(
             flat, targets.flatten(), ignore_index=NO_TARGET, reduction="none"
         )
+        answers = outputs.argmax(-1)
         # NO_TARGET never equals an answer, so such positions are never correct.
-        correct = outputs.argmax(-1) == targets
+        correct = answers == targets
         figures = {
             "correct": correct.sum(1),
             "loss": losses.view_as(targets).sum(1, dtype=torch.float64),
@@ -147,6 +152,8 @@ class NextToken:
         }
         if TOP5 in wanted:
             figures[TOP5] = _in_top5(outputs, targets).sum(1)
+        if LIKELIEST in wanted:
+            figures[LIKELIEST] = torch.where(targets == NO_TARGET, 0, answers).sum(1)
         return figures
 
 

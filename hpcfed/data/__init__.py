@@ -5,6 +5,7 @@ before anything heavy is loaded.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 Task = Literal["classification", "next-token", "regression"]
@@ -52,16 +53,22 @@ class DatasetInfo:
 
 @dataclass(frozen=True)
 class TextPlan:
-    """How a folder of text files becomes samples."""
+    """How text files, or prompts and responses, become samples."""
 
     clients: str = "file"
     """`file`, or a regular expression whose first group in a name is the client."""
     tokens: str = "chars"
-    """`chars` or `bytes`."""
+    """`chars`, `bytes` or `tokeniser`."""
     length: int = 128
     """Tokens per sample."""
     test: float = 0.1
     """The share of each file, taken from its end, for testing."""
+    tokeniser: Path | None = None
+    """The folder with the tokeniser."""
+    loss: str = "responses"
+    """What is predicted of prompts and responses: `responses` or `all`."""
+    pack: bool = False
+    """Whether a row may hold several prompts and responses."""
 
 
 @dataclass(frozen=True)

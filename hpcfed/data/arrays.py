@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed.data import Task
+from hpcfed.data.tokeniser import Language
 from hpcfed.errors import UserError
 
 NAMES = ("train_images", "train_labels", "test_images", "test_labels")
@@ -45,6 +46,8 @@ class Source:
     """The file or function, for messages."""
     whole: str
     """What holds the arrays, for messages: `the file`."""
+    notes: tuple[str, ...] = ()
+    """What was cut, left out or chosen, for the run's first lines."""
 
     def names(self) -> Collection[str]:
         """Return the names of all arrays."""
@@ -69,6 +72,9 @@ class InMemory(Source):
     where: str
     arrays: Mapping[str, np.ndarray]
     whole: str = "the dict"
+    notes: tuple[str, ...] = ()
+    language: Language | None = None
+    """What tokens mean, if they are a text's."""
 
     def names(self) -> Collection[str]:
         return self.arrays.keys()

@@ -1,5 +1,5 @@
-"""Data that users bring, by its name: an .npz file, a table, a folder of texts, a
-Hugging Face data set on disk, or a function. Nothing is ever unpickled.
+"""Data that users bring, by its name: an .npz file, a table, JSON lines, a folder of
+texts, a Hugging Face data set on disk, or a function. Nothing is ever unpickled.
 """
 
 import math
@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfed.data import DATASETS, Reading, own, table, text
+from hpcfed.data import DATASETS, Reading, json_lines, own, table, text
 from hpcfed.data.array_checks import describe
 from hpcfed.data.arrays import (
     KNOWN,
     NAMES,
     Description,
     Header,
+    InMemory,
     Source,
     check_values,
     find,
@@ -27,20 +28,25 @@ from hpcfed.data.arrays import (
 )
 from hpcfed.errors import UserError
 
-FORMS = ("file:PATH.npz", "PATH.csv", "text:DIR", "hf-data:DIR", "FILE.py:NAME")
+FORMS = (
+    *("file:PATH.npz", "PATH.csv", "PATH.jsonl", "text:DIR", "hf-data:DIR"),
+    "FILE.py:NAME",
+)
 """How such data is named, for messages."""
 
 
 def is_file_name(name: str) -> bool:
     """Tell whether a data set's name refers to arrays in a user's .npz file."""
-    return name.startswith("file:") and not table.is_table(name)
+    return name.startswith("file:") and not (
+        table.is_table(name) or json_lines.is_lines(name)
+    )
 
 
 def is_brought(name: str) -> bool:
     """Tell whether a name refers to a user's data."""
     if name in DATASETS:
         return False
-    if is_file_name(name) or table.is_table(name):
+    if is_file_name(name) or table.is_table(name) or json_lines.is_lines(name):
         return True
     return text.is_text(name) or table.is_hf(name) or own.is_own(name)
 
@@ -51,6 +57,8 @@ def place(name: str, *, root: Path | None) -> str:
         return str(_find_npz(name, root))
     if table.is_table(name):
         return str(table.find_table(name, root=root))
+    if json_lines.is_lines(name):
+        return str(json_lines.find_lines(name, root=root))
     if text.is_text(name):
         return str(text.find_texts(name, root=root))
     return name
@@ -71,6 +79,24 @@ def read(name: str, *, root: Path | None, reading: Reading) -> dict[str, np.ndar
     with _opened(name, root, _plain(reading)) as source:
         arrays = read_all(source, describe(source))
     return with_owned_test(arrays) if reading.natural else arrays
+
+
+def notes(name: str, *, root: Path | None, reading: Reading) -> tuple[str, ...]:
+    """Return what was cut, left out or chosen while the data was read."""
+    with _opened(name, root, _plain(reading)) as source:
+        return source.notes
+
+
+def texts(name: str, *, root: Path | None, reading: Reading) -> InMemory:
+    """Return the arrays of data that is text, with its language."""
+    with _opened(name, root, _plain(reading)) as source:
+        assert isinstance(source, InMemory) and source.language is not None
+        return source
+
+
+def is_language(name: str) -> bool:
+    """Tell whether a data set's tokens can be written as text."""
+    return text.is_text(name) or json_lines.is_lines(name)
 
 
 def _plain(reading: Reading) -> Reading:
@@ -111,6 +137,9 @@ def _opened(name: str, root: Path | None, reading: Reading) -> Iterator[Source]:
             yield _Members(str(path), archive)
     elif table.is_table(name):
         yield table.read_table(table.find_table(name, root=root), reading.options)
+    elif json_lines.is_lines(name):
+        path = json_lines.find_lines(name, root=root)
+        yield json_lines.loaded(path, reading.options, reading.text)
     elif text.is_text(name):
         yield text.loaded(text.find_texts(name, root=root), reading.text)
     elif table.is_hf(name):

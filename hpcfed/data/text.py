@@ -16,6 +16,13 @@ import numpy as np
 from hpcfed.data import TextPlan
 from hpcfed.data.array_checks import NO_TARGET
 from hpcfed.data.arrays import InMemory, find
+from hpcfed.data.tokeniser import (
+    Bytes,
+    Characters,
+    Language,
+    Tokeniser,
+    load_tokeniser,
+)
 from hpcfed.errors import UserError
 from hpcfed.runtime import machine
 
@@ -42,7 +49,7 @@ def find_texts(name: str, *, root: Path | None) -> Path:
 class _File:
     client: str
     tokens: np.ndarray
-    """Bytes, or code points of characters."""
+    """Bytes, code points of characters, or tokens of the tokeniser."""
     num_train: int
     """How many of the first tokens are for training."""
 
@@ -56,12 +63,14 @@ def loaded(folder: Path, plan: TextPlan) -> InMemory:
     if plan.length > max(longest, MOST_PADDING):
         raise UserError(
             f"--text-length {plan.length}, but the longest file of {folder} has "
-            f"{longest:,} {plan.tokens}"
+            f"{longest:,} {_unit(plan)}"
         )
-    vocabulary = 256
+    language: Language = Bytes()
     if plan.tokens == "chars":
-        files, vocabulary = _numbered(files)
-    arrays: dict[str, np.ndarray] = {"vocabulary": np.array(vocabulary)}
+        files, language = _numbered(files)
+    elif plan.tokens == "tokeniser":
+        language = _tokeniser(folder, plan)
+    arrays: dict[str, np.ndarray] = {"vocabulary": np.array(language.size)}
     for split in ("train", "test"):
         inputs, targets, clients = [], [], []
         for file in files:
@@ -80,7 +89,7 @@ def loaded(folder: Path, plan: TextPlan) -> InMemory:
             f"{folder}: --text-test {plan.test} leaves no text for testing; use a larger "
             "share"
         )
-    return InMemory(str(folder), arrays, whole="the folder")
+    return InMemory(str(folder), arrays, whole="the folder", language=language)
 
 
 def windows(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -113,10 +122,10 @@ def _read(folder: Path, plan: TextPlan) -> list[_File]:
     pattern = _pattern(plan.clients)
     files = []
     for path in paths:
-        tokens = _tokens(path, plan.tokens)
+        tokens = _tokens(path, plan)
         if len(tokens) < 2:
             raise UserError(
-                f"{path} has fewer than two {plan.tokens}, so there is no next one to "
+                f"{path} has fewer than two {_unit(plan)}, so there is no next one to "
                 "predict; remove it"
             )
         # At least two tokens are for training.
@@ -126,9 +135,22 @@ def _read(folder: Path, plan: TextPlan) -> list[_File]:
     return files
 
 
-def _tokens(path: Path, kind: str) -> np.ndarray:
+def _unit(plan: TextPlan) -> str:
+    return "tokens" if plan.tokens == "tokeniser" else plan.tokens
+
+
+def _tokeniser(folder: Path, plan: TextPlan) -> Tokeniser:
+    if plan.tokeniser is None:
+        raise UserError(
+            f"{folder}: --text-tokens tokeniser needs one; give --model hf:DIR of a "
+            "folder with a tokeniser, or --tokeniser DIR"
+        )
+    return load_tokeniser(plan.tokeniser)
+
+
+def _tokens(path: Path, plan: TextPlan) -> np.ndarray:
     try:
-        if kind == "bytes":
+        if plan.tokens == "bytes":
             return np.frombuffer(path.read_bytes(), np.uint8)
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -137,11 +159,14 @@ def _tokens(path: Path, kind: str) -> np.ndarray:
         raise UserError(
             f"{path} is not UTF-8; convert it, or use --text-tokens bytes"
         ) from None
+    if plan.tokens == "tokeniser":
+        [tokens] = _tokeniser(path.parent, plan).encode([text])
+        return np.array(tokens, np.int32)
     # Four bytes for every character, so that the array has one number each.
     return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
-def _numbered(files: list[_File]) -> tuple[list[_File], int]:
+def _numbered(files: list[_File]) -> tuple[list[_File], Characters]:
     """Number the characters of all training text from 1, by their code points."""
     seen = [np.unique(file.tokens[: file.num_train]) for file in files]
     known = np.unique(np.concatenate(seen))
@@ -151,7 +176,7 @@ def _numbered(files: list[_File]) -> tuple[list[_File], int]:
         at = np.searchsorted(known, file.tokens).clip(max=len(known) - 1)
         tokens = np.where(known[at] == file.tokens, at + 1, UNKNOWN)
         numbered.append(_File(file.client, tokens, file.num_train))
-    return numbered, len(known) + 1
+    return numbered, Characters(known)
 
 
 def _pattern(text: str) -> re.Pattern[str] | None:

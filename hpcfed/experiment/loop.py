@@ -21,6 +21,7 @@ from hpcfed.experiment.evaluate import (
     evaluate_finals,
     is_due,
 )
+from hpcfed.experiment.generation import generate
 from hpcfed.experiment.newcomers import collaborate, welcome
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.rebalance import Rebalancer
@@ -69,6 +70,7 @@ def run_rounds(
         if stopped:
             end_run(setup, results, status="stopped")
         else:
+            generate(setup, folder, state, progress.say)
             _finish(setup, folder, state, results, used)
 
 

@@ -6,11 +6,12 @@ import numpy as np
 
 from hpcfed import plugins
 from hpcfed.clients.placement import Clients
-from hpcfed.data.brought import is_brought
+from hpcfed.data.brought import is_brought, notes
+from hpcfed.data.tokeniser import has_tokeniser
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.channel.accountant import guarantee
-from hpcfed.models.hugging_face import is_hugging_face
+from hpcfed.models.hugging_face import find_folder, is_hugging_face
 from hpcfed.models.layout import Layout
 from hpcfed.options.channel import channel_parts
 from hpcfed.options.compression import packing
@@ -28,6 +29,8 @@ def opening_lines(setup: Setup) -> Iterator[str]:
         yield f"--engine {setup.engine.mode}: {setup.engine.reason}"
     yield from _threads(setup)
     yield from _sampled(setup)
+    yield from _read(setup)
+    yield from _unused_tokeniser(setup)
     config = setup.settings.config
     if (
         config.lora is not None
@@ -112,6 +115,26 @@ def _sampled(setup: Setup) -> Iterator[str]:
         yield (
             f"{taken:,} of {there:,} natural clients, drawn by --data-seed "
             f"{config.seed_of_data}: run.h5 names them in clients/owner"
+        )
+
+
+def _read(setup: Setup) -> Iterator[str]:
+    """Say what was cut, left out or chosen while the user's own data was read."""
+    config = setup.settings.config
+    if is_brought(config.dataset):
+        yield from notes(config.dataset, root=config.root, reading=config.reading)
+
+
+def _unused_tokeniser(setup: Setup) -> Iterator[str]:
+    """Say if a trained network reads a text in tokens that it has not learnt."""
+    config = setup.settings.config
+    if not is_hugging_face(config.model) or not config.dataset.startswith("text:"):
+        return
+    folder = find_folder(config.model)
+    if config.text_tokens != "tokeniser" and has_tokeniser(folder):
+        yield (
+            f"--text-tokens {config.text_tokens}, though {folder} has a tokeniser: "
+            "--text-tokens tokeniser uses it"
         )
 
 

@@ -1,12 +1,14 @@
 """Options of the data set."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from hpcfed.data import DatasetInfo, Reading, TextPlan, files
-from hpcfed.data.brought import is_brought, is_file_name
-from hpcfed.options.declare import Need, OptionGroup, option
+from hpcfed.data.brought import is_brought, is_file_name, is_language
+from hpcfed.data.json_lines import is_lines
+from hpcfed.options.declare import Choice, Need, OptionGroup, option
 from hpcfed.options.run import Seed
 from hpcfed.options.tomlfile import Table
 
@@ -16,6 +18,16 @@ SHAPE = r"^[1-9]\d{0,4}x[1-9]\d{0,4}x[1-9]\d{0,4}$"
 
 _SYNTHETIC = Need("--dataset synthetic", lambda run: run.dataset == "synthetic")
 _TEXT = Need("--dataset text:DIR", lambda run: run.dataset.startswith("text:"))
+_LINES = Need("--dataset PATH.jsonl", lambda run: is_lines(run.dataset))
+LANGUAGE = Need(
+    "--dataset text:DIR or PATH.jsonl", lambda run: is_language(run.dataset)
+)
+_TOKENISED = Need(
+    "--dataset PATH.jsonl, or text:DIR with --text-tokens tokeniser",
+    lambda run: run.needs_tokeniser,
+)
+USUAL_LENGTH = 512
+"""Tokens of a prompt with its response, if not given."""
 
 
 def _takes_keywords(dataset: str) -> bool:
@@ -32,15 +44,16 @@ class DataOptions(OptionGroup):
     dataset: str = option(
         "digits",
         "a data set that `hpcfed list` names, or your own: file:PATH.npz, PATH.csv, "
-        "text:DIR, hf-data:DIR, or a function as FILE.py:NAME or package.module:NAME",
+        "PATH.jsonl, text:DIR, hf-data:DIR, or a function as FILE.py:NAME or "
+        "package.module:NAME",
         told="always",
         names_code="data set",
         also="data data_set dataset_name",
     )
     dataset_options: Table = option(
         None,
-        "keywords for your own function, or columns of a table or hf-data, as JSON: "
-        "'{\"users\": 40}'",
+        "keywords for your own function, columns of a table or hf-data, or fields of "
+        "JSON lines, as JSON: '{\"users\": 40}'",
         also="dataset_kwargs dataset_args data_options data_args data_kwargs",
         needs=Need("--dataset FILE.py:NAME", lambda run: _takes_keywords(run.dataset)),
     )
@@ -75,20 +88,22 @@ class DataOptions(OptionGroup):
         "regular expression finds in the files' names, such as '_(.+)_'",
         needs=_TEXT,
     )
-    text_tokens: Literal["chars", "bytes"] = option(
+    text_tokens: Literal["chars", "bytes", "tokeniser"] = option(
         "chars",
-        "text: what is predicted; chars: those of the training text",
-        also="tokens tokenizer tokenization",
+        "text: what is predicted; chars: those of the training text; tokeniser: the "
+        "tokens of --tokeniser",
+        also="tokens tokenization",
         needs=_TEXT,
     )
     text_length: int = option(
         128,
-        "text: tokens of a sample",
+        "text and JSON lines: the most tokens of a sample; 512 for JSON lines if not "
+        "given",
         ge=1,
         le=2**20,
         also="block_size context_length context seq_len seq_length "
         "sequence_length window max_length",
-        needs=_TEXT,
+        needs=LANGUAGE,
     )
     text_test: float = option(
         0.1,
@@ -96,6 +111,26 @@ class DataOptions(OptionGroup):
         gt=0,
         lt=1,
         needs=_TEXT,
+    )
+    text_loss: Literal["responses", "all"] = option(
+        "responses",
+        "JSON lines: which tokens are learnt; all: those of prompts, too",
+        also="completion_only_loss train_on_inputs mask_prompt assistant_only_loss",
+        needs=_LINES,
+    )
+    text_pack: bool = option(
+        False,
+        "JSON lines: put several training samples of a client into one, as far as "
+        "--text-length allows; each then sees those before it",
+        also="packing pack sample_packing",
+        needs=_LINES,
+    )
+    tokeniser: Path | None = option(
+        None,
+        "folder of the tokeniser, as transformers saves it (default: that of --model "
+        "hf:DIR)",
+        also="tokenizer tokenizer_name tokenizer_path",
+        needs=_TOKENISED,
     )
     # 0 is a seed like any other, not "unset".
     data_seed: Seed | None = option(
@@ -116,9 +151,24 @@ class DataOptions(OptionGroup):
     def reading(self) -> Reading:
         """How to read the user's own data."""
         plan = TextPlan(
-            self.text_clients, self.text_tokens, self.text_length, self.text_test
+            clients=self.text_clients,
+            tokens=self.text_tokens,
+            length=self.text_length,
+            test=self.text_test,
+            tokeniser=self.tokeniser_folder(),
+            loss=self.text_loss,
+            pack=self.text_pack,
         )
         return Reading(self.dataset_options or "{}", plan)
+
+    @property
+    def needs_tokeniser(self) -> bool:
+        """Whether a tokeniser makes the tokens."""
+        return is_lines(self.dataset) or self.text_tokens == "tokeniser"
+
+    def tokeniser_folder(self) -> Path | None:
+        """Return the folder of the tokeniser, if one is needed and named."""
+        return self.tokeniser
 
     @property
     def root(self) -> Path:
@@ -135,6 +185,13 @@ class DataOptions(OptionGroup):
             synthetic_classes=self.synthetic_classes,
             reading=self.reading,
         )
+
+
+def text_choices(config: DataOptions) -> Iterable[Choice]:
+    """Let a prompt with its response be longer than a piece of a text."""
+    if is_lines(config.dataset):
+        reason = "usual for prompts and responses; --text-length sets another"
+        yield Choice("text_length", USUAL_LENGTH, reason)
 
 
 def check_data(config: DataOptions) -> None:

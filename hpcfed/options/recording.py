@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BeforeValidator
 
 from hpcfed.errors import UserError, count
+from hpcfed.options.data import LANGUAGE
 from hpcfed.options.declare import LEFT_OUT, facts_of, option
 from hpcfed.options.metrics import METRICS
 from hpcfed.options.run import RunOptions
@@ -87,6 +88,17 @@ class RecordingOptions(RunOptions):
         ge=0,
         calibration=LEFT_OUT,
         also="snapshots snapshot_interval",
+    )
+    generate: int = option(
+        0,
+        "after the last round, let the language model continue this many prompts of the "
+        "test set, and write that to OUT/generated.jsonl",
+        ge=0,
+        changes="nothing",
+        beside_resume=True,
+        calibration=LEFT_OUT,
+        also="generate_samples num_generate sample_outputs",
+        needs=LANGUAGE,
     )
     # Trackers get copies: the record has all figures without them.
     tensorboard: bool = option(

@@ -64,10 +64,10 @@ class RunConfig(MachineOptions, PrivacyOptions, OptimiserOptions):
         names_code = facts_of(cls.model_fields[info.field_name]).names_code
         return plugins.absolute(value) if names_code else value
 
-    @field_validator("init")
+    @field_validator("init", "tokeniser")
     @classmethod
     def whole_folder(cls, value: Path | None) -> Path | None:
-        """Make the path of initial weights absolute, for the same reason."""
+        """Make these paths absolute, for the same reason."""
         return None if value is None else value.expanduser().resolve()
 
 

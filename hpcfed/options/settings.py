@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from hpcfed.errors import UserError
 from hpcfed.options.adapters import adapter_choices
+from hpcfed.options.data import text_choices
 from hpcfed.options.declare import Choice, Facts, OptionGroup
 from hpcfed.options.malicious import malicious_choices
 from hpcfed.options.method import Options
@@ -176,6 +177,7 @@ def _check_one_of(
 def _fitted(settings: Settings, given: Mapping[str, Any], ranks: int) -> Settings:
     """Replace defaults that do not suit the run; keep what the user gave."""
     # The data first: later choices read the number of clients.
+    settings = _adapted(settings, text_choices(settings.config), given)
     settings = _adapted(settings, partition_choices(settings.config), given)
     settings = _adapted(settings, client_choices(settings.config), given)
     wanted = [

@@ -150,6 +150,13 @@ class TrainingOptions(PartitionOptions):
         """Return the name of the network that clients train."""
         return self.data().model if self.model == "auto" else self.model
 
+    def tokeniser_folder(self) -> Path | None:
+        """Return the folder of the tokeniser: by default, that of the network."""
+        of_model = hugging_face.is_hugging_face(self.model)
+        if self.tokeniser is None and self.needs_tokeniser and of_model:
+            return hugging_face.find_folder(self.model)
+        return self.tokeniser
+
     @property
     def model_keywords(self) -> dict[str, Any]:
         """The keywords that the user's own network is built with."""

@@ -1,0 +1,152 @@
+"""What turns texts into tokens and back: bytes, characters, or the tokeniser that
+Hugging Face's `transformers` has saved to a folder.
+
+Nothing is downloaded, and no code of the folder is run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcfed import plugins
+from hpcfed.errors import UserError
+
+VOCABULARIES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken"),
+    *("spiece.model", "sentencepiece.bpe.model"),
+)
+"""Files of which a tokeniser's folder has at least one."""
+
+Turn = Mapping[str, str]
+"""A turn of a chat: its role and its content."""
+
+
+class Language(Protocol):
+    """What tokens mean."""
+
+    @property
+    def size(self) -> int:
+        """Number of different tokens."""
+
+    @property
+    def end(self) -> int | None:
+        """The token that ends a text, if there is one."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return tokens as text; leave out those that the language does not know."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Each byte is a token."""
+
+    size: int = 256
+    end: int | None = None
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        known = bytes(token for token in tokens if token < self.size)
+        return known.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Characters:
+    """Each character is a token: token k + 1 is the k-th of these code points, and
+    token 0 any other.
+    """
+
+    known: np.ndarray
+    end: int | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.known) + 1
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        places = [token - 1 for token in tokens if 0 < token <= len(self.known)]
+        return "".join(chr(self.known[place]) for place in places)
+
+
+@dataclass(frozen=True)
+class Tokeniser:
+    """The tokeniser of a folder."""
+
+    folder: Path
+    made: Any
+    """The object of transformers."""
+
+    @property
+    def size(self) -> int:
+        return len(self.made)
+
+    @property
+    def begin(self) -> int | None:
+        """The token that it puts before a text, if it puts one there."""
+        first = self.made("a")["input_ids"][:1]
+        begin: int | None = self.made.bos_token_id
+        return begin if first == [begin] else None
+
+    @property
+    def end(self) -> int | None:
+        token: int | None = self.made.eos_token_id
+        return token
+
+    @property
+    def has_template(self) -> bool:
+        """Whether it knows how a chat is written."""
+        return bool(self.made.chat_template)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of every text, without any before or after it."""
+        if not texts:
+            return []
+        found: list[list[int]] = self.made(list(texts), add_special_tokens=False)[
+            "input_ids"
+        ]
+        return found
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        known = [token for token in tokens if token < self.size]
+        return str(self.made.decode(known, skip_special_tokens=True))
+
+    def chat(self, messages: Sequence[Turn], *, prompts: bool) -> str:
+        """Return a chat as the folder's template writes it; if it `prompts`, up to
+        where the next answer begins.
+        """
+        return str(
+            self.made.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=prompts
+            )
+        )
+
+
+def has_tokeniser(folder: Path) -> bool:
+    """Tell whether a folder holds a tokeniser."""
+    return any(found for name in VOCABULARIES for found in folder.glob(name))
+
+
+@cache
+def load_tokeniser(folder: Path) -> Tokeniser:
+    """Return the tokeniser of a folder."""
+    # Without these files, transformers would make up a tokeniser that knows nothing.
+    if not has_tokeniser(folder):
+        raise UserError(
+            f"{folder} has no tokeniser (tokenizer.json); save it there by "
+            "save_pretrained, or name its folder by --tokeniser"
+        )
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(
+            f"the tokeniser of {folder} needs transformers: pip install 'hpcfed[hf]'"
+        ) from None
+    # It would warn of texts that are longer than the network takes: they are cut later.
+    transformers.utils.logging.set_verbosity_error()
+    with plugins.one_line_of(f"the tokeniser of {folder} cannot be loaded"):
+        made = transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    return Tokeniser(folder, made)

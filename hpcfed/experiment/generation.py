@@ -1,0 +1,188 @@
+"""What a language model says at the end of a run, as something to look at: prompts of
+the test set, continued by the likeliest token, again and again.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.clients.job import RowEngine
+from hpcfed.clients.objective import LIKELIEST
+from hpcfed.data import brought
+from hpcfed.data.array_checks import NO_TARGET
+from hpcfed.data.arrays import InMemory
+from hpcfed.data.lessons import PROMPTS
+from hpcfed.data.shards import Shard
+from hpcfed.experiment.assemble import Setup
+from hpcfed.results.folder import GENERATED
+from hpcfed.results.publish import publish
+from hpcfed.runtime.timer import Timer
+
+MOST_TOKENS = 64
+"""The most tokens that are said after a prompt."""
+SHOWN = 60
+"""The most letters of a text that are shown on the terminal."""
+
+
+class _Task(NamedTuple):
+    """A prompt of the test set, and the response that belongs to it."""
+
+    prompt: list[int]
+    response: list[int]
+    client: str
+    """Empty if the data names none and all clients have one model."""
+
+
+def generate(
+    setup: Setup, folder: Path, state: Any, say: Callable[[str], None]
+) -> None:
+    """Write what the global model says to the run's folder, and show the first; without
+    a global model, what clients' own models say. Only the root does anything.
+    """
+    config = setup.settings.config
+    if not config.generate or not setup.world.is_root:
+        return
+    texts = brought.texts(config.dataset, root=config.root, reading=config.reading)
+    tasks, rows = _tasks(setup, state, texts)
+    if not tasks:
+        say("--generate: no client of the first rank has test data")
+        return
+    language = texts.language
+    assert language is not None
+    prompts = [task.prompt for task in tasks]
+    length = texts.arrays["test_inputs"].shape[1]
+    said = continued(
+        setup.engine, rows, prompts, length=length, end=language.end, timer=setup.timer
+    )
+    lines = []
+    for task, tokens in zip(tasks, said, strict=True):
+        line = {"client": task.client} if task.client else {}
+        line["prompt"] = language.decode(task.prompt)
+        line["response"] = language.decode(task.response)
+        line["generated"] = language.decode(tokens)
+        lines.append(line)
+    path = folder / GENERATED
+    written = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+    publish(written.encode("utf-8", "replace"), path)
+    first = {name: _short(text) for name, text in lines[0].items()}
+    say(
+        f"after '{first['prompt']}' the model says '{first['generated']}', the data "
+        f"'{first['response']}'; more in {path}"
+    )
+
+
+def _short(text: str) -> str:
+    return shorten(text, SHOWN, placeholder=" …")
+
+
+def _tasks(setup: Setup, state: Any, texts: InMemory) -> tuple[list[_Task], Tensor]:
+    """Return tasks, and the row that each is for."""
+    count = setup.settings.config.generate
+    row = setup.method.global_row(state)
+    if row is not None:
+        samples = len(texts.arrays["test_inputs"])
+        # Spread over the test set, and so over clients.
+        chosen = np.linspace(0, samples - 1, min(count, samples)).astype(int)
+        return [_task(texts, at) for at in chosen.tolist()], row.expand(len(chosen), -1)
+    fed, of_test = setup.federation, setup.dealt.partition.test
+    holders = [
+        place for place, id in enumerate(fed.clients.tolist()) if len(of_test[id])
+    ]
+    members = np.array(holders[:count], np.int64)
+    tasks = []
+    for id in fed.clients[members].tolist():
+        tasks.append(_task(texts, int(of_test[id][0]), f"client {id}"))
+    rows = fed.initial_row()[None]
+    if tasks:
+        rows = setup.method.personal(fed, state, members)
+    return tasks, rows
+
+
+def _task(texts: InMemory, at: int, client: str = "") -> _Task:
+    """Return the prompt and the response of a test sample."""
+    inputs, targets = (
+        texts.arrays[f"test_{kind}"][at] for kind in ("inputs", "targets")
+    )
+    if PROMPTS in texts.arrays:
+        size = int(texts.arrays[PROMPTS][at])
+    else:
+        # A window of a text: its first half is the prompt.
+        size = int((targets != NO_TARGET).sum()) // 2
+    size = max(1, size)
+    # The target of the prompt's last token is the response's first one.
+    after = targets[size - 1 :]
+    none = np.flatnonzero(after == NO_TARGET)
+    response = after[: none[0]] if len(none) else after
+    if "test_clients" in texts.arrays:
+        client = str(texts.arrays["test_clients"][at])
+    return _Task(inputs[:size].tolist(), response.tolist(), client)
+
+
+def continued(
+    engine: RowEngine,
+    rows: Tensor,
+    prompts: Sequence[Sequence[int]],
+    *,
+    length: int,
+    end: int | None,
+    timer: Timer,
+) -> list[list[int]]:
+    """Return the tokens that `rows[i]` says after `prompts[i]`, until it ends the text,
+    or until prompt and answer have this length.
+
+    The whole text is read again for each token: that suits any network, and a few
+    prompts.
+    """
+    number = len(prompts)
+    inputs = torch.zeros(number, length, dtype=torch.int64)
+    for row, prompt in zip(inputs, prompts, strict=True):
+        row[: len(prompt)] = torch.tensor(prompt)
+    said: list[list[int]] = [[] for _ in prompts]
+    open_ones = set(range(number))
+    for _ in range(MOST_TOKENS):
+        # In a phase of its own each time, as a sign of life.
+        with timer.phase("evaluate"):
+            ends = [
+                len(prompt) + len(more)
+                for prompt, more in zip(prompts, said, strict=True)
+            ]
+            likeliest = _likeliest(engine, rows, inputs, ends)
+        for at in sorted(open_ones):
+            token = likeliest[at]
+            if token != end:
+                said[at].append(token)
+            if token == end or ends[at] == length:
+                open_ones.remove(at)
+            else:
+                inputs[at, ends[at]] = token
+        if not open_ones:
+            break
+    return said
+
+
+def _likeliest(
+    engine: RowEngine, rows: Tensor, inputs: Tensor, ends: Sequence[int]
+) -> list[int]:
+    """Return the likeliest token after the first `ends[i]` tokens of each text."""
+    number, length = inputs.shape
+    last = torch.tensor(ends).clamp(max=length) - 1
+    # Padding follows the text, and a network sees only what comes before.
+    targets = torch.full_like(inputs, NO_TARGET)
+    targets[torch.arange(number), last] = 0
+    # The engine sums over a client's samples: with one each, a sum is one answer.
+    alone = Shard(
+        inputs=inputs.to(rows.device, copy=True),
+        targets=targets.to(rows.device),
+        index=torch.arange(number, device=rows.device)[:, None],
+        sizes=(1,) * number,
+        clients=np.arange(number),
+        task="next-token",
+    )
+    score = engine.evaluate(rows, alone, np.arange(number), {LIKELIEST: ()})
+    return [int(token) for token in score.sums[LIKELIEST].tolist()]
