@@ -26,7 +26,7 @@ from hpcfed.clients.job import Losses, Score, TrainingJob
 from hpcfed.clients.lanes import Lanes, Task, take_turns
 from hpcfed.clients.objective import NOTHING, OBJECTIVES, Sums, Wanted
 from hpcfed.clients.schedule import longest_first
-from hpcfed.clients.stacks import Stacks, num_matrices
+from hpcfed.clients.stacks import COPIES, COPIES_OVER_HALVES, Stacks, num_matrices
 from hpcfed.clients.training import StackTraining
 from hpcfed.data.shards import Shard
 from hpcfed.models.choice import Way, choose
@@ -66,14 +66,16 @@ class Engine:
     ) -> None:
         """Prepare for samples of this shape.
 
-        `bf16` lets a client that is alone in its stack compute in bfloat16 on a GPU;
-        its row keeps its type. A user's network may contain anything, so it is tried
-        out on samples as `trial` describes. Networks of the catalogue are known to
-        stack.
+        `bf16` lets a GPU compute in bfloat16 if a client is alone in its stack, or if
+        clients share a frozen network; rows keep their type. A user's network may
+        contain anything, so it is tried out on samples as `trial` describes. Networks
+        of the catalogue are known to stack.
         """
         self.layout = layout
+        # Only GPUs are faster in bfloat16.
+        bf16 = bf16 and device.type == "cuda"
         # Resolved once: the run records and prints which mode it is.
-        if mode == "auto" and layout.num_columns > LOOP_ABOVE_COLUMNS:
+        if mode == "auto" and self._fills_device(network):
             mode = "loop"
         self.cost: Cost = cost(network, trial or Sample(shape, ()))
         """What one sample costs."""
@@ -90,9 +92,13 @@ class Engine:
         self.mode = way.mode
         self.reason = way.reason
         """Why clients are not advanced in a faster way; empty if they are."""
-        # As in training, only clients alone in their stack compute in bfloat16.
-        bf16 = bf16 and self.mode == "loop"
-        self.fisher = Fisher(network, layout, self.cost, bf16=bf16)
+        over_halves = self._network.over_halves
+        self.bf16 = bf16 and (self.mode == "loop" or over_halves)
+        """Whether clients compute in bfloat16: those alone in their stack, and those
+        that share a frozen network.
+        """
+        alone = self.mode == "loop"
+        self.fisher = Fisher(network, layout, self.cost, bf16=bf16 and alone)
         """Diagonals of the Fisher information of rows."""
         self._kernel_layouts: dict[torch.device, KernelLayout] = {}
         self._trainings: dict[tuple[object, ...], StackTraining] = {}
@@ -101,10 +107,19 @@ class Engine:
         self.stacks = Stacks(
             columns=layout.num_columns,
             activations=self.cost.activations,
-            alone=self.mode == "loop",
+            alone=alone,
+            copies=COPIES_OVER_HALVES if over_halves else COPIES,
         )
         self.samples = 0
         """Samples of all steps so far."""
+
+    def _fills_device(self, network: nn.Module) -> bool:
+        """Tell whether one client's batch nearly fills a device. Not if most of the
+        network is frozen: then all clients' samples go through it together.
+        """
+        columns = self.layout.num_columns
+        parameters = sum(p.numel() for p in network.parameters())
+        return columns > LOOP_ABOVE_COLUMNS and parameters < 2 * columns
 
     @property
     def halvings(self) -> int:
@@ -233,7 +248,11 @@ class Engine:
         return _score(sums, sizes)
 
     def _in_flight(self, shard: Shard) -> int:
-        return evaluation.samples_in_flight(shard, self.cost.activations)
+        activations = self.cost.activations
+        if self._network.over_halves:
+            # Those of training, of which evaluation keeps a layer's at a time.
+            activations //= 16
+        return evaluation.samples_in_flight(shard, activations)
 
     def _evaluation(
         self, shard: Shard, wanted: Wanted, dtype: torch.dtype

@@ -18,6 +18,12 @@ MEMORY_SHARE = 0.6
 CPU_ACTIVATIONS = 2**24
 """Floats of a stack's activations on a CPU; larger stacks gain nothing there."""
 
+COPIES = 3.0
+"""Activations, their gradients, and the copies of the backward pass."""
+COPIES_OVER_HALVES = 0.75
+"""The same if a frozen network computes in bfloat16: half a float each. Most of what a
+pass keeps are activations, since frozen layers have no gradients of weights.
+"""
 MATRICES = 6
 """Matrices of the rows' size that every stack needs: rows in training, gradient,
 momentum, rows set aside, rows as they come and go.
@@ -27,13 +33,16 @@ momentum, rows set aside, rows as they come and go.
 class Stacks:
     """The sizes of an engine's stacks."""
 
-    def __init__(self, *, columns: int, activations: int, alone: bool) -> None:
-        """`columns` are those of a row, `activations` those of one sample. `alone`:
-        every client is a stack of its own.
+    def __init__(
+        self, *, columns: int, activations: int, alone: bool, copies: float = COPIES
+    ) -> None:
+        """`columns` are those of a row, `activations` those of one sample, of which a
+        pass needs `copies`. `alone`: every client is a stack of its own.
         """
         self._columns = columns
         self._activations = activations
         self._alone = alone
+        self._copies = copies
         self._fitting: dict[tuple[int, int], int] = {}
         """Clients that fit into free memory, by batch size and number of matrices of
         the rows' size; queried once, because that takes time.
@@ -72,6 +81,7 @@ class Stacks:
                 columns=self._columns,
                 activations=batch_size * self._activations,
                 matrices=matrices,
+                copies=self._copies,
             )
             fit = int(MEMORY_SHARE * free / (floats * rows.element_size()))
             self._fitting[batch_size, matrices] = max(1, fit)
@@ -122,11 +132,14 @@ class Stacks:
 
 
 def floats_of_client(
-    *, columns: int, activations: float, matrices: int = MATRICES
+    *,
+    columns: int,
+    activations: float,
+    matrices: int = MATRICES,
+    copies: float = COPIES,
 ) -> float:
     """Return the floats of a client in training; `activations` are its batch's."""
-    # Activations, their gradients, and the copies of the backward pass.
-    return matrices * columns + 3 * activations
+    return matrices * columns + copies * activations
 
 
 def num_matrices(job: TrainingJob) -> int:

@@ -140,12 +140,10 @@ def _unused_tokeniser(setup: Setup) -> Iterator[str]:
 
 def _arithmetic(setup: Setup) -> Iterator[str]:
     """Say if bf16 was asked for but has no effect."""
-    # Only the loop over clients computes in bf16, and only on a GPU.
-    serves = setup.engine.mode == "loop" and setup.world.device.type == "cuda"
-    if setup.settings.config.precision == "bf16" and not serves:
+    if setup.settings.config.precision == "bf16" and not setup.engine.bf16:
         yield (
-            "--precision bf16 is for clients that are trained one by one on a GPU: "
-            "these are computed as with tf32"
+            "--precision bf16 is for clients that a GPU trains one by one, or that share "
+            "a frozen network: these are computed as with tf32"
         )
 
 

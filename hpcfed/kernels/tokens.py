@@ -1,7 +1,8 @@
 """The loss of the next token, with its gradient in the memory of the logits.
 
-Logits [tokens, vocabulary] are the largest tensor of a language model. The gradient is
-as large, and replaces them: no other tensor of this size is ever needed.
+Logits [tokens, vocabulary], in float32 or bfloat16, are the largest tensor of a language
+model. The gradient is as large, and replaces them: no other tensor of this size is ever
+needed.
 """
 
 from functools import cache
@@ -33,6 +34,7 @@ _FORGETFUL = {
     "BmmBackward0",
     "MmBackward0",
     "ToCopyBackward0",
+    "_AdaptedBackward",
     "_LinearBackward",
 }
 """Operations that create new memory and do not need it in their backward pass."""
@@ -100,12 +102,18 @@ def _differentiate(logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
     """Replace logits by the gradient of their client's mean loss; return losses."""
     flat = targets.flatten()
     tokens = len(flat) // len(counts)
-    if logits.dtype == torch.float32 and cuda.available(logits.device):
-        losses = logits.new_empty(len(flat))
-        kernel = _kernel(logits.device.index, logits.shape[1])
+    halves = logits.dtype == torch.bfloat16
+    if (halves or logits.dtype == torch.float32) and cuda.available(logits.device):
+        losses = logits.new_empty(len(flat), dtype=torch.float32)
+        kernel = _kernel(logits.device.index, logits.shape[1], halves)
         kernel((len(flat), 1), logits, losses, flat, counts, tokens)
         # Tell autograd: a layer that needs its output must not silently get this.
         torch.autograd.graph.increment_version(logits)
+        return losses
+    if halves:
+        exact = logits.float()
+        losses = _differentiate(exact, targets, counts)
+        logits.copy_(exact)
         return losses
     valid = flat >= 0
     token = torch.arange(len(flat), device=logits.device)
@@ -127,8 +135,8 @@ def _differentiate(logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
 
 
 @cache
-def _kernel(device: int, vocabulary: int) -> cuda.Kernel:
-    macros = (("VOCABULARY", vocabulary),)
+def _kernel(device: int, vocabulary: int, halves: bool) -> cuda.Kernel:
+    macros = (("VOCABULARY", vocabulary), ("BF16", int(halves)))
     # Whole warps, because the kernel reduces warp by warp.
     warps = -(-vocabulary // (32 * _PER_THREAD))
     threads = min(_MOST_THREADS, 32 * warps)

@@ -80,6 +80,8 @@ def choose(
             # Built again: the trial was in full precision, so that only mistakes could
             # differ.
             stacked = stack(bf16=bf16, contiguous=contiguous)
+            if stacked.over_halves and not _runs(stacked, trial, layout):
+                stacked = stack(contiguous=contiguous)
             # Bloom's network, for instance, creates a tensor on the host in every pass.
             asks = asks_host(stack(contiguous=contiguous), trial, layout)
             stacked.captures = not asks
@@ -148,6 +150,16 @@ def _tried_layouts(
         if not failure:
             break
     return failure, contiguous
+
+
+def _runs(forward: Forward, trial: TrialClients, layout: Layout) -> bool:
+    """Tell whether a way that computes in bfloat16 can do so."""
+    try:
+        for of in (UNEVEN, EVALUATION):
+            outcome(forward, in_float32(trial), layout, of, alone=False)
+    except Exception:
+        return False
+    return True
 
 
 def _failure(

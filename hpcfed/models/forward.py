@@ -154,6 +154,8 @@ class Forward:
     """Whether it must know which slots hold samples."""
     takes_halves = False
     """Whether its kernels may take bounded gradients in halves."""
+    over_halves = False
+    """Whether clients share a frozen network that computes in bfloat16."""
 
     def __init__(
         self, network: nn.Module, names: Names, batch: Batch, *, layers: int, drops: int
@@ -192,8 +194,7 @@ class Forward:
         of the outputs are `bounded` if they are at most 1: then kernels may take them
         in halves.
         """
-        # Weights may come in bfloat16, other tensors never do.
-        like = next(t for t in tensors.values() if t.dtype != torch.bfloat16)
+        like = _like(tensors)
         batch = self._batch
         batch.num_clients = len(like)
         batch.slots = len(x) // len(like)
@@ -204,7 +205,7 @@ class Forward:
         batch.sinks = _without(sinks or {}, self._tied)
         batch.updates = updates or {}
         batch.bounded = bounded and self.takes_halves
-        self._shared.move(like)
+        self._shared.move(like, halves=self.over_halves)
         # This walks over all modules, so call it only on a change.
         if self._network.training != training:
             self._network.train(training)
@@ -213,7 +214,10 @@ class Forward:
         # time.
         if training:
             self._shared.check()
-        # Under autocast a network may answer in bfloat16; losses need the rows' type.
+        # A network may answer in bfloat16; losses need the rows' type, but that of
+        # tokens, whose logits are too large for a copy.
+        if training and self.over_halves and y.dim() == 3:
+            return y
         return y.to(like.dtype)
 
     def _outputs(self, tensors: dict[str, Tensor], x: Tensor, like: Tensor) -> Tensor:
@@ -245,6 +249,16 @@ class Forward:
         sinks, and buffers that the module has changed.
         """
         self._batch.branch.join()
+
+
+def _like(tensors: dict[str, Tensor]) -> Tensor:
+    """Return a tensor of the rows' own type; weights may come in bfloat16."""
+    for tensor in tensors.values():
+        if tensor.dtype != torch.bfloat16:
+            return tensor
+    # Only float32 is ever rounded to it.
+    clients = len(next(iter(tensors.values())))
+    return torch.empty(clients, device=tensor.device)
 
 
 def _without(table: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:

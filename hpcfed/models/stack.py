@@ -17,14 +17,28 @@ from hpcfed.kernels import linear
 from hpcfed.models.forward import Forward
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import answers
+from hpcfed.models.quick import quick
 from hpcfed.models.stacked_convolutions import StackedConv2d
 from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.models.stacked_layers import (
     StackedBatchNorm2d,
     StackedDropout,
+    StackedEmbedding,
+    StackedLayerNorm,
     StackedLinear,
+    StackedLora,
+    StackedRMSNorm,
 )
 from hpcfed.models.stacking import Names, stacked
+
+TAKE_HALVES = (
+    StackedLinear,
+    StackedDropout,
+    StackedEmbedding,
+    StackedLayerNorm,
+    StackedRMSNorm,
+)
+"""Layers that compute in bfloat16 for several clients."""
 
 
 class StackedNetwork(Forward):
@@ -56,9 +70,30 @@ class StackedNetwork(Forward):
         layers = sum(isinstance(module, StackedDropout) for module in modules)
         super().__init__(made, names, batch, layers=layers, drops=drops)
         self.masked = any(isinstance(each, StackedBatchNorm2d) for each in modules)
+        self.over_halves = bf16 and self._has_base()
+        self._fused: set[str] = set()
+        """Weights of adapters, which round themselves."""
+        if self.over_halves:
+            self._network = quick(self._network)
+            for each in self._network.modules():
+                if isinstance(each, StackedLora):
+                    self._fused |= {each.down.name + "weight", each.up.name + "weight"}
+
+    def _has_base(self) -> bool:
+        """Tell whether most of the network is frozen, and all else takes bfloat16."""
+        own = 0
+        for module in self._network.modules():
+            if not isinstance(module, StackedLayer):
+                continue
+            if not isinstance(module, TAKE_HALVES):
+                return False
+            own += sum(p.numel() for p in module.parameters(recurse=False))
+        return self._shared.floats > own
 
     def _outputs(self, tensors: dict[str, Tensor], x: Tensor, like: Tensor) -> Tensor:
         shared = self._shared.expanded(len(like))
+        if self.over_halves:
+            return self._over_halves({**shared, **tensors}, x)
         if self._batch.contiguous:
             x = x.contiguous()
         # Our own kernels, for several clients, do not support bfloat16.
@@ -68,6 +103,17 @@ class StackedNetwork(Forward):
             return answers(
                 torch.func.functional_call(self._network, {**shared, **tensors}, x)
             )
+
+    def _over_halves(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Compute in bfloat16; adapters come and get their gradients in their own type."""
+        halves = {}
+        for name, tensor in tensors.items():
+            fused = name in self._fused
+            halves[name] = tensor if fused else tensor.to(torch.bfloat16)
+        if x.is_floating_point():
+            x = x.to(torch.bfloat16)
+        with self._catching_drops():
+            return answers(torch.func.functional_call(self._network, halves, x))
 
     def copies(self, like: Tensor) -> int:
         """Return how many copies of a row to use as clients when evaluating it.

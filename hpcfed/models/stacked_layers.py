@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed.kernels import batch_norm, dropout, linear
+from hpcfed.kernels.adapted import adapted
+from hpcfed.models.lora import LoraLinear
 from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.runtime import randomness
 
@@ -25,6 +27,37 @@ class StackedLinear(StackedLayer):
             sinks=self.take_sinks(),
             update=self.batch.updates.get(self.name + "weight"),
             branch=self.batch.branch,
+        )
+        return y.view(*x.shape[:-1], -1)
+
+
+class StackedLora(LoraLinear):
+    """A frozen linear layer of all clients, and each client's own adapter."""
+
+    base: nn.Module
+    down: StackedLinear  # type: ignore[assignment]
+    up: StackedLinear  # type: ignore[assignment]
+
+    def __init__(self, plain: LoraLinear) -> None:
+        """Take over the layers of one whose adapter is stacked."""
+        nn.Module.__init__(self)
+        for name, layer in plain.named_children():
+            self.add_module(name, layer)
+        self.scale = plain.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight: Tensor = self.base.weight  # type: ignore[assignment]
+        # Hugging Face's Conv1D stores its weight as [inputs, outputs].
+        if not isinstance(self.base, nn.Linear):
+            weight = weight.mT
+        clients = self.down.batch.num_clients
+        y = adapted(
+            x.reshape(clients, -1, x.shape[-1]),
+            weight,
+            self.base.bias,  # type: ignore[arg-type]
+            self.down.weight,
+            self.up.weight,
+            self.scale,
         )
         return y.view(*x.shape[:-1], -1)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hpcfed.errors import UserError
 from hpcfed.models.layout import Layout, idle_counters
+from hpcfed.models.lora import LoraLinear
 from hpcfed.models.stacked_convolutions import StackedConv1d, StackedConv2d
 from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.models.stacked_layers import (
@@ -23,6 +24,7 @@ from hpcfed.models.stacked_layers import (
     StackedGroupNorm,
     StackedLayerNorm,
     StackedLinear,
+    StackedLora,
     StackedRMSNorm,
 )
 from hpcfed.models.stacked_recurrent import StackedGRU, StackedLSTM
@@ -63,10 +65,13 @@ class ResidualBlock(nn.Module):
 
 
 def fused(module: nn.Module) -> nn.Module:
-    """Return a module of torchvision's ResNets with fused layers, any other unchanged.
+    """Return an adapted layer, or a module of torchvision's ResNets, with fused layers;
+    any other unchanged.
 
     Its layers must already be stacked.
     """
+    if type(module) is LoraLinear and _is_adapter(module):
+        return StackedLora(module)
     # A torchvision network has already imported it; others do not need it.
     resnet = sys.modules.get(_SOURCE)
     if resnet is None:
@@ -80,6 +85,13 @@ def fused(module: nn.Module) -> nn.Module:
         norm.slope = 0.0
         module.relu = nn.Identity()
     return module
+
+
+def _is_adapter(module: LoraLinear) -> bool:
+    """Whether the adapter is stacked, and the layer below is a constant of its own."""
+    frozen = not isinstance(module.base, StackedLayer)
+    layers = (module.down, module.up)
+    return frozen and all(type(layer) is StackedLinear for layer in layers)
 
 
 def _has_norms(module: nn.Module, *names: str) -> bool:
@@ -254,8 +266,19 @@ class SharedTensors:
         self._watched: list[tuple[nn.Module, str, str, Tensor, int]] = []
         """Buffers: their module, own name, full name, tensor and version."""
 
-    def move(self, like: Tensor) -> None:
-        """Move them to the rows' device and type."""
+    @property
+    def floats(self) -> int:
+        """The numbers of the frozen parameters."""
+        total = 0
+        for name, parameter in self._network.named_parameters():
+            if not self._names.in_rows(name):
+                total += parameter.numel()
+        return total
+
+    def move(self, like: Tensor, *, halves: bool = False) -> None:
+        """Move them to the rows' device and type; `halves`: frozen parameters become
+        bfloat16.
+        """
         if self._at == (like.device, like.dtype):
             return
         self._of_layers = {}
@@ -268,6 +291,9 @@ class SharedTensors:
                     if tensor is None or self._names.in_rows(dot + name):
                         continue
                     dtype = like.dtype if tensor.is_floating_point() else None
+                    # Not buffers: the angles of rotary positions need their digits.
+                    if halves and table is module._parameters:
+                        dtype = torch.bfloat16
                     # `data`, so that the tensor stays the same object: modules may hold
                     # it elsewhere, too.
                     tensor.data = tensor.data.to(like.device, dtype)

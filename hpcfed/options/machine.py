@@ -52,13 +52,12 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         "ten times that while the server trains; 0: never",
         ge=0,
     )
-    # Batched kernels compute in float32 or TF32; bf16 exists for one client at a time.
     precision: Literal["bf16", "tf32", "fp32", "fp64"] = option(
         "tf32",
         "arithmetic; tf32 multiplies numbers of 10 bits (clients' convolutions: "
         "halves, which also have 10) and is float32 on devices without it; bf16 is "
-        "for clients that a GPU trains one by one, others then use tf32; rows are "
-        "float32 in all three",
+        "for clients that a GPU trains one by one, or that share a frozen network "
+        "(--lora), others then use tf32; rows are float32 in all three",
         also="dtype amp fp16 bf16 half mixed_precision",
     )
     placement: Literal["steps", "measured"] = option(

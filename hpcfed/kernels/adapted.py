@@ -1,0 +1,76 @@
+"""A linear layer that all clients share, with each client's own adapter: W x + b + s B A x.
+
+All clients' samples go through W in one product. The adapter adds to its result in place,
+forward and backward, so that results of the layer's size are written once. In bfloat16 the
+gradients of adapters are summed and returned in float32.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def adapted(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    down: Tensor,
+    up: Tensor,
+    scale: float,
+) -> Tensor:
+    """Return [clients, samples, outputs] of [clients, samples, inputs].
+
+    `weight` [outputs, inputs] and `bias` are constants. `down` is [clients, rank,
+    inputs], and `up` is [clients, outputs, rank].
+    """
+    y: Tensor = _Adapted.apply(x, weight, bias, down, up, scale)
+    return y
+
+
+class _Adapted(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        down: Tensor,
+        up: Tensor,
+        scale: float,
+    ) -> Tensor:
+        ctx.types = down.dtype, up.dtype
+        down, up = down.to(x.dtype), up.to(x.dtype)
+        inner = torch.bmm(x, down.mT)
+        ctx.save_for_backward(x, weight, down, up, inner)
+        ctx.scale = scale
+        y = torch.nn.functional.linear(x, weight, bias)
+        return y.baddbmm_(inner, up.mT, alpha=scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, down, up, inner = ctx.saved_tensors
+        needs_x, _, _, needs_down, needs_up, _ = ctx.needs_input_grad
+        dx = of_down = of_up = None
+        d_inner = dy.new_empty(())
+        if needs_x or needs_down:
+            nothing = d_inner.expand(len(dy), dy.shape[1], up.shape[2])
+            d_inner = torch.baddbmm(nothing, dy, up, beta=0, alpha=ctx.scale)
+        if needs_up:
+            of_up = _product(dy.mT, inner, ctx.types[1]).mul_(ctx.scale)
+        if needs_down:
+            of_down = _product(d_inner.mT, x, ctx.types[0])
+        if needs_x:
+            dx = torch.matmul(dy, weight).baddbmm_(d_inner, down)
+        return dx, None, None, of_down, of_up, None
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a · b of every client, not rounded to a shorter type."""
+    if a.dtype == dtype:
+        return torch.bmm(a, b)
+    if a.is_cuda:
+        return torch.bmm(a, b, out_dtype=dtype)
+    return torch.bmm(a.to(dtype), b.to(dtype))

@@ -1,0 +1,282 @@
+"""Clients that share a frozen network, and train adapters of their own: one pass for all
+of them, on a GPU in bfloat16.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpcfed.clients import engine as engines
+from hpcfed.clients.engine import Engine
+from hpcfed.clients.job import Recipe, TrainingJob
+from hpcfed.data.shards import Shard
+from hpcfed.kernels.adapted import adapted
+from hpcfed.kernels.gated import gated
+from hpcfed.kernels.tokens import next_token
+from hpcfed.models.layout import Layout
+from hpcfed.models.lora import LoraLinear, add_adapters
+from hpcfed.models.own import Sample
+from hpcfed.models.stack import StackedNetwork
+from hpcfed.models.stacked_layers import StackedLora
+
+gpu = pytest.mark.gpu
+DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
+VOCABULARY, LENGTH, CLIENTS = 97, 16, 3
+ROUNDED = 2.0**-8
+"""How much rounding to bfloat16 changes a number at most, beside its size; half as much,
+in fact.
+"""
+# A processor without products in bfloat16 says so.
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    error = found.detach().double().cpu() - expected.detach().double().cpu()
+    return float(error.norm() / expected.detach().double().norm())
+
+
+def random(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return drawn.double().to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_adapted_layer_is_the_sum_of_both(device: str, turned: bool) -> None:
+    x = random(3, 5, 6, device=device).requires_grad_()
+    weight, bias = random(4, 6, seed=1, device=device), random(4, device=device)
+    if turned:
+        weight = weight.mT.contiguous().mT
+    down = random(3, 2, 6, seed=2, device=device).requires_grad_()
+    up = random(3, 4, 2, seed=3, device=device).requires_grad_()
+    found = adapted(x, weight, bias, down, up, 0.7)
+    expected = []
+    for client in range(3):
+        dense = weight + 0.7 * up[client] @ down[client]
+        expected.append(x[client] @ dense.T + bias)
+    torch.testing.assert_close(found, torch.stack(expected))
+    by = random(3, 5, 4, seed=4, device=device)
+    leaves = (x, down, up)
+    ours = torch.autograd.grad(found, leaves, by)
+    theirs = torch.autograd.grad(torch.stack(expected), leaves, by)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_an_adapted_layer_leaves_out_what_nobody_asks_for() -> None:
+    x, weight = random(2, 3, 4), random(5, 4, seed=1)
+    down, up = random(2, 1, 4, seed=2), random(2, 5, 1, seed=3).requires_grad_()
+    y = adapted(x, weight, None, down, up, 2.0)
+    (found,) = torch.autograd.grad(y.sum(), up)
+    expected = 2 * (x @ down.mT).sum(1, keepdim=True).expand(2, 5, 1)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_in_bfloat16_gradients_of_adapters_are_float32(device: str) -> None:
+    x = random(4, 64, 32, device=device).bfloat16().requires_grad_()
+    weight = random(24, 32, seed=1, device=device).bfloat16()
+    down = random(4, 8, 32, seed=2, device=device).float().requires_grad_()
+    up = random(4, 24, 8, seed=3, device=device).float().requires_grad_()
+    by = random(4, 64, 24, seed=4, device=device).bfloat16()
+    found = torch.autograd.grad(
+        adapted(x, weight, None, down, up, 0.5), (x, down, up), by
+    )
+    assert [each.dtype for each in found] == [torch.bfloat16] + [torch.float32] * 2
+    exact = [each.detach().double().requires_grad_() for each in (x, down, up)]
+    y = adapted(exact[0], weight.double(), None, exact[1], exact[2], 0.5)
+    expected = torch.autograd.grad(y, exact, by.double())
+    # Each is a product of at most three rounded factors, and is rounded itself.
+    for ours, theirs in zip(found, expected, strict=True):
+        assert relative(ours, theirs) < 2 * ROUNDED
+
+
+def language_model(kind: str) -> nn.Module:
+    """A small one with adapters that change something."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    common: dict[str, Any] = {"vocab_size": VOCABULARY, "use_cache": False}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    if kind == "gpt2":
+        nothing = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config = transformers.GPT2Config(
+            n_positions=LENGTH,
+            n_embd=64,
+            n_layer=2,
+            n_head=4,
+            **nothing,
+            **ends,
+            **common,
+        )
+        network = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            **ends,
+            **common,
+        )
+        network = transformers.LlamaForCausalLM(config)
+    add_adapters(network, rank=8, alpha=16)
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, LoraLinear):
+                module.up.weight.normal_(std=0.05)
+    return network
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_frozen_network_in_bfloat16_is_that_of_float64_up_to_rounding(
+    kind: str, device: str
+) -> None:
+    network = language_model(kind)
+    layout = Layout.of(network)
+    row = layout.row(network, dtype=torch.float64)
+    rows = torch.stack([row, 1.1 * row, 0.9 * row]).to(device)
+    tokens = torch.randint(0, VOCABULARY, (CLIENTS * 4, LENGTH)).to(device)
+    by = random(CLIENTS * 4, LENGTH, VOCABULARY, device=device)
+    found = []
+    for bf16 in (False, True):
+        forward = StackedNetwork(network, layout, bf16=bf16)
+        assert forward.over_halves == bf16
+        mine = rows.float() if bf16 else rows
+        tensors = {}
+        for name, view in layout.views(mine).items():
+            tensors[name] = view.detach().requires_grad_()
+        y = forward(tensors, tokens, training=True)
+        assert y.dtype == (torch.bfloat16 if bf16 else torch.float64)
+        gradients = torch.autograd.grad((y * by.to(y.dtype)).sum(), [*tensors.values()])
+        flat = torch.cat([each.flatten().double() for each in gradients])
+        assert all(each.dtype == mine.dtype for each in gradients)
+        with torch.no_grad():
+            judged = forward(tensors, tokens)
+        assert judged.dtype == mine.dtype, "evaluation sums in the rows' type"
+        found.append((y, flat, judged))
+    # Some thirty roundings follow each other, and their errors are independent.
+    for exact, rounded in zip(*found, strict=True):
+        assert relative(rounded, exact) < 6 * ROUNDED
+
+
+def test_angles_of_positions_keep_their_digits() -> None:
+    network = language_model("llama")
+    layout = Layout.of(network)
+    forward = StackedNetwork(network, layout, bf16=True)
+    row = layout.row(network)
+    forward(layout.views(row[None]), torch.zeros(1, LENGTH, dtype=torch.int64))
+    rotary = forward._network.model.rotary_emb
+    assert rotary.inv_freq.dtype == torch.float32
+    frozen = forward._network.model.embed_tokens.weight
+    assert frozen.dtype == torch.bfloat16
+    adapters = [m for m in forward._network.modules() if isinstance(m, StackedLora)]
+    assert len(adapters) == 15, "seven in each of two blocks, and the head"
+
+
+def test_a_network_without_a_frozen_part_stays_in_its_type() -> None:
+    network = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    assert not StackedNetwork(network, bf16=True).over_halves
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_loss_of_logits_in_bfloat16(device: str) -> None:
+    logits = random(6, 4, 1001, device=device).bfloat16()
+    targets = torch.arange(24, device=device).view(6, 4) * 40
+    targets[0] = -100
+    found = []
+    for given in (logits, logits.float()):
+        leaf = given.clone().requires_grad_()
+        total = torch.zeros(3, device=device)
+        seen = torch.zeros(3, dtype=torch.int64, device=device)
+        loss = next_token(leaf, targets, total, seen)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        found.append((gradient, total, seen))
+    (ours, our_total, our_seen), (theirs, total, seen) = found
+    assert ours.dtype == torch.bfloat16
+    # Only the gradient is rounded.
+    torch.testing.assert_close(ours, theirs.bfloat16(), rtol=ROUNDED, atol=0)
+    torch.testing.assert_close(our_total, total)
+    assert torch.equal(our_seen, seen)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gated_layers(device: str) -> None:
+    gate = (4 * random(5, 48, device=device)).bfloat16().requires_grad_()
+    up = random(5, 48, seed=1, device=device).bfloat16().requires_grad_()
+    by = random(5, 48, seed=2, device=device).bfloat16()
+    y = gated(gate, up)
+    ours = (y, *torch.autograd.grad(y, (gate, up), by))
+    exact = [each.detach().double().requires_grad_() for each in (gate, up)]
+    z = F.silu(exact[0]) * exact[1]
+    theirs = (z, *torch.autograd.grad(z, exact, by.double()))
+    for found, expected in zip(ours, theirs, strict=True):
+        # torch's own rounds in between.
+        assert relative(found, expected) < ROUNDED
+
+
+def shard_of(tokens: Tensor) -> Shard:
+    samples = len(tokens) // CLIENTS
+    return Shard(
+        inputs=tokens,
+        targets=tokens.roll(-1, 1),
+        index=torch.arange(len(tokens), device=tokens.device).view(CLIENTS, samples),
+        sizes=(samples,) * CLIENTS,
+        clients=np.arange(CLIENTS),
+        task="next-token",
+    )
+
+
+def engine_of(network: nn.Module, device: str, *, bf16: bool) -> Engine:
+    sample = Sample((LENGTH,), (LENGTH, VOCABULARY), VOCABULARY)
+    return Engine(
+        network,
+        Layout.of(network),
+        shape=(LENGTH,),
+        bf16=bf16,
+        trial=sample,
+        device=torch.device(device),
+    )
+
+
+def test_clients_share_a_frozen_network_however_large_their_adapters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engines, "LOOP_ABOVE_COLUMNS", 100)
+    network = language_model("gpt2")
+    assert engine_of(network, "cpu", bf16=False).mode == "batched"
+    network.requires_grad_(True)
+    assert engine_of(network, "cpu", bf16=False).mode == "loop"
+
+
+@gpu
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_training_in_bfloat16_moves_adapters_as_in_float32(kind: str) -> None:
+    network = language_model(kind)
+    generator = torch.Generator().manual_seed(9)
+    shape = (CLIENTS * 8, LENGTH)
+    tokens = torch.randint(0, VOCABULARY, shape, generator=generator).cuda()
+    shard = shard_of(tokens)
+    row = Layout.of(network).row(network).cuda()
+    moved, scores = [], []
+    for bf16 in (False, True):
+        engine = engine_of(network, "cuda", bf16=bf16)
+        assert engine.bf16 == bf16 and engine.mode == "batched"
+        job = TrainingJob(
+            rows=row.expand(CLIENTS, -1),
+            shard=shard,
+            clients=np.arange(CLIENTS),
+            keys=torch.arange(CLIENTS, device="cuda"),
+            recipe=Recipe(epochs=3, batch_size=4, lr=0.05),
+        )
+        engine.train(job)
+        # Again: now steps are captured.
+        trained, _ = engine.train(job)
+        moved.append(trained - row)
+        scores.append(engine.evaluate(trained, shard, np.arange(CLIENTS)).sums["loss"])
+    assert relative(moved[1], moved[0]) < 0.1
+    assert relative(scores[1], scores[0]) < ROUNDED
