@@ -219,6 +219,9 @@ class RowEngine(Protocol):
     def reason(self) -> str: ...
 
     @property
+    def bf16(self) -> bool: ...
+
+    @property
     def halvings(self) -> int: ...
 
     @property
