@@ -33,7 +33,22 @@ from tests.runs import flags, mistake, started
 transformers = pytest.importorskip("transformers", reason="pip install 'hpcfed[hf]'")
 tokenizers = pytest.importorskip("tokenizers")
 
-WORDS = "<unk> <s> </s> user assistant : a b c d e f g h".split()
+WORDS = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    "user",
+    "assistant",
+    ":",
+    "a",
+    "b",
+    "c",
+    "d",
+    "e",
+    "f",
+    "g",
+    "h",
+]
 UNKNOWN, BEGIN, END, USER, ASSISTANT, COLON, A, B, C, D, E, F, G, H = range(14)
 NONE = -100
 TEMPLATE = (
@@ -428,7 +443,9 @@ def test_a_tokeniser_that_knows_more_than_the_network(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 10}))
     words = ("run", "--dataset", write(GOOD, GOOD), "--model", f"hf:{folder}")
-    assert "fails on tokens below 14" in mistake(capsys, *words, "--out", tmp_path / "r")
+    assert "fails on tokens below 14" in mistake(
+        capsys, *words, "--out", tmp_path / "r"
+    )
 
 
 def test_transformers_is_not_there(
@@ -550,7 +567,9 @@ def test_a_run_learns_responses_and_says_what_it_has_learnt(
                 losses.append(float(-logits[at].log_softmax(-1)[target]))
                 right.append(int(logits[at].argmax()) == target)
     with h5py.File(tmp_path / "run/run.h5") as file:
-        assert file["rounds/global_loss"][-1] == pytest.approx(np.mean(losses), rel=1e-9)
+        assert file["rounds/global_loss"][-1] == pytest.approx(
+            np.mean(losses), rel=1e-9
+        )
         perplexity = file["rounds/global_perplexity"][-1]
         assert perplexity == pytest.approx(np.exp(np.mean(losses)), rel=1e-9)
         accuracy = file["rounds/global_accuracy"][-1]

@@ -263,6 +263,10 @@ class EngineAccess:
         return self._engine.reason
 
     @property
+    def bf16(self) -> bool:
+        return self._engine.bf16
+
+    @property
     def halvings(self) -> int:
         return self._engine.halvings
 
