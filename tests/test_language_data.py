@@ -33,22 +33,7 @@ from tests.runs import flags, mistake, started
 transformers = pytest.importorskip("transformers", reason="pip install 'hpcfed[hf]'")
 tokenizers = pytest.importorskip("tokenizers")
 
-WORDS = [
-    "<unk>",
-    "<s>",
-    "</s>",
-    "user",
-    "assistant",
-    ":",
-    "a",
-    "b",
-    "c",
-    "d",
-    "e",
-    "f",
-    "g",
-    "h",
-]
+WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", ":", *"abcdefgh"]
 UNKNOWN, BEGIN, END, USER, ASSISTANT, COLON, A, B, C, D, E, F, G, H = range(14)
 NONE = -100
 TEMPLATE = (
