@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -24,6 +26,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 MPIRUN_FILES = "PRTE_MCA_prte_tmpdir_base"
+WARM = Path(__file__).with_name("warm.py")
+Command = Callable[..., list[str]]
 Finished = subprocess.CompletedProcess[str]
 
 LONGEST = (
@@ -138,6 +142,39 @@ def mpirun_path() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Command]:
+    """`warm("-m", "hpcfed", "run")`: the command that starts Python with these words. It
+    begins with torch and hpcfed imported (`tests/warm.py`).
+
+    Not where there is a GPU: users' own way to start is worth its seconds there.
+    """
+    if torch.cuda.is_available() or not hasattr(os, "pidfd_open"):
+        yield lambda *words: [sys.executable, *map(str, words)]
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"{folder}/address"
+        server = subprocess.Popen(
+            [sys.executable, str(WARM), "--serve", address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,  # a pipe, since that is what programs write to
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        while not Path(address).exists():
+            assert server.poll() is None
+            time.sleep(0.05)
+        begin = [sys.executable, "-I", "-S", str(WARM), address]
+        yield lambda *words: [*begin, *map(str, words)]
+        server.communicate()
+
+
+def python(warm: Command, variables: dict[str, str]) -> Command:
+    """A program whose imports depend on what it is told must make them itself."""
+    if variables.keys() & {"OMP_NUM_THREADS", "PYTHONIOENCODING"}:
+        return lambda *words: [sys.executable, *map(str, words)]
+    return warm
+
+
 def start(command: list[str], *, timeout: float = 180, **variables: str) -> Finished:
     environment = {
         name: value
@@ -156,15 +193,15 @@ def start(command: list[str], *, timeout: float = 180, **variables: str) -> Fini
 
 
 @pytest.fixture(scope="session")
-def hpcfed() -> Callable[..., Finished]:
+def hpcfed(warm: Command) -> Callable[..., Finished]:
     """`hpcfed("run", "--rounds", "2")`: the program in a process of its own."""
     return lambda *words, **variables: start(
-        [sys.executable, "-m", "hpcfed", *map(str, words)], **variables
+        python(warm, variables)("-m", "hpcfed", *words), **variables
     )
 
 
 @pytest.fixture(scope="session")
-def mpirun() -> Callable[..., Finished]:
+def mpirun(warm: Command) -> Callable[..., Finished]:
     """`mpirun(3, "-m", "hpcfed", "run")`: Python on that many real MPI ranks."""
     program = mpirun_path()
     if program is None:
@@ -173,9 +210,9 @@ def mpirun() -> Callable[..., Finished]:
     def run(
         ranks: int, *words: object, timeout: float = 180, **variables: str
     ) -> Finished:
-        python = [sys.executable, *map(str, words)]
+        begin = [program, "--oversubscribe", "-n", str(ranks)]
         return start(
-            [program, "--oversubscribe", "-n", str(ranks), *python],
+            begin + python(warm, variables)(*words),
             timeout=timeout,
             **variables,
         )

@@ -1,13 +1,16 @@
-"""The tests' own hooks: failures told at once, and arithmetic that no test leaves
-behind.
+"""The tests' own hooks: failures told at once, arithmetic that no test leaves behind, and
+processes that begin with torch imported.
 """
 
+import signal
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests import conftest
+from tests.conftest import Command
 
 PLANTED = """
 import torch
@@ -47,3 +50,34 @@ def test_failures_are_told_at_once_and_leave_no_arithmetic(
     first, *traceback = told.read_text().splitlines()
     assert first == f"FAILED {name}"
     assert any("planted" in line for line in traceback)
+
+
+def test_a_warm_process_ends_as_its_program_does(tmp_path: Path, warm: Command) -> None:
+    """It has words, folder and variables of its own, and ends with its exit code."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, torch\n"
+        "print(sys.argv[1:], os.getcwd(), os.environ['NAME'], __name__)\n"
+        "sys.exit('told')"
+    )
+    command = warm(program, "one", "two")
+    done = subprocess.run(
+        command, env={"NAME": "value"}, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout == f"['one', 'two'] {tmp_path} value __main__\n"
+    assert (done.returncode, done.stderr) == (1, "told\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_reaches_the_program_of_a_warm_process(
+    number: signal.Signals, tmp_path: Path, warm: Command
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)")
+    command = warm(program)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None and job.stdout.readline() == "begun\n"
+        job.send_signal(number)
+        # The pipe ends when the program is gone, and not only the one who asked for it.
+        assert job.stdout.read() == ""
+    assert job.returncode == -number

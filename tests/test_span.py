@@ -303,7 +303,7 @@ def test_a_bank_on_the_host_in_bfloat16_holds_rounded_rows() -> None:
 
 def test_a_saved_model_is_the_same(tmp_path: Path) -> None:
     rows = clients_rows().float()
-    model = learnt(rows)
+    model = learnt(rows, denoiser_samples=200)
     model.save(tmp_path / "server.h5", start=rows[0])
     again = SpanDiffusion(
         Columns.all_of(WIDTHS),
@@ -341,6 +341,7 @@ RUN: dict[str, Any] = {
     "server": "tiny",
     "denoiser_samples": 400,
     "server_batch": 16,
+    "inversion_depth": 20,
     "memorisation": True,
 }
 
@@ -363,21 +364,27 @@ def test_the_bank_lies_once_over_any_number_of_ranks(
         assert_learnt_alike(folder, alone)
 
 
+LONGER = {**RUN, "rounds": 9, "bank_rounds": 3, "server_every": 5}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    run_setup(assembled(**LONGER), folder, quiet=True)
+    return folder
+
+
 @pytest.mark.parametrize("stopped_after", [5, 7])
 def test_a_resumed_run_is_the_uninterrupted_one(
-    stopped_after: int, tmp_path: Path
+    stopped_after: int, whole: Path, tmp_path: Path
 ) -> None:
     """It stops after it has learnt, and when the rows of that learning have left the
     bank; then it stops once more before it learns again.
     """
-    options = {**RUN, "rounds": 9, "bank_rounds": 3, "server_every": 5}
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir()
-    cut.mkdir()
-    run_setup(assembled(**options), whole, quiet=True)
-    run_setup(assembled(**options), cut, quiet=True, stop=StopAfter(stopped_after))
+    cut = tmp_path
+    run_setup(assembled(**LONGER), cut, quiet=True, stop=StopAfter(stopped_after))
     for stop in (StopAfter(stopped_after + 1), None):
-        resumed = assembled(**options, resume=str(cut), out=str(cut))
+        resumed = assembled(**LONGER, resume=str(cut), out=str(cut))
         run_setup(resumed, cut, quiet=True, stop=stop)
     same(whole, cut)
 

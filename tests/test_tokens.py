@@ -217,8 +217,8 @@ def test_learning_teaches_the_denoiser() -> None:
     numbers = torch.Generator().manual_seed(0)
     places = torch.randn(60, 2, generator=numbers)
     rows = places @ torch.randn(2, 100, generator=numbers)
-    options = {"server_width": 64, "token_window": 20, "server_lr": 5e-3}
-    model = learnt(rows, **options, server_batch=100, denoiser_samples=8_000)
+    options = {"server_width": 32, "token_window": 20, "server_lr": 1e-2}
+    model = learnt(rows, **options, server_batch=50, denoiser_samples=5_000)
     untrained = model_of(**options)
     z = model.encode(rows)
     t = torch.full((60,), 30)
