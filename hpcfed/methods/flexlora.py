@@ -38,7 +38,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
         with fed.timed("aggregate"):
             nearest_a, nearest_b = nearest(mean.view(b.shape[1], -1), adapter.rank)
             a[0], b[0] = nearest_a, nearest_b
-    # Libraries of different hosts may choose other signs.
+    # Libraries of different hosts may round differently.
     agreed = torch.from_numpy(fed.agreed(w.cpu().numpy()))
     return replace(state, w=agreed.to(w.device))
 
@@ -46,6 +46,10 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 def nearest(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return A [rank, inputs] and B [outputs, rank] of the nearest matrix of a rank."""
     u, sizes, vt = torch.linalg.svd(matrix.double(), full_matrices=False)
+    # A pair of singular vectors may have either sign: take that of the largest number.
+    largest = vt.gather(1, vt.abs().argmax(1, keepdim=True))
+    signs = torch.where(largest < 0, -1.0, 1.0)
+    u, vt = u * signs.mT, vt * signs
     a = matrix.new_zeros(rank, matrix.shape[1])
     b = matrix.new_zeros(matrix.shape[0], rank)
     # A layer may have fewer inputs or outputs than the rank.

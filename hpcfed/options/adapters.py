@@ -1,6 +1,6 @@
 """Adapters of PEFT that a run starts from decide the shape of its own."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from hpcfed.errors import UserError
@@ -9,11 +9,9 @@ from hpcfed.options.declare import Choice
 from hpcfed.options.training import TrainingOptions
 
 
-def adapter_choices(init: Path | None, given: Collection[str] = ()) -> Iterable[Choice]:
+def adapter_choices(init: Path | None) -> Iterable[Choice]:
     """Take the adapters' shape from a folder of PEFT that the run starts from."""
-    # A record holds all of them: it can be read without that folder.
-    is_left_open = not {"lora", "lora_alpha", "lora_layers"} <= set(given)
-    if init is None or not is_left_open or not peft_files.is_folder(init):
+    if init is None or not peft_files.is_folder(init):
         return
     found = peft_files.read_config(init)
     yield Choice("lora", found.rank, f"the adapters of --init {init} have this rank")

@@ -184,7 +184,7 @@ def _fitted(settings: Settings, given: Mapping[str, Any], ranks: int) -> Setting
         *malicious_choices(settings.config),
         *privacy_choices(settings.config),
         *optimiser_choices(settings.config),
-        *adapter_choices(settings.config.init, given),
+        *adapter_choices(settings.config.init),
         *settings.options.fit(settings.config, ranks),
     ]
     return _adapted(settings, wanted, given)
