@@ -101,7 +101,8 @@ def of_record(
     # The first line ends as in "(hf:DIR, batched) on 1 rank (cuda)".
     way = printed.partition(") on ")[0].rpartition(", ")[2]
     tf32 = "computed as with tf32" in " ".join(printed.split())
-    notes = [way, "TF32" if tf32 else "bf16", count(len(train), "round")]
+    instead = "TF32" if options.device == "cuda" else "float32"
+    notes = [way, instead if tf32 else "bf16", count(len(train), "round")]
     per_client = train.mean() / row.steps / row.active
     notes.append(f"{1e3 * per_client:.2f} ms per client and step")
     notes.append(

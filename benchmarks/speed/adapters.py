@@ -14,7 +14,8 @@ beside it. A loop takes as long for every client, so it is timed with a few of t
 batch that would not fit is summed up over parts of it.
 
 The rows flower (FlowerTune: 20 clients, 2 a round, 10 steps of 16 texts) and many-… say
-what a client or 200 rounds take. GPT-2's head has no adapter.
+what a client or 200 rounds take. GPT-2's head has no adapter. A run of hpcfed leaves its
+whole model below $TMPDIR until it is read: 27 GB for flower.
 
 examples:
   python -m benchmarks.speed.adapters --json adapters.json
@@ -198,8 +199,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--rounds", type=int, default=2, help="hpcfed: rounds on the clock (2)")
     add("--warmup", type=int, default=2, help="hpcfed: rounds before (2)")
     add("--longest", type=float, default=300, help="hpcfed: seconds of a command (300)")
-    add("--compile", choices=["blocks", "whole"], default="blocks")
-    add("--stored", default="float32", help="hpcfed: the base's own precision")
+    helps = "compile block by block, or as a whole, which takes minutes (blocks)"
+    add("--compile", choices=["blocks", "whole"], default="blocks", help=helps)
+    add("--stored", default="float32", help="dtype in config.json (float32)")
     add("--profile", action="store_true", help="hpcfed alone, with its longest kernels")
     add("--quick", action="store_true", help="tiny networks, in float32")
     add("--json", type=Path, help="write all cells to this file")
