@@ -25,10 +25,13 @@ from hpcfed.data.text import loaded as loaded_texts
 from hpcfed.data.tokeniser import Bytes, Characters, load_tokeniser
 from hpcfed.errors import UserError
 from hpcfed.experiment.generation import MOST_TOKENS, continued
+from hpcfed.experiment.run import run
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import Sample
 from hpcfed.runtime.timer import Timer
-from tests.runs import flags, mistake, started
+from tests.conftest import Finished
+from tests.runs import assert_same_run, flags, mistake, same, started
+from tests.stopped_run import StopAfter
 
 transformers = pytest.importorskip("transformers", reason="pip install 'hpcfed[hf]'")
 tokenizers = pytest.importorskip("tokenizers")
@@ -503,16 +506,18 @@ def greedy(network: nn.Module, prompt: Sequence[int], length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("of_clients", [False, True])
-def test_prompts_are_continued_token_by_token(of_clients: bool) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_prompts_are_continued_token_by_token(of_clients: bool, device: str) -> None:
     torch.manual_seed(1)
     networks = [Says() for _ in range(4)] if of_clients else [Says()] * 4
     layout = Layout.of(networks[0])
     sample = Sample((12,), (12, 16), vocabulary=16)
-    engine = Engine(networks[0], layout, shape=(12,), trial=sample)
+    on = torch.device(device)
+    engine = Engine(networks[0], layout, shape=(12,), trial=sample, device=on)
     made = [layout.row(network, dtype=torch.float32) for network in networks]
-    own = torch.stack(made) if of_clients else made[0].expand(4, -1)
+    own = torch.stack(made).to(on) if of_clients else made[0].to(on).expand(4, -1)
     prompts = [[A, B], [C], [D, E, F, G], [A] * 12]
-    timer = Timer(torch.device("cpu"))
+    timer = Timer(on)
     timer.start()
     found = continued(engine, own, prompts, length=12, end=END, timer=timer)
     wanted = [greedy(n, p, 12) for n, p in zip(networks, prompts, strict=True)]
@@ -569,6 +574,27 @@ def test_a_run_learns_responses_and_says_what_it_has_learnt(
         length = source.arrays["test_inputs"].shape[1]
         assert line["generated"] == language.decode(greedy(network, tokens, length))
     assert f"the model says '{json.loads(lines[0])['generated']}'" in told
+
+
+def test_ranks_seeds_and_resumed_runs_say_the_same(
+    plain: Path, write: Written, tmp_path: Path, mpirun: Callable[..., Finished]
+) -> None:
+    words = run_words(
+        write(*many()), plain, generate=2, precision="fp64", deterministic=True,
+        checkpoint_every=1,
+    )  # fmt: skip
+    alone = started(*words, "--out", tmp_path / "alone")
+    done = mpirun(2, "-m", "hpcfed", "run", *words, "--out", str(tmp_path / "both"))
+    assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "both", alone, tolerance=1e-12)
+    with pytest.raises(SystemExit):
+        run(cli.parse_run([*words, "--out", str(tmp_path / "cut")]), StopAfter(1))
+    assert not (tmp_path / "cut/generated.jsonl").exists()
+    same(started("--resume", tmp_path / "cut"), alone)
+    started(*words, "--seeds", "0,1", "--out", tmp_path / "seeds")
+    lines = (alone / "generated.jsonl").read_text()
+    for other in ("both", "cut", "seeds/seed-0"):
+        assert (tmp_path / other / "generated.jsonl").read_text() == lines
 
 
 def test_clients_without_a_common_model_say_what_each_has_learnt(

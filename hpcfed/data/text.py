@@ -7,6 +7,8 @@ window of a file is padded with tokens that have no next token.
 """
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -121,8 +123,7 @@ def _read(folder: Path, plan: TextPlan) -> list[_File]:
         )
     pattern = _pattern(plan.clients)
     files = []
-    for path in paths:
-        tokens = _tokens(path, plan)
+    for path, tokens in zip(paths, _tokens(paths, plan), strict=True):
         if len(tokens) < 2:
             raise UserError(
                 f"{path} has fewer than two {_unit(plan)}, so there is no next one to "
@@ -148,22 +149,37 @@ def _tokeniser(folder: Path, plan: TextPlan) -> Tokeniser:
     return load_tokeniser(plan.tokeniser)
 
 
-def _tokens(path: Path, plan: TextPlan) -> np.ndarray:
+def _tokens(paths: Sequence[Path], plan: TextPlan) -> list[np.ndarray]:
+    """Return the tokens of every file; characters are not numbered yet."""
+    if plan.tokens == "bytes":
+        found = []
+        for path in paths:
+            with _readable(path):
+                found.append(np.frombuffer(path.read_bytes(), np.uint8))
+        return found
+    texts = []
+    for path in paths:
+        with _readable(path):
+            texts.append(path.read_text(encoding="utf-8"))
+    if plan.tokens == "tokeniser":
+        # In one call, in which the tokeniser uses all cores.
+        encoded = _tokeniser(paths[0].parent, plan).encode(texts)
+        return [np.array(tokens, np.int32) for tokens in encoded]
+    # Four bytes for every character, so that the array has one number each.
+    return [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in texts]
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say in one line why a file cannot be read."""
     try:
-        if plan.tokens == "bytes":
-            return np.frombuffer(path.read_bytes(), np.uint8)
-        text = path.read_text(encoding="utf-8")
+        yield
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(
             f"{path} is not UTF-8; convert it, or use --text-tokens bytes"
         ) from None
-    if plan.tokens == "tokeniser":
-        [tokens] = _tokeniser(path.parent, plan).encode([text])
-        return np.array(tokens, np.int32)
-    # Four bytes for every character, so that the array has one number each.
-    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
 def _numbered(files: list[_File]) -> tuple[list[_File], Characters]:
