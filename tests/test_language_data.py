@@ -242,7 +242,7 @@ def test_a_tokeniser_without_a_template(plain: Path, write: Written) -> None:
     source = read(path, plain, length=20)
     inputs = [USER, COLON, A, ASSISTANT, COLON, B, END]
     assert rows(source) == [(inputs, [NONE] * 4 + [B, END, NONE])]
-    assert "1 chats are written as 'user: …' and 'assistant: …'" in source.notes[0]
+    assert "1 chat written as 'user: …' and 'assistant: …'" in source.notes[0]
 
 
 def test_a_template_that_rewrites_what_was_said(tmp_path: Path, write: Written) -> None:
@@ -256,7 +256,7 @@ def test_a_template_that_rewrites_what_was_said(tmp_path: Path, write: Written) 
     source = read(write({"messages": CHAT, "split": "train"}, LAST), folder)
     inputs = [USER, A, ASSISTANT, USER, C, ASSISTANT, D, E]
     assert rows(source) == [(inputs, [NONE] * 5 + [D, E, NONE])]
-    assert "1 chats are learnt from their last response on" in source.notes[0]
+    assert "1 chat learnt from the last response on" in source.notes[0]
 
 
 def test_templates_that_cannot_be_used(tmp_path: Path, write: Written) -> None:
@@ -273,6 +273,21 @@ def test_templates_that_cannot_be_used(tmp_path: Path, write: Written) -> None:
 
 
 # Fields
+
+
+def test_half_a_letter_is_replaced(chatty: Path, write: Written) -> None:
+    # As programs leave it that cut texts within an emoji.
+    odd = "b \ud83d"
+    chat = [said("user", odd), said("assistant", odd)]
+    source = read(
+        write(
+            pair(odd, odd, split="train"), {"messages": chat, "split": "train"}, LAST
+        ),
+        chatty,
+    )
+    first, second = rows(source)
+    assert first[0] == [B, UNKNOWN, B, UNKNOWN, END]
+    assert second[0] == [USER, B, UNKNOWN, END, ASSISTANT, B, UNKNOWN, END]
 
 
 def test_fields_of_other_names(plain: Path, write: Written) -> None:
@@ -415,6 +430,7 @@ def test_mistakes_in_options_and_folders(
     assert "no line has a field promt; did you mean 'prompt'?" in line(
         *known, '{"prompt": "promt"}'
     )
+    assert "no line has a field ['a']" in line(*known, '{"client": ["a"]}')
     assert "line 1 has no word" in line(*known, '{"prompt": "{word}"}')
     assert "no file" in mistake(capsys, "run", "--dataset", "nowhere.jsonl")
     unused = ("run", "--tokeniser", plain, "--text-pack", "--generate", "2")

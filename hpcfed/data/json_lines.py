@@ -8,7 +8,7 @@ are also predicted. `--dataset-options` names the fields: prompt (or a text with
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from hpcfed.data.arrays import InMemory, find
 from hpcfed.data.lessons import Lesson, Lessons, Piece
 from hpcfed.data.table import USUAL
 from hpcfed.data.tokeniser import Tokeniser, Turn, load_tokeniser
-from hpcfed.errors import UserError, did_you_mean
+from hpcfed.errors import UserError, count, did_you_mean
 from hpcfed.runtime import machine
 
 ENDING = ".jsonl"
@@ -142,28 +142,41 @@ def _names(path: Path, lines: Sequence[_Line], options: Mapping[str, Any]) -> _N
                 f"{path}: --dataset-options has no {word}{did_you_mean(word, FIELDS)}"
             )
     there = {name for line in lines for name in line.fields}
-    found = {}
-    for role, usual in FIELDS.items():
-        found[role] = next((name for name in usual if name in there), "")
-        chosen = options.get(role, found[role])
-        if "{" in str(chosen) and role == "prompt":
-            continue
-        if role in options and chosen not in there:
-            guess = did_you_mean(str(chosen), there)
-            raise UserError(f"{path}: no line has a field {chosen}{guess}")
-        found[role] = chosen
-    given = str(options.get("prompt", ""))
+    chosen = {role: str(name) for role, name in options.items()}
+    template = ""
+    if "{" in chosen.get("prompt", ""):
+        template = chosen.pop("prompt")
+    found = {role: _name(path, role, chosen, there) for role in FIELDS}
     prompt = [found["prompt"] or "prompt"]
-    if prompt == ["instruction"] and MORE in there and not given:
+    if prompt == ["instruction"] and "prompt" not in options:
         prompt.append(MORE)
     return _Names(
         prompt=tuple(prompt),
-        template=given if "{" in given else "",
+        template=template,
         response=found["response"] or "response",
         messages=found["messages"],
         client=found["client"],
         split=found["split"],
     )
+
+
+def _name(
+    path: Path, role: str, chosen: Mapping[str, str], there: Collection[str]
+) -> str:
+    """Return the name of a field; empty if no line has one of the usual names."""
+    if role not in chosen:
+        return next((name for name in FIELDS[role] if name in there), "")
+    name = chosen[role]
+    if name not in there:
+        raise UserError(
+            f"{path}: no line has a field {name}{did_you_mean(name, there)}"
+        )
+    return name
+
+
+def _sound(text: str) -> str:
+    """Replace halves of letters, which JSON may hold but no tokeniser takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class _Writer:
@@ -197,13 +210,13 @@ class _Writer:
             )
         if self._plain:
             yield (
-                f"{self._plain:,} chats are written as 'user: …' and 'assistant: …': the "
-                "tokeniser has no chat template"
+                f"{count(self._plain, 'chat')} written as 'user: …' and 'assistant: …': "
+                "the tokeniser has no chat template"
             )
         if self._rewritten:
             yield (
-                f"{self._rewritten:,} chats are learnt from their last response on: the "
-                "chat template rewrites earlier ones"
+                f"{count(self._rewritten, 'chat')} learnt from the last response on: "
+                "the chat template rewrites earlier ones"
             )
 
     def _of_pair(self, line: _Line) -> list[Piece]:
@@ -242,18 +255,18 @@ class _Writer:
         where = f"{self._path}: line {line.number}: {self._names.messages}"
         if not isinstance(messages, list):
             raise UserError(f"{where} is not a list of messages")
+        turns: list[Turn] = []
         last = 0
         for number, message in enumerate(messages, start=1):
-            parts = [None, None]
-            if isinstance(message, dict):
-                parts = [message.get("role"), message.get("content")]
-            if not all(isinstance(part, str) for part in parts):
+            turn = _turn(message)
+            if turn is None:
                 raise UserError(
                     f'{where}: message {number} is not {{"role": "…", "content": "…"}}'
                 )
-            if parts[0] == "assistant" and str(parts[1]).strip():
+            turns.append(turn)
+            if turn["role"] == "assistant" and turn["content"].strip():
                 last = number
-        return messages[:last]
+        return turns[:last]
 
     def _split(self, line: _Line) -> str:
         split = self._text(line, self._names.split).lower()
@@ -276,7 +289,17 @@ class _Writer:
             return str(value)
         if not isinstance(value, str):
             raise UserError(f"{where}: {name} is not a text")
-        return value
+        return _sound(value)
+
+
+def _turn(message: Any) -> Turn | None:
+    """Return who says what in a message; None if it is not one."""
+    if not isinstance(message, dict):
+        return None
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not isinstance(content, str):
+        return None
+    return {"role": _sound(role), "content": _sound(content)}
 
 
 def _plainly(messages: Sequence[Turn]) -> list[Piece]:

@@ -118,24 +118,26 @@ class Lessons:
         clients = np.array(self._clients)
         is_test = self._for_testing(clients)
         train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-        packs = [[at] for at in train.tolist()]
+        packs = {"train": _alone(train), "test": _alone(test)}
         if self._plan.pack:
-            packs = self._packed(train, clients)
+            packs["train"] = self._packed(train, clients)
+        rows = [*packs["train"], *packs["test"]]
         # Shorter rows cost less, and padding would change no figure.
-        length = max(sum(len(self._taken[at].inputs) for at in pack) for pack in packs)
-        length = max(length, max(len(self._taken[at].inputs) for at in test.tolist()))
-        self._check_memory(len(packs) + len(test), length)
+        length = max(map(self._size, rows))
+        self._check_memory(len(rows), length)
         arrays: dict[str, np.ndarray] = {"vocabulary": np.array(self._tokeniser.size)}
-        arrays["train_inputs"], arrays["train_targets"] = self._rows(packs, length)
-        alone = [[at] for at in test.tolist()]
-        arrays["test_inputs"], arrays["test_targets"] = self._rows(alone, length)
-        prompts = [self._taken[at].prompt for at in test.tolist()]
-        arrays[PROMPTS] = np.array(prompts)
-        if any(self._clients):
-            arrays["train_clients"] = clients[[pack[0] for pack in packs]]
-            arrays["test_clients"] = clients[test]
-        said = (*notes, *self._notes(train, test, packs, length))
-        return InMemory(self._where, arrays, "the file", said, self._tokeniser)
+        for split, some in packs.items():
+            inputs, targets = self._rows(some, length)
+            arrays |= {f"{split}_inputs": inputs, f"{split}_targets": targets}
+            if any(self._clients):
+                arrays[f"{split}_clients"] = clients[[pack[0] for pack in some]]
+        arrays[PROMPTS] = np.array([self._taken[at].prompt for at in test.tolist()])
+        told = (*notes, *self._notes(packs["train"], len(train), len(test), length))
+        return InMemory(self._where, arrays, "the file", told, self._tokeniser)
+
+    def _size(self, pack: Sequence[int]) -> int:
+        """Return how many tokens the texts of a row have."""
+        return sum(len(self._taken[at].inputs) for at in pack)
 
     def _for_testing(self, clients: np.ndarray) -> np.ndarray:
         """Tell which texts are for testing: as the file says, or every tenth of each
@@ -156,7 +158,7 @@ class Lessons:
             of_client[clients[at]].append(at)
         found = []
         for own in of_client.values():
-            sizes = [len(self._taken[at].inputs) for at in own]
+            sizes = [self._size([at]) for at in own]
             for pack in packed(sizes, self._plan.length):
                 found.append([own[at] for at in pack])
         return found
@@ -187,11 +189,7 @@ class Lessons:
             )
 
     def _notes(
-        self,
-        train: np.ndarray,
-        test: np.ndarray,
-        packs: Sequence[Sequence[int]],
-        length: int,
+        self, packs: Sequence[Sequence[int]], train: int, test: int, length: int
     ) -> Iterator[str]:
         """Say what was cut, left out and packed."""
         samples = len(self._taken)
@@ -208,17 +206,16 @@ class Lessons:
             )
         if self._endless:
             yield "the tokeniser has no end token: responses do not learn where to end"
-        tokens = sum(len(one.inputs) for one in self._taken)
+        tokens = self._size(range(samples))
         learnt = sum(int((one.targets != NO_TARGET).sum()) for one in self._taken)
         yield (
-            f"{len(train):,} samples for training and {len(test):,} for testing; "
+            f"{train:,} samples for training and {test:,} for testing; "
             f"{learnt:,} of {tokens:,} tokens are learnt (--text-loss {self._plan.loss})"
         )
-        of_train = sum(len(self._taken[at].inputs) for at in train.tolist())
-        full = of_train / (len(packs) * length)
+        full = sum(map(self._size, packs)) / (len(packs) * length)
         if self._plan.pack:
             yield (
-                f"{len(train):,} samples packed into {len(packs):,} of {length} tokens, "
+                f"{train:,} samples packed into {len(packs):,} of {length} tokens, "
                 f"{full:.0%} full; a sample sees those before it in its row"
             )
         elif full < 0.5:
@@ -226,6 +223,11 @@ class Lessons:
                 f"{1 - full:.0%} of the training samples' {length} tokens are padding; "
                 "--text-pack fills rows with several samples"
             )
+
+
+def _alone(texts: np.ndarray) -> list[list[int]]:
+    """Return rows of one text each."""
+    return [[at] for at in texts.tolist()]
 
 
 def packed(sizes: Sequence[int], capacity: int) -> list[list[int]]:
