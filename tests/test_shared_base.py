@@ -151,12 +151,17 @@ def test_a_frozen_network_in_bfloat16_is_that_of_float64_up_to_rounding(
         for name, view in layout.views(mine).items():
             tensors[name] = view.detach().requires_grad_()
         y = forward(tensors, tokens, training=True)
+        # Further tokens, up to a multiple of eight, are impossible.
+        assert (y[..., VOCABULARY:] < -9000).all() and y.shape[-1] == (
+            104 if bf16 else 97
+        )
+        y = y[..., :VOCABULARY]
         assert y.dtype == (torch.bfloat16 if bf16 else torch.float64)
         gradients = torch.autograd.grad((y * by.to(y.dtype)).sum(), [*tensors.values()])
         flat = torch.cat([each.flatten().double() for each in gradients])
         assert all(each.dtype == mine.dtype for each in gradients)
         with torch.no_grad():
-            judged = forward(tensors, tokens)
+            judged = forward(tensors, tokens)[..., :VOCABULARY]
         assert judged.dtype == mine.dtype, "evaluation sums in the rows' type"
         found.append((y, flat, judged))
     # Some thirty roundings follow each other, and their errors are independent.
@@ -184,8 +189,9 @@ def test_a_network_without_a_frozen_part_stays_in_its_type() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_loss_of_logits_in_bfloat16(device: str) -> None:
-    logits = random(6, 4, 1001, device=device).bfloat16()
+@pytest.mark.parametrize("vocabulary", [1001, 1008, 12_000])
+def test_the_loss_of_logits_in_bfloat16(device: str, vocabulary: int) -> None:
+    logits = random(6, 4, vocabulary, device=device).bfloat16()
     targets = torch.arange(24, device=device).view(6, 4) * 40
     targets[0] = -100
     found = []
@@ -251,6 +257,39 @@ def test_clients_share_a_frozen_network_however_large_their_adapters(
     assert engine_of(network, "cpu", bf16=False).mode == "batched"
     network.requires_grad_(True)
     assert engine_of(network, "cpu", bf16=False).mode == "loop"
+
+
+class RoundsInside(nn.Module):
+    """Layers between which numbers are rounded to float32, as norms do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            norm = x.float().square().mean(-1, keepdim=True).rsqrt().to(x.dtype)
+            x = x + layer((x * norm).float().to(x.dtype))
+        return x
+
+
+class MixesClients(RoundsInside):
+    """The same, and samples of all clients see each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y + 1e-3 * y.mean(0)
+
+
+def test_a_network_that_rounds_inside_is_stacked_if_it_is_right() -> None:
+    torch.manual_seed(0)
+    sample = Sample((8,), (8,))
+    ways = []
+    for network in (RoundsInside(), MixesClients()):
+        ways.append(Engine(network, Layout.of(network), shape=(8,), trial=sample).mode)
+    assert ways == ["batched", "loop"]
 
 
 @gpu

@@ -10,6 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+EIGHT = 8
+"""Numbers of bfloat16 that are loaded at once, and must begin at a multiple of 16 bytes."""
+IMPOSSIBLE = -1e4
+"""The logit of a token that does not exist."""
+
+
+def padding_of(outputs: int) -> int:
+    """Return how many outputs make their number a multiple of eight."""
+    return -outputs % EIGHT
+
+
+def padded(
+    weight: Tensor, bias: Tensor | None, padding: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return weights [outputs, inputs] and biases with further, impossible outputs."""
+    if not padding:
+        return weight, bias
+    if bias is None:
+        bias = weight.new_zeros(len(weight))
+    wider = F.pad(weight, (0, 0, 0, padding))
+    return wider, F.pad(bias, (0, padding), value=IMPOSSIBLE)
 
 
 def adapted(
@@ -45,7 +68,7 @@ class _Adapted(torch.autograd.Function):
         inner = torch.bmm(x, down.mT)
         ctx.save_for_backward(x, weight, down, up, inner)
         ctx.scale = scale
-        y = torch.nn.functional.linear(x, weight, bias)
+        y = F.linear(x, weight, bias)
         return y.baddbmm_(inner, up.mT, alpha=scale)
 
     @staticmethod

@@ -2,22 +2,7 @@
 
 typedef long long int64;
 
-#if BF16
-typedef unsigned short Number;
-
-__device__ __forceinline__ float read(Number x) { return __uint_as_float((unsigned)x << 16); }
-
-__device__ __forceinline__ Number rounded(float x) {
-  Number bits;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-  return bits;
-}
-#else
-typedef float Number;
-
-__device__ __forceinline__ float read(Number x) { return x; }
-__device__ __forceinline__ Number rounded(float x) { return x; }
-#endif
+#include "eight.cuh"
 
 #define NOTHING __int_as_float(0xff800000)  // −∞, the largest of no numbers
 
@@ -38,28 +23,66 @@ __device__ float over_block(float value, float neutral, Combine combine) {
   return value;
 }
 
+#if BF16 && VOCABULARY % 8 == 0
+#define AT_ONCE 8
+__device__ Eight part(const Number* x) { return load(x); }
+__device__ void put(Number* x, const Eight& e) { store(x, e); }
+#else
+#define AT_ONCE 1
+#if BF16
+__device__ float number(Number x) { return __uint_as_float((unsigned)x << 16); }
+__device__ Number rounded(float x) {
+  Number bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+#else
+__device__ float number(Number x) { return x; }
+__device__ Number rounded(float x) { return x; }
+#endif
+__device__ Eight part(const Number* x) { return {{number(*x)}}; }
+__device__ void put(Number* x, const Eight& e) { *x = rounded(e.v[0]); }
+#endif
+
 // Replaces a token's logits by the gradient of its client's mean loss, and leaves the token's loss in losses[token].
 // A client has `tokens` of them in a row, counts[client] with a target; one without, below 0, counts nothing.
 // A block is a token.
 extern "C" __global__ void next_token(Number* logits, float* losses, const int64* targets, const int64* counts,
                                       int64 tokens) {
   const int64 token = blockIdx.x, target = targets[token];
+  const int first = AT_ONCE * threadIdx.x, step = AT_ONCE * blockDim.x;
   Number* x = logits + token * VOCABULARY;
   if (target < 0) {
     // Not a product with 0: padded slots may hold NaN.
-    for (int k = threadIdx.x; k < VOCABULARY; k += blockDim.x) x[k] = 0;
+    const Eight zeros = {};
+    for (int k = first; k < VOCABULARY; k += step) put(x + k, zeros);
     if (threadIdx.x == 0) losses[token] = 0;
     return;
   }
-  const float at_target = read(x[target]);
-  float most = NOTHING, all = 0;
-  for (int k = threadIdx.x; k < VOCABULARY; k += blockDim.x) most = fmaxf(most, read(x[k]));
+  float most = NOTHING, all = 0, at_target = 0;
+  for (int k = first; k < VOCABULARY; k += step) {
+    const Eight e = part(x + k);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) most = fmaxf(most, e.v[i]);
+  }
   most = over_block(most, NOTHING, largest);
-  for (int k = threadIdx.x; k < VOCABULARY; k += blockDim.x) all += expf(read(x[k]) - most);
-  // This waits for all threads, so none writes before all have read the target's logit.
+  for (int k = first; k < VOCABULARY; k += step) {
+    const Eight e = part(x + k);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      all += expf(e.v[i] - most);
+      if (k + i == target) at_target = e.v[i];
+    }
+  }
   all = over_block(all, 0, sum);
   const float count = counts[token / tokens];
-  for (int k = threadIdx.x; k < VOCABULARY; k += blockDim.x)
-    x[k] = rounded((expf(read(x[k]) - most) / all - (k == target)) / count);
-  if (threadIdx.x == 0) losses[token] = logf(all) + most - at_target;
+  // Only one thread has met the target.
+  const bool met = target / AT_ONCE % blockDim.x == threadIdx.x;
+  for (int k = first; k < VOCABULARY; k += step) {
+    Eight e = part(x + k);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) e.v[i] = (expf(e.v[i] - most) / all - (k + i == target)) / count;
+    put(x + k, e);
+  }
+  if (met) losses[token] = logf(all) + most - at_target;
 }

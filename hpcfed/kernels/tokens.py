@@ -103,7 +103,9 @@ def _differentiate(logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
     flat = targets.flatten()
     tokens = len(flat) // len(counts)
     halves = logits.dtype == torch.bfloat16
-    if (halves or logits.dtype == torch.float32) and cuda.available(logits.device):
+    known = halves or logits.dtype == torch.float32
+    aligned = logits.data_ptr() % cuda.WIDEST_LOAD == 0
+    if known and aligned and cuda.available(logits.device):
         losses = logits.new_empty(len(flat), dtype=torch.float32)
         kernel = _kernel(logits.device.index, logits.shape[1], halves)
         kernel((len(flat), 1), logits, losses, flat, counts, tokens)

@@ -33,7 +33,9 @@ from hpcfed.models.trial import (
     drawn,
     in_float32,
     more_expected,
+    nudged,
     outcome,
+    tolerance,
     trial_clients,
 )
 from hpcfed.models.vmapped import VmapNetwork
@@ -71,10 +73,12 @@ def choose(
     # The reference of all trials. Not `plain`, which may compute in bfloat16.
     alone = PlainNetwork(network, layout, draws=False, drops=drops)
     expected |= more_expected(alone, trial, layout)
+    others = outcome(alone, nudged(trial), layout, UNEVEN, alone=True)
+    most = tolerance(expected[UNEVEN], others)
     reasons = []
     if mode != "vmap":
         stack = partial(StackedNetwork, network, layout, drops=drops)
-        failure, contiguous = _tried(stack, trial, layout, expected)
+        failure, contiguous = _tried(stack, trial, layout, expected, most)
         if not failure:
             way: Mode = "loop" if mode == "loop" else "batched"
             # Built again: the trial was in full precision, so that only mistakes could
@@ -89,7 +93,7 @@ def choose(
         reasons.append(failure)
     if mode != "loop":
         make = partial(VmapNetwork, network, layout, drops=drops)
-        failure, contiguous = _tried(make, trial, layout, expected)
+        failure, contiguous = _tried(make, trial, layout, expected, most)
         if not failure:
             vmapped = make(contiguous=contiguous)
             vmapped.captures = not asks_host(make(contiguous=contiguous), trial, layout)
@@ -127,12 +131,13 @@ def _tried(
     trial: TrialClients,
     layout: Layout,
     expected: Expected,
+    most: float,
 ) -> tuple[str, bool]:
     """Try a way; return why it fails, or "", and if images must be contiguous."""
     with warnings.catch_warnings():
         # torch's warnings about a way that is only tried would mislead.
         warnings.simplefilter("ignore")
-        return _tried_layouts(make, trial, layout, expected)
+        return _tried_layouts(make, trial, layout, expected, most)
 
 
 def _tried_layouts(
@@ -140,13 +145,14 @@ def _tried_layouts(
     trial: TrialClients,
     layout: Layout,
     expected: Expected,
+    most: float,
 ) -> tuple[str, bool]:
     if trial.inputs.dim() != 5:  # not images
-        return _failure(make, trial, layout, expected), False
+        return _failure(make, trial, layout, expected, most), False
     # Channels-last is faster, but many modules reshape images by Tensor.view.
     for contiguous in (False, True):
         way = partial(make, contiguous=contiguous)
-        failure = _failure(way, trial, layout, expected)
+        failure = _failure(way, trial, layout, expected, most)
         if not failure:
             break
     return failure, contiguous
@@ -163,19 +169,23 @@ def _runs(forward: Forward, trial: TrialClients, layout: Layout) -> bool:
 
 
 def _failure(
-    make: Callable[[], Forward], trial: TrialClients, layout: Layout, expected: Expected
+    make: Callable[[], Forward],
+    trial: TrialClients,
+    layout: Layout,
+    expected: Expected,
+    most: float,
 ) -> str:
     """Try a way; return why it does not work, or an empty text."""
     try:
         forward = make()
         for of, theirs in expected.items():
             found = outcome(forward, trial, layout, of, alone=False)
-            failure = difference(found, theirs, of)
+            failure = difference(found, theirs, of, most=most)
             if failure:
                 return failure
         # One row is judged on the samples of all clients.
         found = outcome(forward, trial, layout, EVALUATION, alone=True)
-        failure = difference(found, expected[EVALUATION], EVALUATION)
+        failure = difference(found, expected[EVALUATION], EVALUATION, most=most)
         if failure:
             return failure
         # Some kernels only support float32, and lay images out in their own way.

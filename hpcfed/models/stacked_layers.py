@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed.kernels import batch_norm, dropout, linear
-from hpcfed.kernels.adapted import adapted
+from hpcfed.kernels.adapted import adapted, padded
 from hpcfed.models.lora import LoraLinear
 from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.runtime import randomness
@@ -35,6 +35,8 @@ class StackedLora(LoraLinear):
     """A frozen linear layer of all clients, and each client's own adapter."""
 
     base: nn.Module
+    padding = 0
+    """Further outputs that a language model's head has, see `quick`."""
     down: StackedLinear  # type: ignore[assignment]
     up: StackedLinear  # type: ignore[assignment]
 
@@ -50,15 +52,12 @@ class StackedLora(LoraLinear):
         # Hugging Face's Conv1D stores its weight as [inputs, outputs].
         if not isinstance(self.base, nn.Linear):
             weight = weight.mT
-        clients = self.down.batch.num_clients
-        y = adapted(
-            x.reshape(clients, -1, x.shape[-1]),
-            weight,
-            self.base.bias,  # type: ignore[arg-type]
-            self.down.weight,
-            self.up.weight,
-            self.scale,
-        )
+        weight, bias = padded(weight, self.base.bias, self.padding)  # type: ignore[arg-type]
+        up = self.up.weight
+        if self.padding:
+            up = F.pad(up, (0, 0, 0, self.padding))
+        x_by_client = x.reshape(self.down.batch.num_clients, -1, x.shape[-1])
+        y = adapted(x_by_client, weight, bias, self.down.weight, up, self.scale)
         return y.view(*x.shape[:-1], -1)
 
 
