@@ -20,8 +20,10 @@ from hpcfed.kernels.tokens import next_token
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
 from hpcfed.models.own import Sample
+from hpcfed.models.plain import PlainNetwork
 from hpcfed.models.stack import StackedNetwork
 from hpcfed.models.stacked_layers import StackedLora
+from hpcfed.models.trial import UNEVEN, nudged, outcome, tolerance, trial_clients
 
 gpu = pytest.mark.gpu
 DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
@@ -259,37 +261,33 @@ def test_clients_share_a_frozen_network_however_large_their_adapters(
     assert engine_of(network, "cpu", bf16=False).mode == "loop"
 
 
-class RoundsInside(nn.Module):
-    """Layers between which numbers are rounded to float32, as norms do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(12))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for layer in self.layers:
-            norm = x.float().square().mean(-1, keepdim=True).rsqrt().to(x.dtype)
-            x = x + layer((x * norm).float().to(x.dtype))
-        return x
+def test_a_way_may_differ_by_what_the_network_itself_rounds() -> None:
+    exact = random(3, 4), random(2, 5), random(2, 0)
+    assert tolerance(exact, exact) == 1e-8
+    largest = exact[1].abs().max()
+    others = exact[0], exact[1] + 2e-7 * largest, exact[2]
+    assert tolerance(exact, others) == pytest.approx(3 * 2e-7)
+    wild = exact[0], 2 * exact[1], exact[2]
+    assert tolerance(exact, wild) == 1e-4
+    single = tuple(each.float() for each in exact)
+    assert tolerance(single, single) == 1e-2
 
 
-class MixesClients(RoundsInside):
-    """The same, and samples of all clients see each other."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y + 1e-3 * y.mean(0)
-
-
-def test_a_network_that_rounds_inside_is_stacked_if_it_is_right() -> None:
-    torch.manual_seed(0)
-    sample = Sample((8,), (8,))
-    ways = []
-    for network in (RoundsInside(), MixesClients()):
-        ways.append(Engine(network, Layout.of(network), shape=(8,), trial=sample).mode)
-    assert ways == ["batched", "loop"]
+def test_a_norm_in_float32_widens_the_tolerance() -> None:
+    """The trial is in float64, but Llama's norms round to float32."""
+    found = []
+    for kind in ("gpt2", "llama"):
+        network = language_model(kind)
+        layout = Layout.of(network)
+        sample = Sample((LENGTH,), (LENGTH, VOCABULARY), VOCABULARY)
+        cpu = torch.device("cpu")
+        trial = trial_clients(network, layout, sample, cpu, torch.float64)
+        plain = PlainNetwork(network, layout, draws=False)
+        outcomes = []
+        for clients in (trial, nudged(trial)):
+            outcomes.append(outcome(plain, clients, layout, UNEVEN, alone=True))
+        found.append(tolerance(*outcomes))
+    assert found[0] == 1e-8 < found[1] < 1e-5
 
 
 @gpu

@@ -51,11 +51,12 @@ class _Head(nn.Module):
     """A linear layer without adapter whose outputs are rounded up."""
 
     weight: nn.Parameter
+    bias: nn.Parameter | None
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.register_parameter("weight", layer.weight)
-        self.register_parameter("bias", layer.bias)
+        self.weight = layer.weight  # type: ignore[assignment]
+        self.bias = layer.bias
         self.padding = padding_of(layer.out_features)
 
     def forward(self, x: Tensor) -> Tensor:

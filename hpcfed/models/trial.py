@@ -21,6 +21,8 @@ from hpcfed.runtime import randomness
 
 SLOTS = 3
 """Samples of a client in the trial."""
+NUDGE = 1e-10
+"""How much weights differ to find out how much a network rounds."""
 SLOTS_OF_BATCH_NORM = 8
 """Samples of a client if there is batch norm. For images of one pixel, batch norm has
 as many values as samples, and it turns two values into signs: some such layers enlarge
@@ -220,8 +222,8 @@ def outcome(
 
 
 def nudged(trial: TrialClients) -> TrialClients:
-    """Return the same clients, with weights that differ in their last bits."""
-    return replace(trial, rows=trial.rows * (1 + 4 * torch.finfo(trial.rows.dtype).eps))
+    """Return the same clients, with weights that float32 could not tell apart."""
+    return replace(trial, rows=trial.rows * (1 + NUDGE))
 
 
 def tolerance(theirs: Outcome, others: Outcome) -> float:
@@ -229,7 +231,8 @@ def tolerance(theirs: Outcome, others: Outcome) -> float:
     `others` for nudged clients.
 
     In float64 that is little. But a network may round to float32 inside, as norms of
-    language models do: then the last bits of its weights decide about larger ones.
+    language models do: then the last bits of its weights decide about larger ones. The
+    nudge is larger than rounding in float64, and changes more of these.
     """
     if theirs[0].dtype != torch.float64:
         return 1e-2
@@ -237,7 +240,7 @@ def tolerance(theirs: Outcome, others: Outcome) -> float:
     for own, other in zip(theirs, others, strict=True):
         if other.numel():
             noise.append(_difference(own, other))
-    return min(max(1e-8, 30 * max(noise)), 1e-4)
+    return min(max(1e-8, 3 * max(noise)), 1e-4)
 
 
 def difference(ours: Outcome, theirs: Outcome, of: Pass, *, most: float) -> str:
