@@ -19,7 +19,7 @@ from hpcfed.models.lora import add_adapters
 from hpcfed.models.peft_files import CONFIG, WEIGHTS, describe
 from hpcfed.results.folder import empty
 from tests.federations import assembled
-from tests.runs import mistake
+from tests.runs import flags, mistake
 
 BASE = "base_model.model."
 PLAIN = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["fc1"]}
@@ -224,6 +224,15 @@ def test_clients_adapters_are_written_on_request(tmp_path: Path) -> None:
     # --overwrite leaves nothing of them.
     empty(folder)
     assert not (folder / "adapter").exists()
+
+
+def test_seeds_share_one_frozen_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They advance on one engine. From random weights each would need its own."""
+    few = flags(clients=2, rounds=1, lora=2, seeds="0,1", out=tmp_path / "run")
+    said = mistake(capsys, "run", *few)
+    assert "seed 1 has another frozen fc1.base.weight than seed 0" in said
 
 
 def test_adapters_that_peft_does_not_know_are_not_written() -> None:

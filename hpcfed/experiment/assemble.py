@@ -19,6 +19,7 @@ from hpcfed.clients.placement import Clients
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import class_counts
 from hpcfed.data.shards import Shard
+from hpcfed.errors import UserError
 from hpcfed.experiment.data import Dealt, fingerprint, load_dataset
 from hpcfed.experiment.materials import (
     Material,
@@ -168,6 +169,7 @@ def assemble_stacked(
         material = make_material(one, datasets[drawn_by], world, engine)
         materials.append(material)
         engine = material.engine
+    _check_same_constants(materials, names)
     data = load_stacked_shards(
         materials, names, device=world.device, dtype=dtype_of(config)
     )
@@ -197,6 +199,19 @@ def assemble_stacked(
         setup.stacked = len(settings)
         setups.append(setup)
     return lockstep, setups
+
+
+def _check_same_constants(materials: Sequence[Material], names: Sequence[str]) -> None:
+    """Refuse runs with different frozen weights: the engine that they share has one."""
+    layout = materials[0].engine.layout
+    first = frozen_tensors(materials[0].network, layout)
+    for material, name in zip(materials, names, strict=True):
+        for tensor, own in frozen_tensors(material.network, layout).items():
+            if not torch.equal(own, first[tensor]):
+                raise UserError(
+                    f"{name} has another frozen {tensor} than {names[0]}, and runs that "
+                    "advance together share it; give --init, or start each seed by --seed"
+                )
 
 
 @dataclass(frozen=True)
