@@ -27,7 +27,7 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.run import run
 from hpcfed.options.run import seed_folder
 from hpcfed.results.run import RunRecord
-from hpcfed.results.stored import read_run
+from hpcfed.results.stored import is_complete, read_run
 from hpcfed.words import bytes_text
 
 METHODS = (
@@ -68,11 +68,11 @@ def main() -> None:
 
 
 def _complete(folder: Path, options: dict[str, str]) -> None:
-    """Make a run, unless it is there."""
-    if folder.exists():
+    """Make a run, unless it is there; one that was stopped begins anew."""
+    if is_complete(folder, int(options["rounds"])):
         return
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    run(cli.parse_run([*words, f"--out={folder}"]))
+    run(cli.parse_run([*words, f"--out={folder}", "--overwrite"]))
 
 
 def table(out: Path, methods: Sequence[str], seeds: Sequence[int]) -> list[str]:
