@@ -143,6 +143,15 @@ def test_a_run_starts_from_a_file_that_somebody_else_has_made(tmp_path: Path) ->
     torch.testing.assert_close(network(x), plain(x), rtol=1e-12, atol=1e-12)
 
 
+def test_methods_about_adapters_take_the_rank_that_is_given(tmp_path: Path) -> None:
+    """They have a rank of their own only where nothing else says one."""
+    folder = handmade(tmp_path / "theirs")
+    for method in ("ffa-lora", "hetlora"):
+        assert assembled(init=str(folder), method=method).settings.config.lora == 2
+    options = assembled(init=str(folder), method="hetlora").settings.options
+    assert options.dealt == [1, 2]  # type: ignore[attr-defined]
+
+
 def test_names_that_a_pattern_restricts_come_from_the_file(tmp_path: Path) -> None:
     folder = handmade(tmp_path / "theirs", target_modules="fc[0-9]")
     assert assembled(init=str(folder)).settings.config.lora_layers == "fc1"

@@ -180,11 +180,12 @@ def _fitted(settings: Settings, given: Mapping[str, Any], ranks: int) -> Setting
     settings = _adapted(settings, text_choices(settings.config), given)
     settings = _adapted(settings, partition_choices(settings.config), given)
     settings = _adapted(settings, client_choices(settings.config), given)
+    # And adapters that the run starts from: methods about adapters read their rank.
+    settings = _adapted(settings, adapter_choices(settings.config.init), given)
     wanted = [
         *malicious_choices(settings.config),
         *privacy_choices(settings.config),
         *optimiser_choices(settings.config),
-        *adapter_choices(settings.config.init),
         *settings.options.fit(settings.config, ranks),
     ]
     return _adapted(settings, wanted, given)
