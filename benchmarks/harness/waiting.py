@@ -66,19 +66,26 @@ def command(ranks: int, *words: str, server: Forking | None = None) -> list[str]
     rank = [sys.executable, "-m", "hpcfed", "run", *words]
     if server is not None:
         # Without site-packages, which a proxy has no use for.
-        rank = [sys.executable, "-S", "-E", FORKED, server.socket, "run", *words]
+        proxy = [sys.executable, "-S", "-E", FORKED, server.socket]
+        rank = [*proxy, "-m", "hpcfed", "run", *words]
     started = launcher("auto")(ranks)
     return [*(started or [mpirun_program(), "-n", "1"]), *rank]
 
 
 @contextmanager
-def fork_server(folder: Path) -> Iterator[Forking]:
-    """Run a process that forks ranks."""
+def fork_server(folder: Path, *modules: str) -> Iterator[Forking]:
+    """Run a process that forks ranks, and has imported these modules, too."""
     path = folder / "socket"
     variables = launching.environment() | {"OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen([sys.executable, FORKED, "serve", path], env=variables)
+    server = subprocess.Popen(
+        [sys.executable, FORKED, "serve", path, *modules],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,  # a pipe, since that is what programs write to
+        env=variables,
+    )
     try:
         while not path.exists():
+            assert server.poll() is None, "see its traceback above"
             time.sleep(0.1)
         yield Forking(str(path), server.pid)
     finally:
