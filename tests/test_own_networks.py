@@ -778,6 +778,11 @@ def test_networks_of_hugging_face(kind: str, tmp_path: Path) -> None:
             expected = alone(plain, shard, client, keys_of()[client]).network
             expected_row = engine.layout.row(expected, dtype=torch.float64)  # type: ignore[arg-type]
             assert torch.allclose(trained[client], expected_row, rtol=1e-8, atol=1e-9)
+    # Without weights, and made for bfloat16: rows are float32 all the same.
+    config.dtype = "bfloat16"
+    config.save_pretrained(tmp_path / "drawn")
+    drawn = build_own(f"hf:{tmp_path / 'drawn'}", sample, sample.outputs[-1], {})
+    assert {each.dtype for each in drawn.parameters()} == {torch.float32}
     with pytest.raises(UserError, match=r"no config\.json"):
         build_own(f"hf:{tmp_path}", sample, 10, {})
     weights = tmp_path / "net/model.safetensors"

@@ -73,7 +73,7 @@ def load(
         if not any(folder.glob("*.safetensors")):
             _refuse_pickles(name, folder)
             network: nn.Module = maker.from_config(config)
-            return network
+            return network.float()
         loaded: nn.Module = maker.from_pretrained(
             folder,
             config=config,
