@@ -364,6 +364,31 @@ def test_the_bank_lies_once_over_any_number_of_ranks(
         assert_learnt_alike(folder, alone)
 
 
+def test_ranks_without_a_column_join_in_every_sum(mpirun: Callable) -> None:
+    """One column on two ranks: the first has none, the second all. If only one of them
+    summed over ranks, it would wait for ever.
+    """
+    result = mpirun(2, "-m", "mpi4py", "-m", "tests.one_column")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["[1.0, 3.0, -5.0]"] * 2
+
+
+def test_a_bank_has_only_rows_that_its_type_can_hold() -> None:
+    """The largest bfloat16 is (2 − 2⁻⁷) · 2¹²⁷. Float32 goes on to (2 − 2⁻²³) · 2¹²⁷, and
+    rounds to infinity from halfway to 2¹²⁸ on.
+    """
+    largest = (2 - 2**-7) * 2.0**127
+    halfway = (2 - 2**-8) * 2.0**127
+    numbers = [1.0, largest, -halfway, torch.nan]
+    rows = torch.tensor([[0.0, number] for number in numbers])
+    for dtype, kept in ((torch.bfloat16, [0, 1]), (None, [0, 1, 2])):
+        bank = UploadBank(1, Columns.all_of([2]), dtype=dtype)
+        bank.add(0, np.arange(4), rows)
+        content = bank.content()
+        assert content.uploaders.tolist() == kept
+        assert content.rows().isfinite().all()
+
+
 LONGER = {**RUN, "rounds": 9, "bank_rounds": 3, "server_every": 5}
 
 

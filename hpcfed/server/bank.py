@@ -241,8 +241,10 @@ class UploadBank:
         """Add a round's whole rows, and drop the oldest round beyond the limit.
         `starts` are the rows' starts if the rows are not updates.
         """
-        # One row with a NaN would spoil the mean, and so the whole model.
-        finite = np.flatnonzero(torch.isfinite(rows).all(1).cpu().numpy())
+        # One row with a NaN would spoil the mean, and so the whole model. The largest
+        # number tells whether rounding to the bank's type keeps all of a row finite.
+        largest = rows.abs().amax(1).to(self._dtype or rows.dtype)
+        finite = np.flatnonzero(largest.isfinite().cpu().numpy())
         # Sorted, so that the model does not depend on which rank hosts a client.
         order = finite[np.argsort(clients[finite])]
         at = torch.from_numpy(order).to(rows.device)

@@ -21,6 +21,8 @@ class Columns:
     """Columns of each generated tensor, in order."""
     start: int
     stop: int
+    ranks: int = 1
+    """How many ranks share the columns."""
 
     @classmethod
     def all_of(cls, widths: Sequence[int]) -> "Columns":
@@ -31,7 +33,8 @@ class Columns:
     def share_of(cls, widths: Sequence[int], rank: int, ranks: int) -> "Columns":
         """Return the share of one of several ranks; shares differ by one column."""
         total = sum(widths)
-        return cls(tuple(widths), rank * total // ranks, (rank + 1) * total // ranks)
+        start, stop = rank * total // ranks, (rank + 1) * total // ranks
+        return cls(tuple(widths), start, stop, ranks)
 
     @property
     def num_all(self) -> int:
@@ -40,8 +43,10 @@ class Columns:
 
     @property
     def shared(self) -> bool:
-        """Whether other ranks hold further columns."""
-        return self.stop - self.start < self.num_all
+        """Whether sums over columns are also sums over ranks."""
+        # Not by counting the columns here: a rank may have all of them, and others none,
+        # and yet all must join in a sum.
+        return self.ranks > 1
 
     def of(self, rows: Tensor) -> Tensor:
         """Return this rank's columns of whole rows."""
@@ -72,9 +77,8 @@ class Columns:
         """Return whole rows, given this rank's columns of them."""
         if not self.shared:
             return rows
-        ranks = process_group.size()
         shares = []
-        for rank in range(ranks):
-            share = self.share_of(self.widths, rank, ranks)
+        for rank in range(self.ranks):
+            share = self.share_of(self.widths, rank, self.ranks)
             shares.append(share.stop - share.start)
         return process_group.join_columns(rows, shares)
