@@ -36,6 +36,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def times_as(told: str, what: str) -> str:
+    """Return `1.5 times [1, 2] as long` for `1.5 times [1, 2]`, and `just as long [1, 1]`
+    for `1 times [1, 1]`.
+    """
+    if told.startswith("1 times"):
+        return f"just as {what}{told.removeprefix('1 times')}"
+    return f"{told} as {what}"
+
+
 def formatted(style: str, unit: str = "") -> Write:
     """Return a function that writes numbers in a format such as `,.0f`, with a unit."""
 

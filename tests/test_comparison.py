@@ -148,6 +148,19 @@ def test_sides_of_other_lengths_are_judged_at_the_last_common_round() -> None:
     assert "both sides are judged after round 5" in text
 
 
+def test_an_option_that_an_older_run_lacks_has_not_changed() -> None:
+    """B's record has a server's option that came later: first with its default, then with
+    another value.
+    """
+    before = process_of(method="pfedgpa", seconds=1.0)
+    assert "token_window" not in before.runs[0].config
+    for window, expected in ((256, []), (128, ["token_window"])):
+        after = process_of(method="pfedgpa", seconds=2.0, token_window=window)
+        found = compared([before], [after])
+        assert [change.name for change in found.options] == expected
+        assert len(found.points) == 1, "they match"
+
+
 def test_points_are_matched_but_for_what_changed_as_a_whole() -> None:
     """Both sweep lr; A has epochs 1 throughout, B has 2. One lr is in both."""
     before = [process(0.1, lr=0.1, epochs=1), process(0.2, lr=0.2, epochs=1)]

@@ -185,6 +185,18 @@ def test_a_server_that_never_fits_is_told() -> None:
     assert "never fits between rounds, as with 10,000 columns (10 s, clie" in told
 
 
+@pytest.mark.parametrize(("added", "told"), [(0.05, "500 ms per client"), (0.0, "")])
+def test_a_slope_that_makes_no_difference_is_not_told(added: float, told: str) -> None:
+    """Ten clients more add half a second for each to 10 s, or a thousandth in all."""
+    runs = {}
+    for clients in (4, 14):
+        seconds = 10 + (added or 1e-5) * 10 * (clients - 4)
+        point = run("cnn-cifar", encode=0, denoiser=seconds, clients=clients)
+        runs[f"clients-{clients}"] = point
+    (grown,) = growth_answers(costs(study(runs, {})))
+    assert told in grown and ("per client" in grown) == bool(told)
+
+
 def test_clients_and_server_ranks_have_their_growth() -> None:
     runs = {}
     for clients in (4, 16, 64):

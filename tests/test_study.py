@@ -468,6 +468,17 @@ def test_a_full_disk_is_one_line_that_names_the_file(
     assert f"{lost}: {os.strerror(ENOSPC)}" in said
 
 
+def test_a_study_that_never_ran_has_nothing_to_gather(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "never"
+    file = tmp_path / "study.toml"
+    file.write_text("[sweep]\nlr = [0.1]\n")
+    said = mistake(capsys, "study", file, "--out", out, "--gather")
+    assert f"{out} has no run of this study yet; start it without --gather" in said
+    assert not out.exists()
+
+
 def test_a_study_goes_on_where_stdout_is_full(finished_trial: Trial) -> None:
     folder = finished_trial.folder.parents[2]
     words = ["study", str(folder.parent / "study.toml"), "--out", str(folder)]

@@ -34,6 +34,7 @@ from hpcfed.analysis.swept import (
 from hpcfed.analysis.verdicts import verdicts
 from hpcfed.results.run import LearningRecord
 from hpcfed.runtime.timer import PHASES
+from hpcfed.words import times_as
 from tests.points import process_of, run_of
 
 
@@ -362,6 +363,14 @@ def test_a_method_has_its_price() -> None:
         "A round of ditto takes 2 times [2, 2] as long as one of fedavg and sends 1.5 "
         "times the bytes." in told
     )
+
+
+def test_equal_times_are_told_in_words() -> None:
+    processes = [process_of(method=method) for method in ("fedavg", "ditto")]
+    told = answers(processes)["What does it cost?"]
+    assert "takes just as long [1, 1] as one of" in told and "1 times" not in told
+    assert times_as("1 times", "long") == "just as long"
+    assert times_as("1.2 times [1, 1.4]", "long") == "1.2 times [1, 1.4] as long"
 
 
 def test_pairs_that_agree_by_chance_hide_no_noise() -> None:

@@ -12,11 +12,12 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
-from hpcfed.analysis.choices import Combination, distinguish, grouped
+from hpcfed.analysis.choices import Combination, defaults_of, distinguish, grouped
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.statistics import Estimate, middle, of_rounds, of_runs
-from hpcfed.options import RunConfig, facts
+from hpcfed.options import facts
 from hpcfed.results.pace import per_round
 from hpcfed.results.run import RunRecord
 from hpcfed.runtime.timer import PHASES
@@ -241,7 +242,7 @@ def options_of(process: Process) -> Combination:
     """Return what runs of a group must have in common."""
     run = process.runs[0]
     # Options added after the run was made have their defaults.
-    defaults = RunConfig().model_dump(mode="json")
+    defaults = to_jsonable_python(defaults_of(run.config.get("method", "")))
     found: dict[str, Any] = defaults | run.config
     # A run's output folder, its seed and its further metrics do not change anything
     # that is compared.

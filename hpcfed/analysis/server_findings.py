@@ -29,6 +29,8 @@ from hpcfed.errors import count
 from hpcfed.words import DASH, MIB, bytes_text, number, seconds_text
 
 MILLION = 1e6
+LEAST_GROWTH = 0.01
+"""A slope is told if it adds more than this share of the longest time."""
 WHICH = ("options", "clients", "columns")
 """The first columns of a table of points; the last are generated columns."""
 TIMES = (
@@ -208,9 +210,11 @@ def _growth(one: ServerGrowth, each: str) -> str:
         f"server takes {seconds_text(first.whole)}, then {seconds_text(last.whole)}: "
         f"{one.over} to the power of {text(one.power)}"
     )
-    slope = unit * one.seconds[1]
-    if each and slope > 0:
-        told += f", {seconds_text(slope)} per {each}"
+    slope = one.seconds[1]
+    grown = slope * (one.sizes[-1] - one.sizes[0])
+    # A slope that makes no difference would read "0 µs".
+    if each and grown > LEAST_GROWTH * last.whole:
+        told += f", {seconds_text(unit * slope)} per {each}"
     return f"{told}."
 
 

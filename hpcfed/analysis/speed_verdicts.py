@@ -19,7 +19,7 @@ from hpcfed.analysis.labels import (
 from hpcfed.analysis.scaling import Growth, Limit, Scaling, limits, profiled
 from hpcfed.analysis.swept import Swept, point_text
 from hpcfed.errors import count
-from hpcfed.words import number
+from hpcfed.words import number, times_as
 
 LEAST_ERROR = 0.001
 """Relative error of a time below which its digits mean nothing."""
@@ -65,12 +65,14 @@ def _speedup(one: Scaling) -> str:
     speedup, efficiency = one.speedup[-1], one.efficiency[-1]
     ranks = count(one.ranks[-1], "rank")
     if speedup.vague:
+        faster = times_as(f"{number(speedup.centre)} times", "fast")
         return (
             f"{where}: too few repeats to tell whether {ranks} are faster than "
-            f"{one.ranks[0]} ({number(speedup.centre)} times as fast by the mean)."
+            f"{one.ranks[0]} ({faster} by the mean)."
         )
+    faster = times_as(text(speedup, " times"), "fast")
     return (
-        f"{where}: {ranks} are {text(speedup, ' times')} as fast as {one.ranks[0]}, an "
+        f"{where}: {ranks} are {faster} as {one.ranks[0]}, an "
         f"efficiency of {times_text(efficiency, ' %', 100)}{_no_gain(one)}."
     )
 
@@ -120,13 +122,15 @@ def _growth(one: Growth) -> str:
     where = f"{label(one.key)}, {count(one.ranks, 'rank')}"
     sizes = f"from {one.clients[0]:,} to {one.clients[-1]:,} clients"
     if one.longer.vague:
+        longer = times_as(f"{number(one.longer.centre)} times", "long")
         return (
             f"{where}: too few repeats to tell how the time of a round grows {sizes} "
-            f"({number(one.longer.centre)} times as long by the mean)."
+            f"({longer} by the mean)."
         )
     first, last = one.per_client[0], one.per_client[-1]
+    longer = times_as(text(one.longer, " times"), "long")
     return (
-        f"{where}: {sizes} a round takes {text(one.longer, ' times')} as long, clients "
+        f"{where}: {sizes} a round takes {longer}, clients "
         f"to the power of {text(one.power)}; a client costs {number(1e3 * first)} ms, "
         f"then {number(1e3 * last)} ms."
     )

@@ -45,7 +45,7 @@ from hpcfed.analysis.swept import (
 )
 from hpcfed.errors import count
 from hpcfed.results.study import StudyRecord
-from hpcfed.words import MIB, number, time_text
+from hpcfed.words import MIB, number, time_text, times_as
 
 MOST_LETTERS = 48
 """Longest word in a sentence, in characters."""
@@ -267,8 +267,8 @@ def _prices(found: Sequence[Contest]) -> Iterator[str]:
         if not pairs:
             continue
         times = _over_pairs([ratio(one.seconds, two.seconds) for one, two in pairs])
-        told = f"A round of {name} takes {times_text(times, ' times')} as long as one "
-        told += f"of {fastest}"
+        longer = times_as(times_text(times, " times"), "long")
+        told = f"A round of {name} takes {longer} as one of {fastest}"
         sent = _bytes_ratio(pairs)
         # An unknown ratio (NaN) is not above the limit.
         if abs(sent - 1) > SAME_BYTES:

@@ -92,6 +92,12 @@ def run_points(order: StudyOrder) -> int:
 
 def gather_study(order: StudyOrder) -> int:
     """Gather what has run, as an array's last job; return how many are incomplete."""
+    if not any(
+        trial.folder.exists() or trial.outcome.exists() for trial in order.every_trial
+    ):
+        raise UserError(
+            f"{order.out} has no run of this study yet; start it without --gather"
+        )
     _make(order.out)
     execute.settle(order.every_trial, order.start)
     execute.gather_all(order)
