@@ -65,7 +65,7 @@ def assert_learnt_alike(folder: Path, expected: Path) -> None:
     np.testing.assert_allclose(
         losses(folder, "denoiser"), losses(expected, "denoiser"), rtol=1e-3, atol=1e-4
     )
-    assert one.learnings[0].kept == other.learnings[0].kept
+    assert one.learnings[0].own == other.learnings[0].own
 
 
 def assert_seconds_fit(folder: Path) -> None:

@@ -107,9 +107,9 @@ def test_depths_are_recorded_and_shown(
     # Clients that are not in the bank have no row of their own.
     unknown = np.isnan(figures)
     assert 0 < unknown.sum() < 6
-    np.testing.assert_array_equal(np.isnan(sweep.recognised), [unknown] * 3)
-    known = sweep.recognised[1][~unknown]
-    assert known.mean() == pytest.approx(record.learnings[-1].kept)
+    np.testing.assert_array_equal(np.isnan(sweep.own), [unknown] * 3)
+    known = sweep.own[1][~unknown]
+    assert known.mean() == pytest.approx(record.learnings[-1].own)
     monkeypatch.setenv("COLUMNS", "80")
     cli.main(["show", str(runs["swept"])])
     text = capsys.readouterr().out
@@ -122,7 +122,7 @@ def test_depths_are_recorded_and_shown(
             str(depth),
             f"{summary['signal'][number]:.1%}",
             f"{np.nanmean(sweep.accuracy[number]):.2%}",
-            f"{np.nanmean(sweep.recognised[number]):.1%}",
+            f"{np.nanmean(sweep.own[number]):.1%}",
             f"{summary['distance'][number]:.3f}",
         ] in lines
     page = runs["swept"] / "page.html"

@@ -136,8 +136,8 @@ def test_the_servers_group_of_the_results(recorded: Path) -> None:
     shapes = {
         "round": ((2,), "round"),
         "rows": ((2,), "rows"),
-        "kept": ((2,), "fraction"),
-        "kept_uploads": ((2,), "fraction"),
+        "own": ((2,), "fraction"),
+        "own_uploads": ((2,), "fraction"),
         "seconds": ((2, len(SERVER_PHASES)), "s"),
         "samples_per_second": ((2, 2), "1/s"),
         "parameters": ((2, 2), "1"),

@@ -85,11 +85,11 @@ def test_products_are_those_that_torch_counts() -> None:
     assert recognising.get_total_flops() == recognised.flops
     sets = [rows[:CLIENTS], rows[CLIENTS : 2 * CLIENTS]]
     with counter() as both:
-        owned = likeness.nearest_own_centres(banked, np.arange(CLIENTS), sets)
+        owned = likeness.in_own_direction(banked, np.arange(CLIENTS), sets)
     twice = recognising_work(ROWS, COLUMNS, CLIENTS, sets=2)
     assert both.get_total_flops() == twice.flops
     for updates, own in zip(sets, owned, strict=True):
-        alone = likeness.nearest_own_centre(banked, np.arange(CLIENTS), updates)
+        [alone] = likeness.in_own_direction(banked, np.arange(CLIENTS), [updates])
         assert own.tolist() == alone.tolist()
 
 
@@ -116,7 +116,7 @@ def test_passes_load_as_many_numbers_as_blocks_hold(
     assert loaded + 2 * beside == generating_work(ROWS, COLUMNS, CLIENTS).numbers
     loaded = 0
     likeness.recognised(banked, np.arange(CLIENTS), rows[:CLIENTS])
-    # Beside them, mean rows are written, and clients' rows are loaded.
+    # Beside them, directions are written, and clients' rows are loaded.
     assert loaded + 2 * beside == recognising_work(ROWS, COLUMNS, CLIENTS).numbers
 
 

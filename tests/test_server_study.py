@@ -71,8 +71,8 @@ def run(
                 flops=networks,
                 utilisation=networks,
                 peak_memory=np.array(memory),
-                kept=0.75,
-                kept_uploads=1.0,
+                own=0.75,
+                own_uploads=1.0,
                 bank_bytes=np.full(len(memory), 4.0 * MIB),
             )
         )

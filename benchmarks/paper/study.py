@@ -138,12 +138,12 @@ def rounds_to_peak(record: RunRecord) -> float:
 
 
 def identity(record: RunRecord) -> float:
-    """Return how many per cent of the clients have a generated update that is nearest to
-    their own ones; NaN without a server.
+    """Return how many per cent of the clients have a generated update in their own
+    direction; NaN without a server, and in records of older versions.
     """
     if not record.learnings:
         return math.nan
-    return 100 * record.learnings[-1].kept
+    return 100 * record.learnings[-1].own
 
 
 def mean_figure(record: RunRecord, name: str) -> float:
@@ -245,7 +245,9 @@ MEASURES = {
     "rounds-to-peak": Measure(
         "rounds to 95 % of the clients' own peak", rounds_to_peak, digits=0
     ),
-    "identity": Measure("generated updates nearest to their own client's, %", identity),
+    "identity": Measure(
+        "generated updates in their own client's direction, %", identity
+    ),
     "to-own": Measure(
         "distance of generated rows to the own upload, by the update's length",
         lambda record: mean_figure(record, "distance to own upload"),

@@ -79,7 +79,7 @@ def accuracies(record: RunRecord) -> dict[str, float]:
     sweep = record.depths
     assert sweep is not None, "the run has not ended"
     # Clients that the bank does not know have FedAvg's row in every contest.
-    known = ~np.isnan(sweep.recognised[0])
+    known = ~np.isnan(sweep.own[0])
     found = {"FedAvg": record.finals["FedAvg"]}
     found |= {rival: record.finals[rival] for rival in RIVALS}
     for depth, of_clients in zip(sweep.depth.tolist(), sweep.accuracy, strict=True):

@@ -58,9 +58,9 @@ class ServerCost:
     bank: tuple[float, ...] = (nan,)
     """Bytes of the bank on each server rank."""
     own: float = nan
-    """The share of generated updates that are nearest to their own client's."""
+    """The share of generated updates that have their own client's direction."""
     own_uploads: float = nan
-    """The share of uploads that are nearest to their own client's updates."""
+    """The share of uploads that have their own client's direction."""
     before: float = nan
     """Clients' accuracy with their uploads."""
     after: float = nan
@@ -137,8 +137,8 @@ def _measured(group: Group) -> ServerCost:
         waited=fmean(one.waited for one in last),
         memory=_by_rank(last, lambda one: one.peak_memory),
         bank=_by_rank(last, lambda one: one.bank_bytes),
-        own=fmean(one.kept for one in last),
-        own_uploads=fmean(one.kept_uploads for one in last),
+        own=fmean(one.own for one in last),
+        own_uploads=fmean(one.own_uploads for one in last),
         before=_accuracy(group, BEFORE),
         after=_accuracy(group, AFTER),
     )

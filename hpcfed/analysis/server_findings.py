@@ -39,8 +39,8 @@ TIMES = (
 )
 RESULTS = (
     "memory: peak of each server rank, in the device's allocator on a GPU, of the whole "
-    "process on a CPU; own client: generated updates nearest to those of their own "
-    "client, and the same of uploads; accuracy: of uploads, and of generated rows"
+    "process on a CPU; own client: generated updates that have their own client's "
+    "direction, and the same of uploads; accuracy: of uploads, and of generated rows"
 )
 GROWTH = (
     "time grows as the number to this power: 1 is proportional, 0 is flat; each: a "

@@ -297,7 +297,7 @@ def evaluate_finals(setup: Setup, state: Any, results: ResultsWriter | None) -> 
             "depth": found.depth,
             "signal": found.signal,
             "accuracy": client_accuracy(setup, fed, found.rows, here, total),
-            "recognised": _everyones(setup, found.recognised, here),
+            "own": _everyones(setup, found.recognised, here),
             "distance": _everyones(setup, found.distance, here),
         }
         if results is not None:

@@ -61,6 +61,6 @@ class AtDepth:
     """√ᾱ: how much of a latent is still there."""
     rows: Tensor
     recognised: Tensor
-    """1 for updates that are nearest to the mean of their own client's."""
+    """1 for updates that have their own client's direction."""
     distance: Tensor
     """To the client's newest upload, relative to the length of its update."""

@@ -72,15 +72,15 @@ def generating_work(rows: int, columns: int, clients: int) -> BankWork:
 def recognising_work(
     rows: int, columns: int, clients: int, *, sets: int = 1
 ) -> BankWork:
-    """Count what it takes to find the client that each of the clients' rows is nearest
-    to: deviations, the clients' mean rows, and distances to them. `sets` of the clients'
+    """Count what it takes to find the client whose direction each of the clients' rows
+    has: lengths, the clients' directions, and products with them. `sets` of the clients'
     rows are compared in the same passes.
     """
-    means = 2.0 * clients * rows * columns
-    distances = 2.0 * clients**2 * columns
-    # Mean rows are written, and each set is loaded.
+    directions = 2.0 * clients * rows * columns
+    products = 2.0 * clients**2 * columns
+    # Directions are written, and each set is loaded.
     numbers = (2.0 * rows + (1 + sets) * clients) * columns
-    return BankWork(numbers=numbers, flops=means + sets * distances)
+    return BankWork(numbers=numbers, flops=directions + sets * products)
 
 
 def answer_work(rows: int, columns: int, clients: int) -> BankWork:

@@ -76,10 +76,10 @@ DEPTHS = {
 """What is known about each depth of inversion: unit and meaning."""
 AT_DEPTHS = {
     "accuracy": ("fraction", "accuracy of the generated row on the client's test data"),
-    "recognised": (
+    "own": (
         "1",
-        "1 if the generated update is nearest to the mean of the client's own updates, "
-        "else 0; NaN: the bank has no update of the client",
+        "1 if the generated update has its client's own direction, else 0; NaN: the bank "
+        "has no update of the client",
     ),
     "distance": (
         "1",

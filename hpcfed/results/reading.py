@@ -242,11 +242,13 @@ def _depths(file: Reader, clients: int) -> DepthSweep | None:
     if not done or np.isnan(depth[:done]).any():
         return None
     shape = (len(depth), clients)
+    # Older versions recorded which update is nearest, not which direction.
+    own = "own" if "own" in group else "recognised"
     return DepthSweep(
         depth=depth[:done],
         signal=group.between("signal", depth.shape, done, high=1),
         accuracy=group.between("accuracy", shape, done, high=1),
-        recognised=group.between("recognised", shape, done, high=1),
+        own=group.between(own, shape, done, high=1),
         distance=group.between("distance", shape, done),
     )
 
@@ -316,10 +318,12 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
         if name in group:
             by_network[name] = group.between(name, (times, len(networks)))
     rows = group.between("rows", (times,))
-    kept = group.between("kept", (times,), high=1)
-    kept_uploads, used, waited = np.full((3, times), np.nan)
-    if "kept_uploads" in group:
-        kept_uploads = group.between("kept_uploads", (times,), high=1)
+    whose = {}
+    for name in ("own", "own_uploads", "kept", "kept_uploads"):
+        whose[name] = np.full(times, np.nan)
+        if name in group:
+            whose[name] = group.between(name, (times,), high=1)
+    used, waited = np.full((2, times), np.nan)
     bank = np.full((times, 1), np.nan)
     if "bank_bytes" in group:
         bank = group.between("bank_bytes", (times, None))
@@ -352,8 +356,10 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
                 if not np.isnan(taken)
             },
             peak_memory=memory[time],
-            kept=float(kept[time]),
-            kept_uploads=float(kept_uploads[time]),
+            own=float(whose["own"][time]),
+            own_uploads=float(whose["own_uploads"][time]),
+            kept=float(whose["kept"][time]),
+            kept_uploads=float(whose["kept_uploads"][time]),
             bank_bytes=bank[time],
             promised=promised,
             used=float(used[time]),

@@ -180,7 +180,9 @@ class ResultsWriter:
     ) -> None:
         """Record what the server makes from one of the depths of inversion."""
         for name, values in figures.items():
-            self._file[f"depths/{name}"][number] = values
+            # A run that an older version has begun goes on in its file.
+            if name in self._file["depths"]:
+                self._file[f"depths/{name}"][number] = values
 
     def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:
         """Record new clients' accuracy after `update` local updates from a start."""

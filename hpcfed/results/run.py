@@ -31,14 +31,21 @@ class LearningRecord:
     """NaN if the device's peak is unknown."""
     peak_memory: np.ndarray
     """Bytes, for each server rank."""
-    kept: float
-    """The share of clients whose generated update is nearest to the mean of their own
-    updates. In older records it refers to latents of whole uploads.
+    own: float = float("nan")
+    """The share of clients whose generated update has their own direction. NaN in older
+    records, like the next field.
     """
-    kept_uploads: float
-    """The share of clients whose newest upload is nearest to the mean of their own
-    updates: the server could not have lost more. NaN in older records.
+    own_uploads: float = float("nan")
+    """The share of clients whose newest upload has their own direction: what the server
+    could have kept.
     """
+    kept: float = float("nan")
+    """Only in older records, like the next field: the share of clients whose generated
+    update is nearest to the mean of their own updates; still earlier, by latents of whole
+    uploads.
+    """
+    kept_uploads: float = float("nan")
+    """The same of newest uploads."""
     bank_bytes: np.ndarray = field(default_factory=lambda: np.full(1, np.nan))
     """Bytes of the uploads, for each server rank; NaN in older records."""
     promised: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -117,15 +124,17 @@ class DepthSweep:
     """How much of a latent is still there: [depths]."""
     accuracy: np.ndarray
     """Accuracy of every client: [depths, clients]."""
-    recognised: np.ndarray
-    """1 for rows nearest to their own client's, else 0; NaN for unknown clients."""
+    own: np.ndarray
+    """1 for updates that have their own client's direction, else 0; NaN for unknown
+    clients. In older records 1 for those nearest to their own client's mean.
+    """
     distance: np.ndarray
     """To the client's newest upload, relative to the length of its update."""
 
     def means(self) -> dict[str, list[float]]:
         """Return the means over clients by name, for each depth."""
         found = {}
-        for name in ("accuracy", "recognised", "distance"):
+        for name in ("accuracy", "own", "distance"):
             found[name] = [mean_accuracy(values) for values in getattr(self, name)]
         return found
 

@@ -51,12 +51,12 @@ OF_MEMORY = {
 OF_TRAININGS = {
     "round": ("round", "the round, from 0, after which it learnt"),
     "rows": ("rows", "uploads that it learnt from"),
-    "kept": (
+    "own": (
         "fraction",
-        "clients whose generated update (their row less the round's start) is nearest to "
-        "the mean of their own updates",
+        "clients whose generated update (their row less the round's start) has their own "
+        "direction: of all clients' mean directions, theirs has the smallest angle to it",
     ),
-    "kept_uploads": (
+    "own_uploads": (
         "fraction",
         "the same share of the uploads that these updates were generated from",
     ),
@@ -173,10 +173,10 @@ def write_entry(
     group = file[GROUP]
     group["round"][entry] = round
     group["rows"][entry] = learning.rows
-    group["kept"][entry] = learning.recognised
     # A run that an older version has begun goes on in its file.
-    if "kept_uploads" in group:
-        group["kept_uploads"][entry] = learning.recognised_uploads
+    if "own" in group:
+        group["own"][entry] = learning.recognised
+        group["own_uploads"][entry] = learning.recognised_uploads
     if "bank_bytes" in group:
         group["bank_bytes"][entry] = learning.bank_bytes
     if "waited" in group:

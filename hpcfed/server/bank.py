@@ -71,7 +71,8 @@ class BankedRows:
         self.uploaders = np.concatenate([banked.clients for banked in rounds])
         """The client of every row."""
         self._ends = np.cumsum([len(banked.clients) for banked in rounds])
-        self._device = device or rounds[0].rows.device
+        self.device = device or rounds[0].rows.device
+        """Where blocks are computed."""
 
     @classmethod
     def of(cls, rows: Tensor, widths: Sequence[int]) -> "BankedRows":
@@ -161,7 +162,7 @@ class BankedRows:
     def _loaded(self, rows: Tensor) -> Tensor:
         """Return rows on the device, in a type that networks compute in."""
         kept = rows.dtype if rows.dtype == torch.float64 else torch.float32
-        return rows.to(self._device, kept)
+        return rows.to(self.device, kept)
 
     # What passes through the whole bank
 
@@ -173,10 +174,10 @@ class BankedRows:
                 at = slice(begin, min(begin + width, columns.stop))
                 parts = []
                 for banked in self._rounds:
-                    part = banked.rows[:, at].to(self._device).double()
+                    part = banked.rows[:, at].to(self.device).double()
                     if updates and banked.starts is not None:
                         # Not in place: it may be a view of the bank.
-                        part = part - banked.starts[:, at].to(self._device)
+                        part = part - banked.starts[:, at].to(self.device)
                     parts.append(part)
                 yield Block(tensor, at, torch.cat(parts))
 
@@ -192,11 +193,11 @@ class BankedRows:
             made[:, block.at] = (chosen @ block.rows).to(made.dtype)
         return made
 
-    def deviations(self, *, updates: bool = False) -> Tensor:
+    def deviations(self) -> Tensor:
         """Return the standard deviation of each tensor's numbers around the mean row."""
         widths = self.columns.widths
-        sums = torch.zeros(len(widths), dtype=torch.float64, device=self._device)
-        for block in self.blocks(updates=updates):
+        sums = torch.zeros(len(widths), dtype=torch.float64, device=self.device)
+        for block in self.blocks():
             sums[block.tensor] += (block.rows - block.rows.mean(0)).square().sum()
         numbers = len(self) * sums.new_tensor(widths)
         return (self.columns.summed(sums) / numbers).sqrt()
@@ -209,7 +210,7 @@ class BankedRows:
         weights = np.zeros((len(ids), len(self)))
         weights[positions, np.arange(len(self))] = 1.0
         weights /= weights.sum(1, keepdims=True)
-        return ids, torch.from_numpy(weights).to(self._device)
+        return ids, torch.from_numpy(weights).to(self.device)
 
 
 class UploadBank:

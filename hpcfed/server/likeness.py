@@ -29,72 +29,67 @@ def updates_of(bank: BankedRows, clients: np.ndarray, rows: Tensor) -> Tensor:
 
 
 def recognised(bank: BankedRows, clients: np.ndarray, updates: Tensor) -> float:
-    """Return the share of clients whose nearest centre is their own."""
-    return float(nearest_own_centre(bank, clients, updates).float().mean())
+    """Return the share of clients whose update has their own direction."""
+    [own] = in_own_direction(bank, clients, [updates])
+    return float(own.float().mean())
 
 
-def nearest_own_centre(
-    bank: BankedRows, clients: np.ndarray, updates: Tensor
-) -> Tensor:
-    """Tell for each client whether the centre nearest to its update is its own."""
-    return nearest_own_centres(bank, clients, [updates])[0]
-
-
-def nearest_own_centres(
+def in_own_direction(
     bank: BankedRows, clients: np.ndarray, sets: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Tell for each client, of several sets of updates, whether the nearest centre is its
-    own. All sets share the passes through the bank.
+    """Tell for each client, of several sets of updates, whether of all clients'
+    directions its own has the smallest angle to its update. All sets share the passes
+    through the bank.
 
-    A centre is the mean of a client's banked updates. Columns are divided by the
-    standard deviation of the updates in their tensor, as for the model.
+    A client's direction is the mean of its banked updates, each divided by its length.
+    Where an update points says whose it is; its length says how much was left to learn
+    in that round. By distance, an update less than half as long as its client's mean
+    would be nearer to a client that does nothing, even if it points exactly to the mean.
     """
     ids, weights = bank.averaging()
-    scales = bank.deviations(updates=True)
-    expected = torch.from_numpy(np.searchsorted(ids, clients))
-    found = []
-    for distances in _squared_distances(bank, sets, weights, scales):
-        nearest = distances.argmin(1)
-        found.append(nearest == expected.to(nearest.device))
-    return found
-
-
-def squared_distances(
-    bank: BankedRows,
-    updates: Tensor,
-    weights: Tensor | None = None,
-    scales: Tensor | None = None,
-) -> Tensor:
-    """Return the squared distances of updates to the banked ones, or to combinations of
-    these. Columns may be divided by a scale for each tensor.
-    """
-    return _squared_distances(bank, [updates], weights, scales)[0]
-
-
-def _squared_distances(
-    bank: BankedRows,
-    sets: Sequence[Tensor],
-    weights: Tensor | None,
-    scales: Tensor | None,
-) -> list[Tensor]:
-    """Return the squared distances of several sets of updates, in one pass."""
-    others = len(bank) if weights is None else len(weights)
-    totals = []
-    for updates in sets:
-        shape = len(updates), others
-        totals.append(torch.zeros(shape, dtype=torch.float64, device=updates.device))
+    scales, lengths = _root_mean_squares(bank)
+    # Weights are zero for an update without length, which points nowhere.
+    weights = (weights / lengths).where(lengths > 0, 0.0)
+    squares = weights.new_zeros(len(ids))
+    products = weights.new_zeros(len(sets), len(clients), len(ids))
     for block in bank.blocks(updates=True):
-        there = block.rows if weights is None else weights @ block.rows
-        if scales is not None:
-            there = there / scales[block.tensor].clamp_min(SMALLEST)
-        for total, updates in zip(totals, sets, strict=True):
-            # In float64, where the difference of large squares keeps small distances.
-            here = updates[:, block.at].double()
-            if scales is not None:
-                here = here / scales[block.tensor].clamp_min(SMALLEST)
-            squares = here.square().sum(1, keepdim=True) + there.square().sum(1)
-            total += squares - 2 * here @ there.T
-    return [bank.columns.summed(total).clamp_min(0) for total in totals]
+        there = weights @ block.rows / scales[block.tensor]
+        squares += there.square().sum(1)
+        for total, updates in zip(products, sets, strict=True):
+            here = updates[:, block.at].double() / scales[block.tensor]
+            total += here @ there.T
+    norms = bank.columns.summed(squares).sqrt()
+    cosines = bank.columns.summed(products) / norms.where(norms > 0, 1.0)
+    expected = torch.from_numpy(np.searchsorted(ids, clients)).to(cosines.device)
+    largest, at = cosines.max(2)
+    return list((at == expected) & (largest > 0))
+
+
+def _root_mean_squares(bank: BankedRows) -> tuple[Tensor, Tensor]:
+    """Return the root mean square of the updates in each tensor, and the length of each
+    update after division by it: weights and biases differ by orders of magnitude.
+    """
+    widths = bank.columns.widths
+    shape = len(bank), len(widths)
+    squares = torch.zeros(shape, dtype=torch.float64, device=bank.device)
+    for block in bank.blocks(updates=True):
+        squares[:, block.tensor] += block.rows.square().sum(1)
+    squares = bank.columns.summed(squares)
+    means = squares.mean(0) / squares.new_tensor(widths)
+    scales = means.sqrt().clamp_min(SMALLEST)
+    return scales, (squares / scales.square()).sum(1).sqrt()
+
+
+def squared_distances(bank: BankedRows, updates: Tensor) -> Tensor:
+    """Return the squared distances of updates to the banked ones."""
+    shape = len(updates), len(bank)
+    total = torch.zeros(shape, dtype=torch.float64, device=updates.device)
+    for block in bank.blocks(updates=True):
+        # In float64, where the difference of large squares keeps small distances.
+        here = updates[:, block.at].double()
+        squares = here.square().sum(1, keepdim=True) + block.rows.square().sum(1)
+        total += squares - 2 * here @ block.rows.T
+    return bank.columns.summed(total).clamp_min(0)
 
 
 def mean_rows(bank: BankedRows, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
@@ -185,7 +180,7 @@ class Likeness(Answer):
     nearest_is_own: np.ndarray
     """1 if that one is an upload of the same client in any round, else 0."""
     recognised: np.ndarray
-    """1 if the nearest mean of a client's updates is that of the same client, else 0."""
+    """1 if the row's update has its client's own direction, else 0."""
 
 
 def likeness(bank: BankedRows, clients: np.ndarray, updates: Tensor) -> Likeness:
@@ -203,7 +198,7 @@ def likeness(bank: BankedRows, clients: np.ndarray, updates: Tensor) -> Likeness
         own=_numbers(own / unit),
         nearest=_numbers(nearest / unit),
         nearest_is_own=(uploader == clients).astype(np.float64),
-        recognised=_numbers(nearest_own_centre(bank, clients, updates)),
+        recognised=_numbers(in_own_direction(bank, clients, [updates])[0]),
     )
 
 

@@ -29,11 +29,11 @@ class Inversion(KnownRows):
     """Rows that the server has generated from clients' newest uploads."""
 
     recognised: float
-    """The share of clients, on all ranks, whose generated update is nearest to their
-    own updates.
+    """The share of clients, on all ranks, whose generated update has their own
+    direction.
     """
     recognised_uploads: float
-    """The share of clients whose newest upload is nearest to their own updates."""
+    """The share of clients whose newest upload has their own direction."""
     transfer: float = 0.0
     """Seconds until the rows arrived, beyond those that the server needed."""
 
@@ -66,11 +66,11 @@ class LearningReport:
     """
     ranks: int = 1
     recognised: float = float("nan")
-    """The share of clients whose generated update is nearest to their own updates; NaN
-    until rows are inverted.
+    """The share of clients whose generated update has their own direction; NaN until rows
+    are inverted.
     """
     recognised_uploads: float = float("nan")
-    """The share of clients whose newest upload is nearest to their own updates."""
+    """The share of clients whose newest upload has their own direction."""
     latents: LatentMap | None = None
     bank_bytes: list[float] = field(default_factory=list)
     """Bytes of the bank on every server rank."""

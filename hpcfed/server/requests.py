@@ -183,7 +183,7 @@ class Invert(NewestRequest[Inversion]):
             sets = [
                 likeness.updates_of(bank, clients, some) for some in (rows, uploads)
             ]
-            found = likeness.nearest_own_centres(bank, clients, sets)
+            found = likeness.in_own_direction(bank, clients, sets)
             generated, uploaded = (float(own.float().mean()) for own in found)
             return Inversion(
                 recognised=generated,

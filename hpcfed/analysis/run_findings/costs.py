@@ -147,6 +147,18 @@ def of_costs(record: RunRecord) -> Table:
     return Table(("cost", ""), list(_costs(record)))
 
 
+def _whose(last: LearningRecord) -> Costs:
+    """Yield how many generated updates, and uploads, are recognised as their client's."""
+    for name, share in (
+        ("generated updates in their own client's direction", last.own),
+        ("uploads in their own client's direction", last.own_uploads),
+        ("generated rows nearest to their own client's updates", last.kept),
+        ("uploads nearest to them", last.kept_uploads),
+    ):
+        if not isnan(share):
+            yield name, WHOLE_PERCENT(share)
+
+
 def _costs(record: RunRecord) -> Costs:
     totals = [series for series in ROUND_SERIES.values() if series.total]
     for series in totals:
@@ -170,10 +182,7 @@ def _costs(record: RunRecord) -> Costs:
         last = record.learnings[-1]
         yield "uploads that the server learnt from", COUNT(last.rows)
         yield "peak memory of a server rank", BYTES(float(last.peak_memory.max()))
-        name = "generated rows nearest to their own client's updates"
-        yield name, WHOLE_PERCENT(last.kept)
-        if not isnan(last.kept_uploads):
-            yield "uploads nearest to them", WHOLE_PERCENT(last.kept_uploads)
+        yield from _whose(last)
     reached = record.rounds_to(0.95)
     if reached is not None:
         yield "rounds to 95 % of the clients' own peak", COUNT(reached)

@@ -18,7 +18,7 @@ from hpcfed.results.run import DepthSweep
 
 FIGURES: dict[str, tuple[str, Kind]] = {
     "accuracy": ("accuracy", PERCENT),
-    "recognised": ("own client's", SHARE),
+    "own": ("own client's", SHARE),
     "distance": ("from own upload", THOUSANDTHS),
 }
 """Figures of a depth: what a table calls them, and how it shows them."""
@@ -61,6 +61,6 @@ def caption(runs: Runs) -> str:
     return (
         f"depth: steps of {steps} by which uploads are diffused before they are "
         f"generated anew; the run takes {used}, the paper's equations all. Own client's: "
-        "rows nearest to the mean update of their client. Distances are in lengths of "
+        "updates that have the direction of their client's. Distances are in lengths of "
         "the client's update"
     )

@@ -230,7 +230,7 @@ def depths(group: Group) -> Section:
     shares = []
     for figure, name in (
         ("accuracy", "accuracy"),
-        ("recognised", "rows nearest to their own client"),
+        ("own", "rows in their own client's direction"),
     ):
         values = [100 * value for value in means(every, figure)]
         shares.append(Line(name, across, values))
