@@ -1,6 +1,7 @@
 """What a run of pFedGPA writes down and reads, and mistakes in its options."""
 
 import json
+import shutil
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -549,3 +550,24 @@ def test_the_first_try_works_and_tells_what_was_chosen(
     ):
         assert line in said
     assert cli.parse_run(["--resume", str(tmp_path)]).flat()["server"] == "tiny"
+
+
+def test_files_that_tell_whose_rows_are_by_distance_are_read(
+    recorded: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "older"
+    shutil.copytree(recorded, folder)
+    with h5py.File(folder / "run.h5", "r+") as file:
+        group = file["server"]
+        expected = group["own"][-1], group["own_uploads"][-1]
+        group.move("own", "kept")
+        group.move("own_uploads", "kept_uploads")
+    record = read_run(folder)
+    last = record.learnings[-1]
+    assert (last.kept, last.kept_uploads) == expected
+    assert np.isnan([last.own, last.own_uploads]).all()
+    text = StringIO()
+    show(record, Console(file=text, width=200))
+    told = text.getvalue()
+    assert "generated rows nearest to their own client's updates" in told
+    assert "direction" not in told
