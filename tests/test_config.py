@@ -542,3 +542,33 @@ def test_a_server_of_an_older_record_has_learnt_uploads() -> None:
     newer = with_old_meaning({"bank_rounds": 20, "bank_of": "updates"})
     assert newer["bank_of"] == "updates"
     assert "bank_of" not in with_old_meaning({"method": "fedavg"})
+
+
+def test_a_server_that_exceeds_its_device_is_span_unless_told() -> None:
+    """The last two layers have 1.6 million columns. At the paper's size the autoencoder
+    has over 512 parameters for each, and parameters, gradients and moments take 16 bytes
+    each: over 12 GB.
+    """
+    wide = "--method pfedgpa --dataset synthetic --model cnn-pfl"
+    few, many = 2**33, 2**40
+    for words, memory, model in (
+        (wide, many, "p-diff"),
+        (wide, few, "span"),
+        (wide, 0, "p-diff"),
+        (f"{wide} --generated-layers 1", few, "p-diff"),
+        # What only p-diff has, or a size, asks for it; the run is then refused.
+        (f"{wide} --server-model p-diff", few, "p-diff"),
+        (f"{wide} --input-noise 0", few, "p-diff"),
+        (f"{wide} --server paper", few, "p-diff"),
+        (f"{wide} --server-model tokens", few, "tokens"),
+    ):
+        given = checked(*words.split())
+        found = choose_server(given, gpu=True, memory=memory)
+        assert found.flat()["server_model"] == model, words
+        assert choose_server(found, gpu=True, memory=memory) == found
+        check_unchanged(Path("x"), found.flat(), given.flat())
+        told = [str(one) for one in found.choices if one.option == "server_model"]
+        if model == "span":
+            assert len(told) == 1 and "columns, and its device has 8.00 GiB" in told[0]
+        else:
+            assert told == []

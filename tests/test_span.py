@@ -20,8 +20,10 @@ from hpcfed.server.auto import bank_line
 from hpcfed.server.bank import BankedRound, BankedRows, UploadBank
 from hpcfed.server.columns import Columns
 from hpcfed.server.diffusion import Schedule
+from hpcfed.server.fitting import least_memory, shortage
 from hpcfed.server.guidance import Guidance
 from hpcfed.server.latent_diffusion import LatentDiffusion
+from hpcfed.server.networks import Autoencoder
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.sizes import Size
 from hpcfed.server.span import CoordinateDenoiser, Coordinates, SpanDiffusion
@@ -520,3 +522,36 @@ def test_a_large_bank_says_beforehand_what_it_takes() -> None:
     assert line is not None
     assert f"{bytes_text(200 * columns)} of host memory" in line
     assert bank_line(options, layout, uploads=20, ranks=1) is None
+
+
+def test_p_diff_that_exceeds_its_device_is_refused_beforehand(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted machine of 64 MiB: p-diff for 1.6 million columns needs more, whatever
+    its size.
+    """
+    monkeypatch.setattr("hpcfed.runtime.location.usable", lambda: 2**26)
+    wide = {"dataset": "synthetic", "model": "cnn-pfl", "clients": 2, "rounds": 1}
+    options = {**wide, "train_per_client": 4, "test_per_client": 4, "device": "cpu"}
+    out = tmp_path / "run"
+    words = flags(**options, method="pfedgpa", server_model="p-diff", server="small",
+                  generated_layers=2, out=out)  # fmt: skip
+    told = mistake(capsys, "run", *words)
+    assert "p-diff takes at least" in told and "its device has 64.00 MiB" in told
+    assert "use --server-model span" in told and told.count("\n") == 1
+    assert not out.exists()
+
+
+def test_least_memory_by_hand() -> None:
+    """One rank in float32: 16 bytes of a parameter, and 4 for gradients as they are
+    averaged; 4 of each activation; and two copies of the bank.
+    """
+    options = ServerOptions(server="small", server_batch=10)
+    network = Autoencoder(1000, options.size, input_noise=0, latent_noise=0)
+    parameters = sum(p.numel() for p in network.parameters())
+    expected = 20 * parameters + 4 * 10 * network.activations + 2 * 4 * 30 * 1000
+    assert least_memory(options, 1000, uploads=30, ranks=1) == expected
+    known = {"uploads": 30, "ranks": 1}
+    assert shortage(options, 1000, **known, memory=expected) == ""
+    assert shortage(options, 1000, **known, memory=expected - 1)
+    assert shortage(options, 1000, **known, memory=0) == "", "unknown"

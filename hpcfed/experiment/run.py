@@ -28,6 +28,7 @@ from hpcfed.experiment.serving import (
     check_server,
     choose_server,
     serve_model,
+    smallest_memory,
 )
 from hpcfed.experiment.tracking import check_account
 from hpcfed.options import RunConfig, Settings, named
@@ -211,7 +212,10 @@ def run_stacked(
     # Some defaults depend on the device, which is known only now.
     places = world.server_locations
     on_gpu = all(location.device != "cpu" for location in places)
-    points = [choose_server(point, gpu=on_gpu, ranks=len(places)) for point in points]
+    memory, ranks = smallest_memory(world), len(places)
+    points = [
+        choose_server(point, gpu=on_gpu, memory=memory, ranks=ranks) for point in points
+    ]
     # Does nothing, unless `hpcfed profile` has set another one.
     watch = observer()
     watch.begin(world)

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from hpcfed.clients.network import client_layout
-from hpcfed.errors import remark
+from hpcfed.errors import UserError, remark
 from hpcfed.experiment.materials import set_arithmetic
 from hpcfed.models.layout import Layout
 from hpcfed.options import Settings
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
 from hpcfed.server.auto import bank_line, server_choices
+from hpcfed.server.fitting import INSTEAD, shortage
 from hpcfed.server.options import server_options
 from hpcfed.server.schedule import check_columns, generated
 from hpcfed.server.transport import Colocated, Remote, Transport, check_world, serve
@@ -42,9 +43,11 @@ def serve_model(settings: Settings, world: World) -> None:
     serve(world, widths, options, seeds=config.seeds or (config.seed,))
 
 
-def choose_server(settings: Settings, *, gpu: bool, ranks: int = 1) -> Settings:
-    """Return the settings completed by what depends on the server's device and columns;
-    `ranks` ranks train its model.
+def choose_server(
+    settings: Settings, *, gpu: bool, memory: int = 0, ranks: int = 1
+) -> Settings:
+    """Return the settings completed by what depends on the server's device, with this
+    many bytes (0: unknown), and columns; `ranks` ranks train its model.
     """
     options = server_options(settings)
     if options is None:
@@ -58,6 +61,7 @@ def choose_server(settings: Settings, *, gpu: bool, ranks: int = 1) -> Settings:
         rounds=config.rounds,
         uploads=_uploads(settings),
         gpu=gpu,
+        memory=memory,
         ranks=ranks,
         given=options.model_fields_set - chosen_before,
     )
@@ -82,14 +86,21 @@ def check_server(settings: Settings, world: World) -> None:
         return
     check_network(settings)
     check_world(options, world)
-    line = bank_line(
-        options,
-        client_layout(settings.config),
-        uploads=_uploads(settings),
-        ranks=len(world.server_locations),
-    )
+    uploads, ranks = _uploads(settings), len(world.server_locations)
+    layout = client_layout(settings.config)
+    columns = len(generated(layout, options).at)
+    memory = smallest_memory(world)
+    why = shortage(options, columns, uploads=uploads, ranks=ranks, memory=memory)
+    if why:
+        raise UserError(f"{why}; use {INSTEAD[options.server_model]}")
+    line = bank_line(options, layout, uploads=uploads, ranks=ranks)
     if line and world.is_root:
         remark(line)
+
+
+def smallest_memory(world: World) -> int:
+    """Return the bytes of the smallest device that the server's model has."""
+    return min(location.memory for location in world.server_locations)
 
 
 def check_network(settings: Settings) -> None:

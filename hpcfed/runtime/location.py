@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from hpcfed.errors import UserError
-from hpcfed.runtime.machine import Machine, this_machine
+from hpcfed.runtime.machine import Machine, this_machine, usable
 
 
 class Location(NamedTuple):
@@ -21,6 +21,8 @@ class Location(NamedTuple):
     cores: tuple[int, ...]
     """The cores that the launcher lets this process use."""
     machine: Machine = Machine()
+    memory: int = 0
+    """Bytes of the GPU, or those that the machine lets us use; 0: unknown."""
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:
@@ -45,12 +47,14 @@ def locate(device: torch.device) -> Location:
     cores = tuple(sorted(os.sched_getaffinity(0)))
     host = socket.gethostname()
     if device.type == "cpu":
-        return Location(host, os.getpid(), "cpu", "cpu", cores, this_machine())
+        here = "cpu", "cpu", cores, this_machine(), usable()
+        return Location(host, os.getpid(), *here)
     properties = torch.cuda.get_device_properties(device)
     # The unique id, because device numbers start at 0 on every rank that sees only its
     # own GPU.
     device_id, name = str(properties.uuid), properties.name
-    return Location(host, os.getpid(), device_id, name, cores, this_machine())
+    here = device_id, name, cores, this_machine(), properties.total_memory
+    return Location(host, os.getpid(), *here)
 
 
 def share_device(locations: tuple[Location, ...]) -> bool:

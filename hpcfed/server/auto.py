@@ -1,11 +1,14 @@
 """What --server auto chooses: on a GPU the paper's model, with a batch size and
-precision that are fast there; on a CPU a model that learns in half a minute.
+precision that are fast there; on a CPU a model that learns in half a minute; and span
+where p-diff would exceed the device's memory.
 """
 
 from collections.abc import Iterator, Mapping, Set
 
 from hpcfed.models.layout import Layout
-from hpcfed.options import Choice, flag_of
+from hpcfed.options import Choice, facts_of, flag_of
+from hpcfed.server.fitting import shortage
+from hpcfed.server.model_options import P_DIFF
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.schedule import WHOLE_UP_TO, generated, num_learnings
 from hpcfed.words import bytes_text
@@ -35,15 +38,52 @@ def server_choices(
     rounds: int,
     uploads: int,
     gpu: bool,
+    memory: int = 0,
     ranks: int = 1,
     given: Set[str] = frozenset(),
 ) -> Iterator[Choice]:
     """Yield choices that depend on the model's device and on the generated columns.
     Options that were `given` are kept. `ranks` is the number of ranks that train it,
-    `uploads` the largest number of rows in its bank.
+    `uploads` the largest number of rows in its bank, `memory` the bytes of the smallest
+    device; 0: unknown.
 
     A run that is resumed on another machine keeps the choices of its record.
     """
+
+    def made_for(options: ServerOptions) -> Iterator[Choice]:
+        return _choices(options, layout, rounds, uploads, gpu, ranks, given)
+
+    found = list(made_for(options))
+    if options.server == "auto" and not _asks_for_p_diff(given):
+        chosen = options.model_copy(update={one.option: one.value for one in found})
+        columns = len(generated(layout, chosen).at)
+        why = shortage(chosen, columns, uploads=uploads, ranks=ranks, memory=memory)
+        if why:
+            because = f"{why}; span does not grow with them"
+            yield Choice("server_model", "span", because)
+            found = list(made_for(options.model_copy(update={"server_model": "span"})))
+    yield from found
+
+
+def _asks_for_p_diff(given: Set[str]) -> bool:
+    """Tell whether the user gave an option that only p-diff has, or a trained model."""
+    if given & {"server_model", "server_load"}:
+        return True
+    fields = ServerOptions.model_fields
+    own = [name for name in given if P_DIFF in facts_of(fields[name]).needs]
+    return bool(own)
+
+
+def _choices(
+    options: ServerOptions,
+    layout: Layout,
+    rounds: int,
+    uploads: int,
+    gpu: bool,
+    ranks: int,
+    given: Set[str],
+) -> Iterator[Choice]:
+    """Yield the choices for this model of rows."""
     if options.server_model == "span" and "server_save" not in given:
         yield from _unsaved(options, layout, uploads)
     if options.server != "auto":

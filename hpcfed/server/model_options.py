@@ -16,10 +16,13 @@ class ModelOptions(Options):
         "p-diff",
         "model of rows: the paper's autoencoder, which grows with the columns; "
         "coordinates in the space that the uploads span, exact for any number of them; "
-        "or a transformer of tokens, whose size does not depend on the columns",
+        "or a transformer of tokens, whose size does not depend on the columns "
+        "(--server auto: span if p-diff would exceed the device's memory)",
         group="server",
         shapes_server=True,
         told="always",
+        chosen_later=True,
+        chosen_with="server",
     )
     server: Literal["auto", "tiny", "small", "paper", "large"] = option(
         "auto",

@@ -200,6 +200,7 @@ class ServerOptions(ModelOptions):
         "keep the trained server as server.h5 in the run's folder",
         group="server",
         follows_network=True,
+        chosen_later=True,
     )
 
     def fit(self, config: options.RunConfig, ranks: int) -> Iterable[Choice]:

@@ -18,6 +18,7 @@ from hpcfed.results import checkpoints
 from hpcfed.results.checkpoints import StoredFile
 from hpcfed.runtime.timer import observer
 from hpcfed.server import likeness
+from hpcfed.server.fitting import INSTEAD
 from hpcfed.server.guidance import Guidance
 from hpcfed.server.likeness import Likeness
 from hpcfed.server.losses import check_rows
@@ -100,18 +101,9 @@ class Learn(Request[Learned]):
 
 def _too_large(rank: ServerRank) -> str:
     """Say what to do if the model does not fit into memory."""
-    model = rank.options.server_model
-    advice = {
-        "p-diff": "--server-model span, which does not grow with them, a smaller --server "
-        "or fewer --generated-layers",
-        "span": "--bank-on host, --bank-precision bf16, fewer --bank-rounds or more "
-        "--server-ranks",
-        "tokens": "--server-checkpointing, a smaller --server or --server-batch, "
-        "--bank-on host, or ZeRO with more --server-ranks",
-    }
     return (
         f"the server's model of {rank.columns.num_all:,} columns does not fit into the "
-        f"memory of its device; use {advice[model]}"
+        f"memory of its device; use {INSTEAD[rank.options.server_model]}"
     )
 
 
