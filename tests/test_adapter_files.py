@@ -164,6 +164,8 @@ def test_names_that_a_pattern_restricts_come_from_the_file(tmp_path: Path) -> No
         ({}, ["--lora-alpha", 2], "/theirs have 6; leave --lora-alpha out"),
         ({"target_modules": ["fc"]}, [], "no linear layer has such a name; did you"),
         ({"target_modules": ["head"]}, [], "there is no head.down.weight"),
+        ({}, ["--lora-layers", "head"], "there is no head.down.weight"),
+        ({}, ["--lora-train", "fc1", "--lora-layers", "*"], "there is no fc1.weight"),
         ({"r": 3}, [], "fc1.down.weight has shape 2x64, the network's has 3x64"),
         ({"r": "two"}, [], "r in adapter_config.json must be a whole number above 0"),
         ({"lora_alpha": 0}, [], "lora_alpha in adapter_config.json must be above 0"),
@@ -201,6 +203,12 @@ def test_broken_files_are_one_line(
         assert "theirs cannot be read: " in mistake(capsys, *words)
     save_file({"fc1.lora_A.weight": np.zeros(2)}, weights)
     assert "fc1.lora_A.weight in adapter_model.safetensors does not begin with" in (
+        mistake(capsys, *words)
+    )
+    weights.write_bytes(whole)
+    more = {f"{BASE}head.lora_A.weight": np.zeros((2, 64))}
+    save_file(load_file(weights) | more, weights)
+    assert "has no head.down.weight; give the same --model and --lora-layers" in (
         mistake(capsys, *words)
     )
     weights.unlink()

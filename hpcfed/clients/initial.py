@@ -116,8 +116,10 @@ def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
     for name in tensors:
         if name not in wanted:
             hint = did_you_mean(name, wanted)
+            is_factor = name.endswith(tuple(peft_files.FACTORS))
+            flag = "--model and --lora-layers" if is_factor else "--model"
             raise UserError(
-                f"--init {path}: the network has no {name}{hint}; give the same --model"
+                f"--init {path}: the network has no {name}{hint}; give the same {flag}"
             )
     with torch.no_grad():
         for name, tensor in wanted.items():
