@@ -246,8 +246,9 @@ def _token_size(options: ServerOptions, widths: Sequence[int]) -> NetworkSize:
         window=options.token_window,
         device=torch.device("cpu"),
     )
+    # Computed on the CPU: a product of meta tensors would load torch's compiler.
+    schedule = Schedule.linear(options.diffusion_steps, "meta")
     with torch.device("meta"):
-        schedule = Schedule.linear(options.diffusion_steps, "meta")
         denoiser = TokenDenoiser(layout, options.size, schedule)
     return NetworkSize(
         flops=FORWARD_AND_BACKWARD * denoiser.flops(),
@@ -268,8 +269,8 @@ def _span_size(options: ServerOptions, rows: int) -> NetworkSize:
     axes = max(1, rows - 1)
     if options.server_latent is not None:
         axes = min(axes, options.server_latent)
+    schedule = Schedule.linear(options.diffusion_steps, "meta")
     with torch.device("meta"):
-        schedule = Schedule.linear(options.diffusion_steps, "meta")
         denoiser = CoordinateDenoiser(torch.ones(axes), options.size, schedule)
     return NetworkSize(
         flops=FORWARD_AND_BACKWARD * denoiser.flops(),
