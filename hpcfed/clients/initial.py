@@ -115,9 +115,9 @@ def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
         _check_numbers(tensors[name], tensor, f"--init {path}: {name}")
     for name in tensors:
         if name not in wanted:
-            hint = did_you_mean(name, wanted)
-            is_factor = name.endswith(tuple(peft_files.FACTORS))
-            flag = "--model and --lora-layers" if is_factor else "--model"
+            hint, flag = did_you_mean(name, wanted), "--model"
+            if name.endswith(tuple(peft_files.FACTORS)):
+                hint, flag = "", "--model and --lora-layers"
             raise UserError(
                 f"--init {path}: the network has no {name}{hint}; give the same {flag}"
             )
