@@ -305,11 +305,12 @@ def test_a_bank_on_the_host_in_bfloat16_holds_rounded_rows() -> None:
 
 def test_a_saved_model_is_the_same(tmp_path: Path) -> None:
     rows = clients_rows().float()
-    model = learnt(rows, denoiser_samples=200)
+    few = {"denoiser_samples": 200, "diffusion_steps": 50, "inversion_depth": 10}
+    model = learnt(rows, **few)
     model.save(tmp_path / "server.h5", start=rows[0])
     again = SpanDiffusion(
         Columns.all_of(WIDTHS),
-        ServerOptions(**OPTIONS, server_load=str(tmp_path / "server.h5")),
+        ServerOptions(**{**OPTIONS, **few, "server_load": str(tmp_path / "server.h5")}),
         RankSlot(CPU),
         seed=1,
     )
