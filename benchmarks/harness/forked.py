@@ -43,7 +43,8 @@ def be_proxy(path: str, words: list[str]) -> None:
     server.sendall(asked)
     for number in PASSED_ON:
         signal.signal(number, lambda number, _: server.sendall(bytes([number])))
-    code = int.from_bytes(server.recv(LENGTH), "big", signed=True)
+    told = server.recv(LENGTH)  # nothing where the server has gone
+    code = int.from_bytes(told, "big", signed=True) if told else 1
     if code < 0:
         if -code in PASSED_ON:
             signal.signal(-code, signal.SIG_DFL)
