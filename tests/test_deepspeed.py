@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hpcfed.runtime import process_group
+from hpcfed.runtime.device import noting_peaks
 from tests import conftest, server_ranks
 from tests.server_ranks import WAYS
 
@@ -223,3 +225,23 @@ def test_a_deepspeed_that_was_only_imported_ends_no_groups(
     process_group.join_alone("gloo")
     process_group.leave()
     assert not process_group.dist.is_initialized()
+
+
+def test_a_peak_is_noted_before_somebody_resets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Planted memory: a start takes 7, and is then forgotten; steps take 3."""
+    peak, noted = [7], []
+
+    def forget(device: object = None) -> None:
+        peak[0] = 3
+
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forget)
+    with (
+        pytest.raises(ValueError, match="fails"),
+        noting_peaks(lambda: noted.append(peak[0])),
+    ):
+        torch.cuda.reset_peak_memory_stats()
+        raise ValueError("fails")
+    assert (noted, peak) == ([7], [3])
+    assert torch.cuda.reset_peak_memory_stats is forget, "nobody notes afterwards"

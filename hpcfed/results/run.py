@@ -53,8 +53,8 @@ class LearningRecord:
     older records.
     """
     training_memory: dict[str, float] = field(default_factory=dict)
-    """The most bytes that training took on a server rank, by network. NaN if that was not
-    on a GPU, and in older records.
+    """The most bytes that training took on a server rank, by network, from its engine's
+    start to the last step. NaN if that was not on a GPU, and in older records.
     """
     used: float = float("nan")
     """The round, from 0, that first started from its rows. NaN if clients waited for

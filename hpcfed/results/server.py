@@ -43,8 +43,8 @@ OF_MEMORY = {
     },
     "training_memory": (
         "bytes",
-        "the most that training took on a server rank, beside what it held before; "
-        "NaN: not on a GPU",
+        "the most that training took on a server rank, from its engine's start to the "
+        "last step, beside what it held before; NaN: not on a GPU",
     ),
 }
 """Figures of each network's memory, which older files lack: unit and meaning."""

@@ -1,7 +1,7 @@
 """The device of this process: arithmetic, memory, and moving arrays there."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -25,6 +25,24 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return machine.peak()
+
+
+@contextmanager
+def noting_peaks(note: Callable[[], None]) -> Iterator[None]:
+    """Call `note` before anyone within the block resets the GPU's peak memory, as
+    DeepSpeed does on the first rank while it builds some optimisers.
+    """
+    reset = torch.cuda.reset_peak_memory_stats
+
+    def noted(device: torch.device | str | int | None = None) -> None:
+        note()
+        reset(device)
+
+    torch.cuda.reset_peak_memory_stats = noted
+    try:
+        yield
+    finally:
+        torch.cuda.reset_peak_memory_stats = reset
 
 
 @contextmanager

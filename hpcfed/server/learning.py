@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from hpcfed.runtime.device import peak_memory
+from hpcfed.runtime.device import noting_peaks, peak_memory
 from hpcfed.runtime.timer import observer
 from hpcfed.server.engines import make_trainer, recomputing
 from hpcfed.server.losses import check_losses
@@ -66,14 +66,18 @@ class LearningRun:
         # Before the training changes it: ZeRO 3 leaves no whole parameters in it.
         flops = network.flops()
         before = self._held_beside(network)
-        trainer = self._trainer(name, network)
-        steps = self._steps[name]
-        with self.phase(name):
-            losses = trainer.fit(loss, steps, self._observed(name, steps))
+        device, peaks = self._slot.device, []
+        # From before the engine is built, which may take more than a step.
+        with noting_peaks(lambda: peaks.append(peak_memory(device))):
+            trainer = self._trainer(name, network)
+            steps = self._steps[name]
+            with self.phase(name):
+                losses = trainer.fit(loss, steps, self._observed(name, steps))
         check_losses(name, losses, options)
         report.losses[name] = losses
-        report.note_peak(self._slot.device)
-        report.training_memory[name] = peak_memory(self._slot.device) - before
+        peak = max([*peaks, peak_memory(device)])
+        report.peak_here = max(report.peak_here, peak)
+        report.training_memory[name] = peak - before
         samples = steps * batching(options, self._slot.size, name).batch
         report.samples[name] = samples
         # A backward pass takes twice the FLOPs of a forward pass.
@@ -125,7 +129,8 @@ class LearningRun:
         if device.type != "cuda":
             return float("nan")
         torch.cuda.reset_peak_memory_stats(device)
-        own = sum(p.nbytes for p in network.parameters() if p.device == device)
+        tensors = network.state_dict().values()
+        own = sum(tensor.nbytes for tensor in tensors if tensor.device == device)
         return torch.cuda.memory_allocated(device) - own
 
     def _trained_tensors(self, trainer: Trainer) -> dict[str, Tensor]:

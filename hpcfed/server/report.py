@@ -61,8 +61,8 @@ class LearningReport:
     promised: dict[str, dict[str, float]] = field(default_factory=dict)
     """Bytes of a server rank by part, as the ZeRO stage promises them."""
     training_memory: dict[str, float] = field(default_factory=dict)
-    """The most bytes that training took on a server rank, beside what it held before;
-    NaN if not on a GPU.
+    """The most bytes that training took on a server rank, beside what it held before: its
+    network, the engine's start and all steps. NaN if not on a GPU.
     """
     ranks: int = 1
     recognised: float = float("nan")
@@ -82,7 +82,7 @@ class LearningReport:
     def note_peak(self, device: torch.device) -> None:
         """Record the peak memory so far.
 
-        Call it several times: DeepSpeed resets the device's peak whenever ZeRO starts.
+        Call it before a peak is reset.
         """
         now = peak_memory(device)
         self.peak_here = max(self.peak_here, now)

@@ -120,9 +120,11 @@ def _memory(last: LearningRecord, stage: int) -> Iterator[Table]:
     if rows:
         ranks = count(len(last.peak_memory), "rank")
         columns = ("memory of a server rank", *PROMISED, "promised", "measured")
-        yield Table(
-            columns, rows, f"ZeRO {stage} on {ranks}; activations come on top of these"
+        caption = (
+            f"ZeRO {stage} on {ranks}; activations come on top of these; measured: the "
+            "most from the engine's start to the last step, beside what was held before"
         )
+        yield Table(columns, rows, caption)
 
 
 def _network(last: LearningRecord, name: str) -> Row:
