@@ -2,6 +2,7 @@
 of them, on a GPU in bfloat16.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed.clients import engine as engines
+from hpcfed.clients import network as networks
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.job import Recipe, TrainingJob
 from hpcfed.data.shards import Shard
@@ -24,6 +26,7 @@ from hpcfed.models.plain import PlainNetwork
 from hpcfed.models.stack import StackedNetwork
 from hpcfed.models.stacked_layers import StackedLora
 from hpcfed.models.trial import UNEVEN, nudged, outcome, tolerance, trial_clients
+from tests.runs import started
 
 gpu = pytest.mark.gpu
 DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
@@ -317,3 +320,29 @@ def test_training_in_bfloat16_moves_adapters_as_in_float32(kind: str) -> None:
         scores.append(engine.evaluate(trained, shard, np.arange(CLIENTS)).sums["loss"])
     assert relative(moved[1], moved[0]) < 0.1
     assert relative(scores[1], scores[0]) < ROUNDED
+
+
+def test_a_run_builds_its_network_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried before the run, and the next run builds another."""
+    built = []
+    real = networks.build
+
+    def counted(*arguments: Any, **keywords: Any) -> nn.Module:
+        built.append(arguments)
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(networks, "build", counted)
+    common = (
+        "--model",
+        "tests/own/networks.py:Counting",
+        "--clients",
+        2,
+        "--rounds",
+        1,
+    )
+    for number in (1, 2):
+        started(*common, "--out", tmp_path / str(number))
+        assert len(built) == number
+    assert not networks._tried

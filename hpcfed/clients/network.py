@@ -85,6 +85,29 @@ def _start(network: nn.Module, weights: Tensors, config: RunConfig) -> None:
         ) from None
 
 
+_tried: list[tuple[RunConfig, nn.Module]] = []
+
+
+def tried_network(config: RunConfig) -> nn.Module:
+    """Build the network before a run, to find mistakes; the run takes this one."""
+    network = client_network(config)
+    _tried[:] = [(config, network)]
+    return network
+
+
+def network_of_run(config: RunConfig) -> nn.Module:
+    """Return the network that was tried with the same options, or build it.
+
+    Reading a language model takes long, so it should happen once.
+    """
+    known = list(_tried)
+    _tried.clear()
+    for other, network in known:
+        if other == config:
+            return network
+    return client_network(config)
+
+
 def client_layout(config: RunConfig, network: nn.Module | None = None) -> Layout:
     """Return the columns of the clients' rows."""
     network = network or client_network(config)

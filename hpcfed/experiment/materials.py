@@ -12,7 +12,12 @@ from torch import nn
 
 from hpcfed import methods
 from hpcfed.clients.engine import Engine, WaitingEngine
-from hpcfed.clients.network import client_layout, client_network, sample_of
+from hpcfed.clients.network import (
+    client_layout,
+    client_network,
+    network_of_run,
+    sample_of,
+)
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import Partition
@@ -120,7 +125,7 @@ def make_material(
     """
     config = settings.config
     dealt = deal(config, dataset, validates=validates(settings))
-    network = client_network(config)
+    network = network_of_run(config)
     own = config.model_info() is None
     if own:
         check_same_network(config, network, world)

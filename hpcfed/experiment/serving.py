@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hpcfed.clients.network import client_layout
+from hpcfed.clients.network import client_layout, tried_network
 from hpcfed.errors import UserError, remark
 from hpcfed.experiment.materials import set_arithmetic
 from hpcfed.models.layout import Layout
@@ -110,7 +110,7 @@ def check_network(settings: Settings) -> None:
     own = config.model_info() is None
     if of_server is None and not options.names_layers and not own:
         return
-    layout = client_layout(config)
+    layout = client_layout(config, tried_network(config))
     if of_server is not None:
         if of_server.server == "auto":
             # The device is still unknown. What does not fit the tiny model fits none.
