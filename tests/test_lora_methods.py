@@ -118,14 +118,14 @@ def test_fedsa_lora_shares_a_and_keeps_b() -> None:
     assert s.method.global_row(state) is None
 
 
-@pytest.mark.parametrize("personal", [None, 2])
+@pytest.mark.parametrize("personal", [None, 0, 2])
 def test_dual_lora_averages_some_components_and_keeps_the_others(
     personal: int | None,
 ) -> None:
     values = {} if personal is None else {"personal_rank": personal}
     s = assembled_with("dual-lora", **values)
     fed = s.federation
-    common = RANK - (personal or 1)
+    common = RANK - (1 if personal is None else personal)
     own = fed.initial_row().repeat(4, 1)
     weights = torch.from_numpy(shared_by(s))
     for round, state in rounds(s, 3):

@@ -33,8 +33,10 @@ class Options(_adapters.Options):
 
 def init(fed: Federation[Options]) -> State:
     rank = rank_of(fed)
-    common = rank - (fed.options.personal_rank or rank // 2)
-    return _partial.begin(fed, shared=components(fed.layout) <= common)
+    personal = fed.options.personal_rank
+    if personal is None:
+        personal = rank // 2
+    return _partial.begin(fed, shared=components(fed.layout) <= rank - personal)
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
