@@ -32,17 +32,12 @@ class LearningRecord:
     peak_memory: np.ndarray
     """Bytes, for each server rank."""
     own: float = float("nan")
-    """The share of clients whose generated update has their own direction. NaN in older
-    records, like the next field.
-    """
+    """The share of clients whose generated update has their own direction."""
     own_uploads: float = float("nan")
-    """The share of clients whose newest upload has their own direction: what the server
-    could have kept.
-    """
+    """The same of newest uploads. Both are NaN in older records."""
     kept: float = float("nan")
-    """Only in older records, like the next field: the share of clients whose generated
-    update is nearest to the mean of their own updates; still earlier, by latents of whole
-    uploads.
+    """Only in older records: the share of clients whose generated update is nearest to the
+    mean of their own updates; still earlier, by latents of whole uploads.
     """
     kept_uploads: float = float("nan")
     """The same of newest uploads."""

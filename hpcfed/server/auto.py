@@ -54,7 +54,7 @@ def server_choices(
         return _choices(options, layout, rounds, uploads, gpu, ranks, given)
 
     found = list(made_for(options))
-    if options.server == "auto" and not _asks_for_p_diff(given):
+    if options.server == "auto" and not _asks_for_p_diff(options, given):
         chosen = options.model_copy(update={one.option: one.value for one in found})
         columns = len(generated(layout, chosen).at)
         why = shortage(chosen, columns, uploads=uploads, ranks=ranks, memory=memory)
@@ -65,9 +65,9 @@ def server_choices(
     yield from found
 
 
-def _asks_for_p_diff(given: Set[str]) -> bool:
+def _asks_for_p_diff(options: ServerOptions, given: Set[str]) -> bool:
     """Tell whether the user gave an option that only p-diff has, or a trained model."""
-    if given & {"server_model", "server_load"}:
+    if options.server_load or "server_model" in given:
         return True
     fields = ServerOptions.model_fields
     own = [name for name in given if P_DIFF in facts_of(fields[name]).needs]
