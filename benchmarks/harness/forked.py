@@ -88,7 +88,9 @@ def serve(path: str) -> list[str]:
     while True:
         of_programs = [file for each in programs for file in (each.ended, each.proxy)]
         ready, _, _ = select.select([0, listening, *of_programs], [], [])
-        if 0 in ready:
+        if 0 in ready:  # who started the server has gone, and would end programs
+            for program in programs:
+                os.kill(program.pid, signal.SIGKILL)
             os._exit(0)
         for program in list(programs):
             if program.ended in ready:
