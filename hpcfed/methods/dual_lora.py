@@ -20,6 +20,7 @@ class Options(_adapters.Options):
         None,
         "components of --lora that stay with each client (default: half of them)",
         ge=0,
+        zero=True,
     )
 
     def check(self, config: RunConfig) -> None:
