@@ -209,8 +209,8 @@ def test_the_loss_of_logits_in_bfloat16(device: str, vocabulary: int) -> None:
         found.append((gradient, total, seen))
     (ours, our_total, our_seen), (theirs, total, seen) = found
     assert ours.dtype == torch.bfloat16
-    # Only the gradient is rounded.
-    torch.testing.assert_close(ours, theirs.bfloat16(), rtol=ROUNDED, atol=0)
+    # Only the gradient is rounded, at times to the neighbour: that is up to 2⁻⁷ away.
+    torch.testing.assert_close(ours, theirs.bfloat16(), rtol=2 * ROUNDED, atol=0)
     torch.testing.assert_close(our_total, total)
     assert torch.equal(our_seen, seen)
 
