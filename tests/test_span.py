@@ -12,10 +12,11 @@ from torch import Tensor
 
 from hpcfed import cli
 from hpcfed.experiment.run import run_setup
+from hpcfed.methods import pfedgpa
 from hpcfed.models.layout import Entry, Layout
 from hpcfed.results.stored import read_run
+from hpcfed.server import auto, diffusion, likeness
 from hpcfed.server import bank as server_bank
-from hpcfed.server import diffusion, likeness
 from hpcfed.server.auto import bank_line
 from hpcfed.server.bank import BankedRound, BankedRows, UploadBank
 from hpcfed.server.columns import Columns
@@ -541,6 +542,13 @@ def test_p_diff_that_exceeds_its_device_is_refused_beforehand(
     assert "p-diff takes at least" in told and "its device has 64.00 MiB" in told
     assert "use --server-model span" in told and told.count("\n") == 1
     assert not out.exists()
+
+
+def test_only_options_of_p_diff_ask_for_it() -> None:
+    """A method adds options of its own."""
+    options = pfedgpa.Options(guided_start=50, autoencoder_samples=100)
+    assert not auto._asks_for_p_diff(options, {"guided_start"})
+    assert auto._asks_for_p_diff(options, {"guided_start", "autoencoder_samples"})
 
 
 def test_least_memory_by_hand() -> None:

@@ -69,9 +69,9 @@ def _asks_for_p_diff(options: ServerOptions, given: Set[str]) -> bool:
     """Tell whether the user gave an option that only p-diff has, or a trained model."""
     if options.server_load or "server_model" in given:
         return True
-    fields = ServerOptions.model_fields
-    own = [name for name in given if P_DIFF in facts_of(fields[name]).needs]
-    return bool(own)
+    # A method may add options of its own.
+    fields = type(options).model_fields
+    return any(P_DIFF in facts_of(fields[name]).needs for name in given)
 
 
 def _choices(
