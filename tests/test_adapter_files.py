@@ -166,7 +166,13 @@ def test_names_that_a_pattern_restricts_come_from_the_file(tmp_path: Path) -> No
         ({"target_modules": ["head"]}, [], "there is no head.down.weight"),
         ({}, ["--lora-layers", "head"], "there is no head.down.weight"),
         ({}, ["--lora-train", "fc1", "--lora-layers", "*"], "there is no fc1.weight"),
-        ({"r": 3}, [], "fc1.down.weight has shape 2x64, the network's has 3x64"),
+        ({}, ["--lora", 0], "holds adapters; leave --lora out, or give their rank"),
+        ({"r": 3}, [], "r is 3 in adapter_config.json, but fc1 has rank 2"),
+        ({"r": 10**12}, [], "but fc1 has rank 2"),
+        ({"lora_alpha": 10**400}, [], "lora_alpha in adapter_config.json must be above"),
+        ({"modules_to_save": 5}, [], "modules_to_save in adapter_config.json must be a"),
+        ({"modules_to_save": "head"}, [], "must be a list of names"),
+        ({"init_lora_weights": "pissa"}, [], "also changes the network below"),
         ({"r": "two"}, [], "r in adapter_config.json must be a whole number above 0"),
         ({"lora_alpha": 0}, [], "lora_alpha in adapter_config.json must be above 0"),
         ({"peft_type": "IA3"}, [], "peft_type is IA3; only LORA can be read"),
@@ -200,7 +206,7 @@ def test_broken_files_are_one_line(
     whole = weights.read_bytes()
     for broken in (whole[: len(whole) // 2], b"", b"\xff" * 40):
         weights.write_bytes(broken)
-        assert "theirs cannot be read: " in mistake(capsys, *words)
+        assert "safetensors cannot be read: " in mistake(capsys, *words)
     save_file({"fc1.lora_A.weight": np.zeros(2)}, weights)
     assert "fc1.lora_A.weight in adapter_model.safetensors does not begin with" in (
         mistake(capsys, *words)

@@ -1103,8 +1103,14 @@ def test_the_peak_of_memory_outlasts_a_count_that_is_set_back(
     less than the first.
     """
     counts = iter([100, 900, 10, 300])
-    monkeypatch.setattr(report, "peak_memory", lambda device: next(counts))
+
+    def counted(device: torch.device) -> int:
+        return next(counts, 20)
+
+    for module in (report, server_learning):
+        monkeypatch.setattr(module, "peak_memory", counted)
     assert LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANKED).peak_here == 900
+    assert next(counts, None) is None, "all were asked for"
 
 
 # Saved servers

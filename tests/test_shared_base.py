@@ -16,9 +16,11 @@ from hpcfed.clients import network as networks
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.job import Recipe, TrainingJob
 from hpcfed.data.shards import Shard
+from hpcfed.kernels import linear
 from hpcfed.kernels.adapted import adapted
 from hpcfed.kernels.gated import gated
 from hpcfed.kernels.tokens import next_token
+from hpcfed.models.choice import choose
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
 from hpcfed.models.own import Sample
@@ -346,3 +348,73 @@ def test_a_run_builds_its_network_once(
         started(*common, "--out", tmp_path / str(number))
         assert len(built) == number
     assert not networks._tried
+
+
+def adapted_layers(width: int) -> nn.Module:
+    network = nn.Sequential(
+        nn.Linear(width, 16), nn.Linear(16, width), nn.Linear(width, 8)
+    )
+    add_adapters(network, rank=2, alpha=4.0, layers="0,1", train="2")
+    return network
+
+
+def test_factors_of_adapters_never_update_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their layers are not called, so nobody would; a layer trained as a whole may."""
+    monkeypatch.setattr(linear, "updates_itself", lambda weight, slots: True)
+    network = adapted_layers(32)
+    layout = Layout.of(network)
+    tensors = layout.views(layout.row(network).expand(2, -1))
+    assert StackedNetwork(network, layout).updating(tensors, 4) == ["2.weight"]
+    halves = StackedNetwork(network, layout, bf16=True)
+    assert halves.over_halves and not halves.updating(tensors, 4)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_layer_that_is_trained_as_a_whole_gets_its_gradient(bf16: bool) -> None:
+    """With sinks, as the engine gives them."""
+    network = adapted_layers(32)
+    layout = Layout.of(network)
+    rows = layout.row(network).expand(2, -1).clone()
+    rows[1] *= 1.1
+    x = random(6, 32).float()
+    found = []
+    for forward in (StackedNetwork(network, layout, bf16=bf16), None):
+        tensors, sinks = {}, {}
+        for name, view in layout.views(rows).items():
+            tensors[name] = view.detach().requires_grad_()
+            sinks[name] = torch.zeros_like(view)
+        if forward is None:
+            y = StackedNetwork(network, layout)(tensors, x, training=True)
+        else:
+            y = forward(tensors, x, training=True, sinks=sinks)
+        gradients = torch.autograd.grad(y.square().sum(), [*tensors.values()])
+        found.append(torch.cat([each.flatten().double() for each in gradients]))
+    assert relative(found[0], found[1]) < (6 * ROUNDED if bf16 else 1e-6)
+
+
+class LooksUp(nn.Module):
+    """Takes an input for the number of a row, which bfloat16 would round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.randn(2000, 64, generator=torch.Generator().manual_seed(1))
+        self.table = nn.Parameter(table, requires_grad=False)
+        self.last = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = (1000 + 900 * x[:, 0].tanh()).long()
+        y: Tensor = self.last(self.table[rows])
+        return y
+
+
+def test_bfloat16_is_left_out_where_it_changes_more_than_digits() -> None:
+    cpu = torch.device("cpu")
+    common: dict[str, Any] = {"mode": "auto", "bf16": True, "device": cpu}
+    network: nn.Module = LooksUp()
+    way = choose(network, Layout.of(network), Sample((4,), (3,)), **common)
+    assert way.mode == "batched" and not way.forward.over_halves
+    network = language_model("gpt2")
+    sample = Sample((LENGTH,), (LENGTH, VOCABULARY), VOCABULARY)
+    assert choose(network, Layout.of(network), sample, **common).forward.over_halves

@@ -32,6 +32,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "split": USUAL["split"],
 }
 """Usual names of fields, by their role."""
+TEMPLATE = re.compile(r"\{([^{}]+)\}")
+"""A field's name in the text of a prompt."""
+LONGEST_NAME = 200
+"""The most letters of a client's name."""
 MORE = "input"
 """A field that follows an `instruction`, as in Alpaca's files."""
 SPLITS = ("train", "test")
@@ -146,7 +150,13 @@ def _names(path: Path, lines: Sequence[_Line], options: Mapping[str, Any]) -> _N
     template = ""
     if "{" in chosen.get("prompt", ""):
         template = chosen.pop("prompt")
-    found = {role: _name(path, role, chosen, there) for role in FIELDS}
+    used = {*chosen.values(), *TEMPLATE.findall(template)}
+    found = {}
+    for role in FIELDS:
+        # What a field is chosen for it is not guessed to be something else, too.
+        free = there if role in chosen else there - used
+        found[role] = _name(path, role, chosen, free)
+        used.add(found[role])
     prompt = [found["prompt"] or "prompt"]
     if prompt == ["instruction"] and "prompt" not in options:
         prompt.append(MORE)
@@ -198,7 +208,13 @@ class _Writer:
             return None
         # A template writes these tokens itself.
         framed = not (chat and self._tokeniser.has_template)
+        self._plain += chat and framed
         client = self._text(line, names.client) if names.client else ""
+        if len(client) > LONGEST_NAME:
+            raise UserError(
+                f"{self._path}: line {line.number}: {names.client} has {len(client):,} "
+                f"letters; a client's name has at most {LONGEST_NAME}"
+            )
         split = self._split(line) if names.split else ""
         return Lesson(pieces, client=client, split=split, framed=framed)
 
@@ -230,8 +246,8 @@ class _Writer:
     def _prompt(self, line: _Line) -> str:
         names = self._names
         if names.template:
-            return re.sub(
-                r"\{(\w+)\}", lambda found: self._text(line, found[1]), names.template
+            return TEMPLATE.sub(
+                lambda found: self._text(line, found[1]), names.template
             )
         first, *others = names.prompt
         parts = [self._text(line, first)]
@@ -241,7 +257,6 @@ class _Writer:
     def _of_chat(self, line: _Line) -> list[Piece]:
         messages = self._messages(line)
         if not self._tokeniser.has_template:
-            self._plain += 1
             return _plainly(messages)
         where = f"{self._path}: line {line.number}: the chat template fails"
         with plugins.one_line_of(where):

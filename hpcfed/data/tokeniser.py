@@ -5,6 +5,7 @@ Nothing is downloaded, and no code of the folder is run.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -85,7 +86,8 @@ class Tokeniser:
     @property
     def begin(self) -> int | None:
         """The token that it puts before a text, if it puts one there."""
-        first = self.made("a")["input_ids"][:1]
+        with self._one_line():
+            first = self.made("a")["input_ids"][:1]
         begin: int | None = self.made.bos_token_id
         return begin if first == [begin] else None
 
@@ -103,10 +105,13 @@ class Tokeniser:
         """Return the tokens of every text, without any before or after it."""
         if not texts:
             return []
-        found: list[list[int]] = self.made(list(texts), add_special_tokens=False)[
-            "input_ids"
-        ]
+        with self._one_line():
+            made = self.made(list(texts), add_special_tokens=False)
+        found: list[list[int]] = made["input_ids"]
         return found
+
+    def _one_line(self) -> AbstractContextManager[None]:
+        return plugins.one_line_of(f"the tokeniser of {self.folder} fails")
 
     def decode(self, tokens: Sequence[int]) -> str:
         known = [token for token in tokens if token < self.size]

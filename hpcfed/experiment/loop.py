@@ -70,8 +70,9 @@ def run_rounds(
         if stopped:
             end_run(setup, results, status="stopped")
         else:
-            generate(setup, folder, state, progress.say)
             _finish(setup, folder, state, results, used)
+            # The run's files are whole, whatever happens here.
+            generate(setup, folder, state, progress.say)
 
 
 def _first_state(

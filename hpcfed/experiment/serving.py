@@ -72,7 +72,7 @@ def _uploads(settings: Settings) -> int:
     """Return the largest number of rows in the server's bank."""
     options, config = server_options(settings), settings.config
     assert options is not None
-    return config.invited_among(config.clients) * options.bank_rounds
+    return config.cohort_among(config.clients) * options.bank_rounds
 
 
 def check_server(settings: Settings, world: World) -> None:

@@ -67,9 +67,18 @@ def adapters(layout: Layout) -> list[Adapter]:
         # As `LoraLinear` and `LoraWeight` name them.
         for ours, theirs in ((".down.weight", ".up.weight"), (".down", ".up")):
             other = named.get(e.name.removesuffix(ours) + theirs)
-            if e.name.endswith(ours) and other is not None:
+            if e.name.endswith(ours) and other is not None and _fit(e, other):
                 found.append(Adapter(e, other))
     return found
+
+
+def _fit(a: Entry, b: Entry) -> bool:
+    """Tell whether these are factors of a matrix; a network may have layers of the same
+    names.
+    """
+    trained = a.trainable and b.trainable
+    matrices = len(a.shape) == len(b.shape) == 2
+    return trained and matrices and a.shape[0] == b.shape[1]
 
 
 def columns_of(layout: Layout, factor: str) -> Tensor:

@@ -77,7 +77,9 @@ def trained(
     rows = fed.train(rows, cohort)
     # Noise of DP-SGD also falls on columns that a client does not have.
     rows = rows * sent.columns()
-    return fed.upload(rows, cohort, sent), sent
+    uploads = fed.upload(rows, cohort, sent)
+    # A compressed upload is a change of the server's row, which has all components.
+    return uploads.where(sent.columns(), 0), sent
 
 
 def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:

@@ -17,6 +17,7 @@ from hpcfed.errors import UserError
 from hpcfed.methods import FIXED, Cohort, Federation, Tensor, _adapters, fedavg
 from hpcfed.methods._adapters import adapters, rank_of
 from hpcfed.models.lora import frozen_weights
+from hpcfed.models.stacking import Names
 from hpcfed.options import Choice, RunConfig
 
 EXTENDS = fedavg
@@ -51,10 +52,11 @@ def init(fed: Federation[Options]) -> State:
     network = client_network(fed.config)
     frozen = [n for n, p in network.named_parameters() if not p.requires_grad]
     weights = frozen_weights(network)
+    tied = Names.of(network, fed.layout).tied
     bases = []
     for adapter in adapters(fed.layout):
         found = weights[adapter.a.name]
-        if found.name not in starts:
+        if found.name not in starts or found.name in tied:
             raise UserError(
                 f"method fedex-lora would change {found.name}, which is tied to another "
                 "layer's weight; name layers without it, as in --lora-layers '*.attn.*'"

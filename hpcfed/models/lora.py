@@ -106,7 +106,7 @@ def add_adapters(
     trained = 0
     named_twice = False
     for name, module in list(network.named_modules()):
-        if name and train and _matches(name, train):
+        if name and train and _matches_inside(name, train):
             module.requires_grad_(True)
             trained += 1
             named_twice |= _sizes(module) is not None and _matches(name, layers)
@@ -171,6 +171,13 @@ def _near(patterns: str, known: list[str]) -> str:
         if hint:
             return hint
     return ""
+
+
+def _matches_inside(name: str, patterns: str) -> bool:
+    """Tell whether a module, or one that it is part of, has such a name."""
+    parts = name.split(".")
+    ends = range(1, len(parts) + 1)
+    return any(_matches(".".join(parts[:end]), patterns) for end in ends)
 
 
 def _matches(name: str, patterns: str) -> bool:

@@ -31,6 +31,8 @@ OTHERS = (
     "use_bdlora arrow_config"
 )
 """Settings of PEFT that make another adapter than W + (α / r) B A."""
+USUAL_STARTS = ("gaussian", "orthogonal", "eva")
+"""Ways to draw first adapters that leave the network below as it is."""
 MOST_BYTES = 2**20
 """The largest configuration that is read."""
 
@@ -73,12 +75,37 @@ def read_config(folder: Path) -> AdapterConfig:
     targets = stored.get("target_modules")
     # PEFT takes the end of a name for the whole, unless something else restricts it.
     restricted = ("layers_to_transform", "layers_pattern", "exclude_modules")
-    if isinstance(targets, list) and not any(map(stored.get, restricted)):
-        layers = _endings(targets)
+    names = targets if _are_texts(targets) else None
+    if names and not any(map(stored.get, restricted)):
+        layers = _endings(names)
     else:
         layers = ",".join(_adapted(folder))
+    _check_rank(folder, int(rank))
     whole = stored.get("modules_to_save")
+    if whole and not _are_texts(whole):
+        raise UserError(
+            f"--init {folder}: modules_to_save in {CONFIG} must be a list of names"
+        )
     return AdapterConfig(int(rank), alpha, layers, _endings(whole) if whole else None)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _check_rank(folder: Path, rank: int) -> None:
+    """Refuse a rank that the weights do not have, before anything is made of it."""
+    from safetensors import safe_open
+
+    for module in _adapted(folder):
+        name = f"{PREFIX}{module}.{FACTORS['down.weight']}"
+        with safe_open(folder / WEIGHTS, "np") as file:
+            shape = file.get_slice(name).get_shape()
+        if shape[:1] != [rank]:
+            raise UserError(
+                f"--init {folder}: r is {rank:,} in {CONFIG}, but {module} has rank "
+                f"{shape[0] if shape else 0:,}"
+            )
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -103,6 +130,12 @@ def _check_plain(stored: Mapping[str, Any], folder: Path) -> None:
             f"--init {folder}: its adapters have biases ({stored['bias']}); only those "
             "with bias none can be read"
         )
+    begun = stored.get("init_lora_weights", True)
+    if isinstance(begun, str) and begun not in USUAL_STARTS:
+        raise UserError(
+            f"--init {folder}: init_lora_weights is {begun}, which also changes the "
+            "network below; only plain LoRA can be read"
+        )
     for name in OTHERS.split():
         if stored.get(name):
             raise UserError(
@@ -114,7 +147,10 @@ def _number(value: Any) -> float:
     """Return a finite number; 0 for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
-    return float(value) if isfinite(value) else 0.0
+    try:
+        return float(value) if isfinite(value) else 0.0
+    except OverflowError:
+        return 0.0
 
 
 def _endings(names: Iterable[Any]) -> str:
@@ -207,7 +243,8 @@ def describe(
             names[f"{layer}.{name}"] = f"{PREFIX}{layer}.{name}"
     any_one = next(iter(adapters.values()))
     rank = any_one.down.weight.shape[0]
-    alpha = any_one.scale * rank
+    # Divided by the rank before, which may have rounded.
+    alpha = round(any_one.scale * rank, 9)
     kinds = {type(module.base).__name__ for module in adapters.values()}
     config = {
         "peft_type": "LORA",

@@ -54,12 +54,14 @@ class StackedNetwork(Forward):
         *,
         bf16: bool = False,
         halves: bool = False,
+        together: bool = True,
         contiguous: bool = False,
         drops: int = 0,
     ) -> None:
         """`halves`: weights of layers may come in bfloat16, because only the layers use
-        them. `contiguous`: a module needs images in torch's default layout. `drops`:
-        functional dropout calls in a training pass.
+        them. `together`: with `bf16`, a frozen network computes in it for all clients;
+        otherwise only a client that is alone does. `contiguous`: a module needs images
+        in torch's default layout. `drops`: functional dropout calls in a training pass.
         """
         self._bf16 = bf16
         self._halves = bf16 and halves
@@ -70,14 +72,14 @@ class StackedNetwork(Forward):
         layers = sum(isinstance(module, StackedDropout) for module in modules)
         super().__init__(made, names, batch, layers=layers, drops=drops)
         self.masked = any(isinstance(each, StackedBatchNorm2d) for each in modules)
-        self.over_halves = bf16 and self._has_base()
         self._fused: set[str] = set()
-        """Weights of adapters, which round themselves."""
+        """Weights of adapters: their layers are never called, and they round themselves."""
+        for each in modules:
+            if isinstance(each, StackedLora):
+                self._fused |= {each.down.name + "weight", each.up.name + "weight"}
+        self.over_halves = bf16 and together and self._has_base()
         if self.over_halves:
             self._network = quick(self._network)
-            for each in self._network.modules():
-                if isinstance(each, StackedLora):
-                    self._fused |= {each.down.name + "weight", each.up.name + "weight"}
 
     def _has_base(self) -> bool:
         """Tell whether most of the network is frozen, and all else takes bfloat16."""
@@ -92,10 +94,10 @@ class StackedNetwork(Forward):
 
     def _outputs(self, tensors: dict[str, Tensor], x: Tensor, like: Tensor) -> Tensor:
         shared = self._shared.expanded(len(like))
-        if self.over_halves:
-            return self._over_halves({**shared, **tensors}, x)
         if self._batch.contiguous:
             x = x.contiguous()
+        if self.over_halves:
+            return self._over_halves({**shared, **tensors}, x)
         # Our own kernels, for several clients, do not support bfloat16.
         autocast = self._bf16 and x.is_cuda and self._batch.num_clients == 1
         autocasting = torch.autocast(x.device.type, torch.bfloat16, enabled=autocast)
@@ -112,6 +114,8 @@ class StackedNetwork(Forward):
             halves[name] = tensor if fused else tensor.to(torch.bfloat16)
         if x.is_floating_point():
             x = x.to(torch.bfloat16)
+        # Sinks are float32: autograd converts the gradients of rounded weights.
+        self._batch.sinks = {}
         with self._catching_drops():
             return answers(torch.func.functional_call(self._network, halves, x))
 
@@ -148,7 +152,8 @@ class StackedNetwork(Forward):
         # One client's layers run torch's own product, whose gradient is a tensor as
         # usual.
         several = len(next(iter(tensors.values()))) > 1
-        if not several:
+        # A weight that is rounded to bfloat16 would only update the rounded copy.
+        if not several or self.over_halves:
             return []
         layers = []
         for module in self._network.modules():
@@ -158,8 +163,8 @@ class StackedNetwork(Forward):
         names = []
         for layer in layers[1:]:
             name = layer.name + "weight"
-            # Layers must not update frozen and tied weights.
-            if name in self._tied or name not in tensors:
+            # Layers must not update frozen and tied weights, nor those of adapters.
+            if name in self._tied | self._fused or name not in tensors:
                 continue
             if isinstance(layer, StackedLinear) and linear.updates_itself(
                 tensors[name], slots

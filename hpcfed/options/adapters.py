@@ -1,6 +1,7 @@
 """Adapters of PEFT that a run starts from decide the shape of its own."""
 
 from collections.abc import Iterable
+from math import isclose
 from pathlib import Path
 
 from hpcfed.errors import UserError
@@ -26,12 +27,16 @@ def check_adapters(config: TrainingOptions, init: Path | None) -> None:
     if init is None or not peft_files.is_folder(init):
         return
     found = peft_files.read_config(init)
+    if config.lora is None:
+        raise UserError(
+            f"--init {init} holds adapters; leave --lora out, or give their rank"
+        )
     alpha = config.lora_alpha or config.lora
     for flag, ours, theirs in (
         ("--lora", config.lora, found.rank),
         ("--lora-alpha", alpha, found.alpha),
     ):
-        if ours != theirs:
+        if not isclose(ours, theirs):
             raise UserError(
                 f"{flag} {ours:g}, but the adapters of --init {init} have {theirs:g}; "
                 f"leave {flag} out, or give theirs"

@@ -262,7 +262,8 @@ def banked_rows(settings: Settings, options: ServerOptions) -> int:
     """Return the largest number of rows in the server's bank."""
     config = settings.config
     rounds = min(options.bank_rounds, config.rounds)
-    return config.invited_among(config.clients) * rounds
+    # Of more invitations, as many uploads arrive.
+    return config.cohort_among(config.clients) * rounds
 
 
 def _span_size(options: ServerOptions, rows: int) -> NetworkSize:
