@@ -305,6 +305,20 @@ def test_fields_of_other_names(plain: Path, write: Written) -> None:
     assert inputs == [C, A, END]
 
 
+def test_a_field_has_one_role(plain: Path, write: Written) -> None:
+    """`user` is a usual name of clients, but here it is the prompt."""
+    lines: list[Line] = [
+        {"user": word, "say-so": "c", "assistant": word} for word in ("a", "b", "d")
+    ]
+    path = write(*lines)
+    for prompt in ("user", "{user}", "{user} {say-so}"):
+        options = json.dumps({"prompt": prompt, "response": "assistant"})
+        source = read(path, plain, options)
+        assert "train_clients" not in source.arrays
+    (inputs, _), *_ = rows(source)
+    assert inputs == [A, C, A, END]
+
+
 def many(**more: Any) -> list[Line]:
     """Return samples of three clients, of which one has a single sample."""
     clients = ["bob"] * 12 + ["ann"] * 3 + ["carl"]
@@ -394,6 +408,7 @@ MISTAKES: dict[str, tuple[Sequence[Line | str], str]] = {
     "long prompts": ([pair("a " * 9, "b")] * 2, "no prompt leaves anything of its"),
     "one sample": ([GOOD], "no sample is left for testing"),
     "one client": ([pair("a", "b", client="x"), GOOD], "line 2 has no client"),
+    "long name": ([pair("a", "b", client="x" * 201)], "client has 201 letters"),
     "odd split": ([pair("a", "b", split="dev")], "must be train or test, not dev"),
     "no messages": ([{"messages": "hello"}], "messages is not a list of messages"),
     "half a message": ([{"messages": [{"role": "user"}]}], "message 1 is not"),
