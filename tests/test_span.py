@@ -446,13 +446,13 @@ def test_what_is_recorded_has_no_autoencoder(alone: Path) -> None:
 
 
 def test_a_model_that_grows_too_large_says_what_to_take(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def too_large(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 66.6 GiB")
 
     monkeypatch.setattr(LatentDiffusion, "learn", too_large)
-    options = {**RUN, "server_model": "p-diff"}
+    options = {**RUN, "server_model": "p-diff", "out": tmp_path / "run"}
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", *map(str, flags(**options))])
     assert ended.value.code == 2
