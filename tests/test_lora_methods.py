@@ -251,7 +251,7 @@ def test_a_rank_above_the_layers_sizes_is_exact() -> None:
 
 
 RANKS = [1, 3]
-"""Of clients 0 and 2, and of clients 1 and 3."""
+"""Ranks of clients 0 and 2, and of clients 1 and 3."""
 
 
 @pytest.mark.parametrize("way", ["holders", "padded", "norms"])

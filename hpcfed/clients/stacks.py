@@ -19,10 +19,13 @@ CPU_ACTIVATIONS = 2**24
 """Floats of a stack's activations on a CPU; larger stacks gain nothing there."""
 
 COPIES = 3.0
-"""Activations, their gradients, and the copies of the backward pass."""
+"""Floats that a training pass needs per activation: for itself, its gradient, and the
+copies of the backward pass.
+"""
 COPIES_OVER_HALVES = 0.75
-"""The same if a frozen network computes in bfloat16: half a float each. Most of what a
-pass keeps are activations, since frozen layers have no gradients of weights.
+"""Floats per activation if a frozen network computes in bfloat16: half a float each.
+Most of what a pass keeps are activations, since frozen layers have no gradients of
+weights.
 """
 MATRICES = 6
 """Matrices of the rows' size that every stack needs: rows in training, gradient,

@@ -22,6 +22,7 @@ import numpy as np
 from hpcfed.data import Task
 from hpcfed.data.tokeniser import Language
 from hpcfed.errors import UserError
+from hpcfed.runtime import machine
 
 NAMES = ("train_images", "train_labels", "test_images", "test_labels")
 """The arrays of labelled images, as messages name them."""
@@ -85,6 +86,25 @@ class InMemory(Source):
 
     def read(self, array: str) -> np.ndarray:
         return self.arrays[array]
+
+
+def read_text(path: Path, *, memory: int, instead: str = "") -> str:
+    """Return the text of a user's file; refuse one that would take more than the host's
+    memory, at `memory` bytes for each of its own. `instead` ends that line.
+    """
+    size = path.stat().st_size
+    if memory * size > machine.usable():
+        raise UserError(
+            f"{path}: {size / 2**30:,.1f} GiB of text take more than this machine's "
+            f"memory to read{instead}"
+        )
+    try:
+        # Excel puts a byte order mark first, which would become part of a name.
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8; convert it") from None
 
 
 def find(name: str, example: str, *, root: Path | None, wanted: str) -> Path:

@@ -16,12 +16,11 @@ from typing import Any
 
 from hpcfed import plugins
 from hpcfed.data import TextPlan
-from hpcfed.data.arrays import InMemory, find
+from hpcfed.data.arrays import InMemory, find, read_text
 from hpcfed.data.lessons import Lesson, Lessons, Piece
 from hpcfed.data.table import USUAL
 from hpcfed.data.tokeniser import Tokeniser, Turn, load_tokeniser
 from hpcfed.errors import UserError, count, did_you_mean
-from hpcfed.runtime import machine
 
 ENDING = ".jsonl"
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -102,18 +101,7 @@ class _Names:
 
 
 def _read(path: Path) -> list[_Line]:
-    size = path.stat().st_size
-    if BYTES_PER_BYTE * size > machine.usable():
-        raise UserError(
-            f"{path}: {size / 2**30:,.1f} GiB of text take more than this machine's "
-            "memory to read"
-        )
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8; convert it") from None
+    text = read_text(path, memory=BYTES_PER_BYTE)
     lines = []
     # Not splitlines: JSON may hold other characters that it takes for line ends.
     for number, line in enumerate(text.split("\n"), start=1):

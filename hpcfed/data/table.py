@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from hpcfed import plugins
-from hpcfed.data.arrays import InMemory, find, held_out
+from hpcfed.data.arrays import InMemory, find, held_out, read_text
 from hpcfed.errors import UserError, count, did_you_mean
-from hpcfed.runtime import machine
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "input": (
@@ -108,19 +107,8 @@ class _Roles:
 
 
 def _read(path: Path) -> _Table:
-    size = path.stat().st_size
-    if BYTES_PER_BYTE * size > machine.usable():
-        raise UserError(
-            f"{path}: {size / 2**30:,.1f} GiB of text take more than this machine's "
-            "memory to read; save it as an .npz (file:PATH.npz)"
-        )
-    try:
-        # Excel puts a byte order mark first, which would become part of a name.
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8; convert it") from None
+    instead = "; save it as an .npz (file:PATH.npz)"
+    text = read_text(path, memory=BYTES_PER_BYTE, instead=instead)
     lines = text.splitlines()
     header = lines[0] if lines else ""
     # Take the delimiter with most occurrences: some countries use semicolons.

@@ -34,13 +34,13 @@ class LearningRecord:
     own: float = float("nan")
     """The share of clients whose generated update has their own direction."""
     own_uploads: float = float("nan")
-    """The same of newest uploads. Both are NaN in older records."""
+    """The share of clients whose newest upload has; both are NaN in older records."""
     kept: float = float("nan")
     """Only in older records: the share of clients whose generated update is nearest to the
     mean of their own updates; still earlier, by latents of whole uploads.
     """
     kept_uploads: float = float("nan")
-    """The same of newest uploads."""
+    """The share of clients whose newest upload is, in older records."""
     bank_bytes: np.ndarray = field(default_factory=lambda: np.full(1, np.nan))
     """Bytes of the uploads, for each server rank; NaN in older records."""
     promised: dict[str, dict[str, float]] = field(default_factory=dict)
