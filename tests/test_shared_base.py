@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from hpcfed.clients import engine as engines
 from hpcfed.clients import network as networks
 from hpcfed.clients.engine import Engine
+from hpcfed.clients.evaluation import BASE_FLOATS, samples_in_flight
 from hpcfed.clients.job import Recipe, TrainingJob
 from hpcfed.data.shards import Shard
 from hpcfed.kernels import linear
@@ -21,6 +22,7 @@ from hpcfed.kernels.adapted import adapted
 from hpcfed.kernels.gated import gated
 from hpcfed.kernels.tokens import next_token
 from hpcfed.models.choice import choose
+from hpcfed.models.cost import Cost, cost
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
 from hpcfed.models.own import Sample
@@ -101,11 +103,11 @@ def test_in_bfloat16_gradients_of_adapters_are_float32(device: str) -> None:
         assert relative(ours, theirs) < 2 * ROUNDED
 
 
-def language_model(kind: str) -> nn.Module:
+def language_model(kind: str, vocabulary: int = VOCABULARY) -> nn.Module:
     """A small one with adapters that change something."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(5)
-    common: dict[str, Any] = {"vocab_size": VOCABULARY, "use_cache": False}
+    common: dict[str, Any] = {"vocab_size": vocabulary, "use_cache": False}
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     if kind == "gpt2":
         nothing = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -254,6 +256,34 @@ def engine_of(network: nn.Module, device: str, *, bf16: bool) -> Engine:
         trial=sample,
         device=torch.device(device),
     )
+
+
+def test_an_evaluation_has_room_for_logits() -> None:
+    """GPT-2's body of 388,000 floats a token, and 50,257 logits of each of 256 tokens."""
+    gpt2 = Cost(training=0, activations=256 * 388_000, outputs=256 * 50_257)
+    shard = shard_of(torch.zeros(CLIENTS * 2, LENGTH, dtype=torch.int64))
+    # 256 · (388,000 / 16 + 2 · 50,257) = 31,939,584 floats; 2³⁰ hold 33 such samples.
+    assert samples_in_flight(shard, gpt2, over_halves=True) == 33
+    # In float32 a sample's activations in training: 99,328,000 of 2²⁸.
+    assert samples_in_flight(shard, gpt2) == 2
+    sample = Sample((LENGTH,), (LENGTH, VOCABULARY), VOCABULARY)
+    assert cost(language_model("gpt2"), sample).outputs == LENGTH * VOCABULARY
+
+
+@gpu
+def test_an_evaluation_over_a_large_vocabulary_takes_the_memory_it_may() -> None:
+    network = language_model("gpt2", vocabulary=50_257)
+    tokens = torch.randint(0, VOCABULARY, (CLIENTS * 300, LENGTH)).cuda()
+    engine = engine_of(network, "cuda", bf16=True)
+    rows = Layout.of(network).row(network).cuda().repeat(CLIENTS, 1)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    engine.evaluate(rows, shard_of(tokens), np.arange(CLIENTS))
+    # 900 samples are more than fit at once. A quarter more for a step's shape, which
+    # is rounded up, and for all that is not counted.
+    most = 1.25 * 4 * BASE_FLOATS
+    assert 0.5 * most < torch.cuda.max_memory_allocated() - before < most
 
 
 def test_clients_share_a_frozen_network_however_large_their_adapters(

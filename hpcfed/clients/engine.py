@@ -18,9 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hpcfed.clients import evaluation
 from hpcfed.clients.differentiation import TrainableColumns
-from hpcfed.clients.evaluation import Judged, RowEvaluation, StackEvaluation
+from hpcfed.clients.evaluation import (
+    Judged,
+    RowEvaluation,
+    StackEvaluation,
+    samples_in_flight,
+)
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.job import Losses, Score, TrainingJob
 from hpcfed.clients.lanes import Lanes, Task, take_turns
@@ -248,11 +252,8 @@ class Engine:
         return _score(sums, sizes)
 
     def _in_flight(self, shard: Shard) -> int:
-        activations = self.cost.activations
-        if self._network.over_halves:
-            # Those of training, of which evaluation keeps a layer's at a time.
-            activations //= 16
-        return evaluation.samples_in_flight(shard, activations)
+        over_halves = self._network.over_halves
+        return samples_in_flight(shard, self.cost, over_halves=over_halves)
 
     def _evaluation(
         self, shard: Shard, wanted: Wanted, dtype: torch.dtype

@@ -17,6 +17,7 @@ from hpcfed.clients.objective import CLASSES, OBJECTIVES, Sums, Wanted
 from hpcfed.clients.schedule import Length, evaluation_samples, rounded_up, step_shapes
 from hpcfed.data.shards import Shard
 from hpcfed.kernels.batch import MOST_CLIENTS, gather_inputs, gatherable, of_step
+from hpcfed.models.cost import Cost
 from hpcfed.models.forward import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 from hpcfed.runtime.device import on_device
@@ -25,15 +26,25 @@ EVALUATION_SAMPLES = 4096
 """Samples in flight during evaluation, over all clients of a stack."""
 EVALUATION_FLOATS = 2**28
 """Activations of the samples in flight; a sample may be a long text."""
+BASE_FLOATS = 2**30
+"""The same over a frozen network in bfloat16, which is on a GPU: 4 GiB. Some thousand
+tokens of a large vocabulary fill it, and the GPU.
+"""
+LAYERS = 16
+"""Of the activations that training keeps, evaluation needs a layer's at a time."""
+LOGITS = 2
+"""Floats per logit in evaluation: itself in float32, and its log-softmax."""
 
 
-def samples_in_flight(shard: Shard, activations: int) -> int:
-    """Return how many samples are evaluated at once; `activations` are those of one."""
+def samples_in_flight(shard: Shard, cost: Cost, *, over_halves: bool = False) -> int:
+    """Return how many samples are evaluated at once."""
     # Classification uses a fixed number: its batches influence recorded results.
     if shard.task == "classification":
         return EVALUATION_SAMPLES
-    fitting = EVALUATION_FLOATS // max(1, activations)
-    return max(1, min(EVALUATION_SAMPLES, fitting))
+    floats, most = cost.activations, EVALUATION_FLOATS
+    if over_halves:
+        floats, most = floats // LAYERS + LOGITS * cost.outputs, BASE_FLOATS
+    return max(1, min(EVALUATION_SAMPLES, most // max(1, floats)))
 
 
 class Judged(NamedTuple):

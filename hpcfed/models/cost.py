@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from hpcfed.models.own import Sample
+from hpcfed.models.own import Sample, answers
 
 Weighted = nn.Conv1d | nn.Conv2d | nn.ConvTranspose1d | nn.Linear
 """Layers that do nearly all of a network's arithmetic."""
@@ -54,6 +54,8 @@ class Cost:
     """Floats that layers output in the forward pass."""
     layers: tuple[LayerCost, ...] = ()
     """Layers in the order in which a sample passes them."""
+    outputs: int = 0
+    """Floats of the network's answer, such as the logits of all tokens."""
 
     def training_of(self, trained: Collection[str]) -> int:
         """Return the multiply-adds of a step that trains only these parameters."""
@@ -113,9 +115,10 @@ def cost(network: nn.Module, sample: Sample) -> Cost:
             module.register_forward_pre_hook(enter)
     with torch.no_grad():
         # Not on the "meta" device, whose imports take seconds.
-        network(sample.batch(1, device=torch.device("cpu"), dtype=torch.float32))
+        x = sample.batch(1, device=torch.device("cpu"), dtype=torch.float32)
+        outputs = answers(network(x)).numel()
     training = _training(layers, frozenset(names.values()))
-    return Cost(training, max(1, activations), tuple(layers))
+    return Cost(training, max(1, activations), tuple(layers), outputs)
 
 
 def saved_floats(network: nn.Module, sample: Sample) -> int:
