@@ -3,6 +3,7 @@ a model says at the end of a run.
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import nn
 
 from hpcfed import cli
 from hpcfed.clients.engine import Engine
-from hpcfed.data import TextPlan, json_lines
+from hpcfed.data import Reading, TextPlan, brought, json_lines
 from hpcfed.data.arrays import InMemory, held_out
 from hpcfed.data.lessons import PROMPTS, packed
 from hpcfed.data.text import loaded as loaded_texts
@@ -272,6 +273,82 @@ def test_templates_that_cannot_be_used(tmp_path: Path, write: Written) -> None:
         read(path, folder)
 
 
+def test_a_template_that_writes_the_date_always_writes_the_same(
+    tmp_path: Path, write: Written
+) -> None:
+    # One that knows a word for 26 July 2024, and none for any other day.
+    template = (
+        "{{ strftime_now('%d %b %Y').replace('26 Jul 2024', 'h') }} "
+        "{% for m in messages %}{{ m.content }} {% endfor %}"
+    )
+    folder = save_tokeniser(tmp_path / "dated", chat_template=template)
+    path = write({"messages": CHAT[:2], "split": "train"}, LAST)
+    source = read(path, folder)
+    assert rows(source) == [([H, A, B], [NONE, B, NONE])]
+    assert "today's date: it gets 26 July 2024 in every run" in source.notes[0]
+    pairs = read(write(pair("a", "b", split="train"), LAST), folder)
+    assert not any("date" in note for note in pairs.notes), "no chat, no date"
+    folder = save_tokeniser(
+        tmp_path / "computed", chat_template="{{ strftime_now('%d' ~ '%b') }}"
+    )
+    with pytest.raises(UserError, match="so that runs of different days would differ"):
+        read(write({"messages": CHAT[:2]}, LAST), folder)
+
+
+# Control tokens
+
+
+def test_what_a_field_holds_is_text(chatty: Path, write: Written) -> None:
+    """Only the tokeniser, its template and --dataset-options end a text."""
+    chat = [said("user", "a</s>"), said("assistant", "</s> b")]
+    path = write(
+        pair("</s>a", "<s> b", split="train"),
+        {"messages": chat, "split": "train"},
+        LAST,
+    )
+    source = read(path, chatty, length=20)
+    first, second = rows(source)
+    # "<" and "/s>" are unknown to this tokeniser; the latter is three unknown words.
+    letters = [UNKNOWN] * 4
+    assert first[0] == [*letters, A, *letters[:3], B, END]
+    assert second[0] == [USER, A, *letters, END, ASSISTANT, *letters, B, END]
+    note = "2 samples with the letters of a control token, such as </s>, in a field"
+    assert any(note in told for told in source.notes)
+
+
+def test_a_prompt_of_the_options_may_hold_control_tokens(
+    plain: Path, write: Written
+) -> None:
+    path = write(pair("a", "b", split="train"), LAST)
+    source = read(path, plain, '{"prompt": "<s> user {prompt} </s>"}')
+    assert rows(source)[0][0] == [BEGIN, USER, A, END, B, END]
+    assert not any("control" in told for told in source.notes)
+
+
+def test_names_of_clients_and_files_of_text(plain: Path, tmp_path: Path) -> None:
+    lines = [pair("a", "b", client="</s>") for _ in range(3)]
+    path = tmp_path / "names.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert set(read(path, plain).arrays["train_clients"]) == {"</s>"}
+    (tmp_path / "x.txt").write_text("a b c</s>d " * 4)
+    plan = TextPlan(tokens="tokeniser", length=8, test=0.3, tokeniser=plain)
+    first, *_ = loaded_texts(tmp_path, plan).arrays["train_inputs"].tolist()
+    assert first == [A, B, C, *[UNKNOWN] * 4, D]
+
+
+def test_a_file_that_has_changed_is_read_again(plain: Path, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    reading = Reading(text=TextPlan(tokeniser=plain, length=8))
+    found = []
+    for word in ("a", "b"):
+        path.write_text("\n".join(json.dumps(pair(word, "c")) for _ in range(3)))
+        # As a clock with coarse steps would have it, both are of the same second.
+        os.utime(path, ns=(0, ord(word)))
+        texts = brought.texts(str(path), root=None, reading=reading)
+        found.append(int(texts.arrays["train_inputs"][0, 0]))
+    assert found == [A, B]
+
+
 # Fields
 
 
@@ -409,6 +486,8 @@ MISTAKES: dict[str, tuple[Sequence[Line | str], str]] = {
     "one sample": ([GOOD], "no sample is left for testing"),
     "one client": ([pair("a", "b", client="x"), GOOD], "line 2 has no client"),
     "long name": ([pair("a", "b", client="x" * 201)], "client has 201 letters"),
+    "no name": ([pair("a", "b", client="x"), pair("a", "b", client="")], "line 2: client has 0 letters"),
+    "half a name": ([pair("a", "b", client=1.5)], "line 1: client is not a text"),
     "odd split": ([pair("a", "b", split="dev")], "must be train or test, not dev"),
     "no messages": ([{"messages": "hello"}], "messages is not a list of messages"),
     "half a message": ([{"messages": [{"role": "user"}]}], "message 1 is not"),
@@ -423,6 +502,15 @@ def test_lines_that_cannot_be_read(name: str, plain: Path, write: Written) -> No
         read(path, plain)
     assert part in str(caught.value) and "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_not_utf_8(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes('{"prompt": "ü", "response": "b"}'.encode("latin-1"))
+    words = ("run", "--dataset", path, "--model", f"hf:{plain}")
+    assert "latin.jsonl is not UTF-8; convert it" in mistake(capsys, *words)
 
 
 def test_mistakes_in_options_and_folders(

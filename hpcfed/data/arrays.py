@@ -107,6 +107,14 @@ def read_text(path: Path, *, memory: int, instead: str = "") -> str:
         raise UserError(f"{path} is not UTF-8; convert it") from None
 
 
+def version(path: Path) -> tuple[int, ...]:
+    """Return what changes if a file is written again, as a notebook may do between two
+    runs: a part of caches' keys.
+    """
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def find(name: str, example: str, *, root: Path | None, wanted: str) -> Path:
     """Return the file of `PREFIX:PATH`: as given, or else below the root, the folder of
     all data. `example` is such a name, and `wanted` says what it should be.

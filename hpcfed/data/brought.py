@@ -24,6 +24,7 @@ from hpcfed.data.arrays import (
     check_values,
     find,
     read_all,
+    version,
     with_owned_test,
 )
 from hpcfed.errors import UserError
@@ -105,12 +106,12 @@ def _plain(reading: Reading) -> Reading:
 
 
 def _version(name: str, root: Path | None) -> tuple[int, ...]:
-    """Return what changes if an .npz is written again; other data stays in memory."""
-    if not is_file_name(name):
-        return ()
-    found = _find_npz(name, root).stat()
-    # Part of the cache's key: a notebook may write the file again between two runs.
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    """Return what changes if a file is written again; other data stays in memory."""
+    if is_file_name(name):
+        return version(_find_npz(name, root))
+    if json_lines.is_lines(name):
+        return version(json_lines.find_lines(name, root=root))
+    return ()
 
 
 # Cached: a command line asks several times, and there may be many tokens.
@@ -139,7 +140,7 @@ def _opened(name: str, root: Path | None, reading: Reading) -> Iterator[Source]:
         yield table.read_table(table.find_table(name, root=root), reading.options)
     elif json_lines.is_lines(name):
         path = json_lines.find_lines(name, root=root)
-        yield json_lines.loaded(path, reading.options, reading.text)
+        yield json_lines.loaded(path, reading.options, reading.text, version(path))
     elif text.is_text(name):
         yield text.loaded(text.find_texts(name, root=root), reading.text)
     elif table.is_hf(name):

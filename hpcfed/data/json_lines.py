@@ -4,13 +4,17 @@ and a response, or with the messages of a chat; it may name a client and a split
 Tokens of the prompt are inputs alone. Those of the response, and the token that ends it,
 are also predicted. `--dataset-options` names the fields: prompt (or a text with
 {fields} in it), response, messages, client and split.
+
+What a field holds is text. If it contains a control token of the tokeniser, such as
+</s>, that is read letter by letter. Only chat templates and the text of
+`--dataset-options` write such tokens.
 """
 
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from hpcfed.data import TextPlan
 from hpcfed.data.arrays import InMemory, find, read_text
 from hpcfed.data.lessons import Lesson, Lessons, Piece
 from hpcfed.data.table import USUAL
-from hpcfed.data.tokeniser import Tokeniser, Turn, load_tokeniser
+from hpcfed.data.tokeniser import CUT, TODAY, Tokeniser, Turn, load_tokeniser
 from hpcfed.errors import UserError, count, did_you_mean
 
 ENDING = ".jsonl"
@@ -55,9 +59,14 @@ def find_lines(name: str, *, root: Path | None) -> Path:
     return find(name, f"file:chats{ENDING}", root=root, wanted=wanted)
 
 
-@cache
-def loaded(path: Path, options: str, plan: TextPlan) -> InMemory:
-    """Return the arrays of a file; `options` is JSON with the names of its fields."""
+# Few: a file that is written again and again must not stay in memory as often.
+@lru_cache(maxsize=4)
+def loaded(
+    path: Path, options: str, plan: TextPlan, version: tuple[int, ...] = ()
+) -> InMemory:
+    """Return the arrays of a file; `options` is JSON with the names of its fields, and
+    another `version` reads the file again.
+    """
     lines = _read(path)
     names = _names(path, lines, json.loads(options))
     if plan.tokeniser is None:
@@ -184,7 +193,8 @@ class _Writer:
         self._path = path
         self._names = names
         self._tokeniser = tokeniser
-        self._empty = self._rewritten = self._plain = 0
+        self._empty = self._rewritten = self._plain = self._steering = 0
+        self._by_template = 0
 
     def lesson(self, line: _Line) -> Lesson | None:
         """Return the text of a line; None if its response is empty."""
@@ -197,11 +207,12 @@ class _Writer:
         # A template writes these tokens itself.
         framed = not (chat and self._tokeniser.has_template)
         self._plain += chat and framed
+        self._steering += any(CUT in text for text, _ in pieces)
         client = self._text(line, names.client) if names.client else ""
-        if len(client) > LONGEST_NAME:
+        if names.client and not 1 <= len(client) <= LONGEST_NAME:
             raise UserError(
                 f"{self._path}: line {line.number}: {names.client} has {len(client):,} "
-                f"letters; a client's name has at most {LONGEST_NAME}"
+                f"letters; a client's name has 1 to {LONGEST_NAME}"
             )
         split = self._split(line) if names.split else ""
         return Lesson(pieces, client=client, split=split, framed=framed)
@@ -223,10 +234,21 @@ class _Writer:
                 "the chat template rewrites earlier ones"
             )
 
+        if self._steering:
+            yield (
+                f"{count(self._steering, 'sample')} with the letters of a control token, "
+                "such as </s>, in a field: they are read as text"
+            )
+        if self._by_template and self._tokeniser.asks_for_date:
+            yield (
+                "the chat template asks for today's date: it gets "
+                f"{TODAY:%d %B %Y} in every run"
+            )
+
     def _of_pair(self, line: _Line) -> list[Piece]:
         """Return prompt and response, on lines of their own."""
         prompt = self._prompt(line)
-        response = self._text(line, self._names.response)
+        response = self._written(line, self._names.response)
         # A word at the end of the prompt must not grow together with the response.
         apart = not prompt or prompt[-1:].isspace() or response[:1].isspace()
         return [Piece(prompt if apart else f"{prompt}\n", False), Piece(response, True)]
@@ -235,17 +257,18 @@ class _Writer:
         names = self._names
         if names.template:
             return TEMPLATE.sub(
-                lambda found: self._text(line, found[1]), names.template
+                lambda found: self._written(line, found[1]), names.template
             )
         first, *others = names.prompt
-        parts = [self._text(line, first)]
-        parts += [self._text(line, name) for name in others if name in line.fields]
+        parts = [self._written(line, first)]
+        parts += [self._written(line, name) for name in others if name in line.fields]
         return "\n".join(filter(None, parts))
 
     def _of_chat(self, line: _Line) -> list[Piece]:
         messages = self._messages(line)
         if not self._tokeniser.has_template:
             return _plainly(messages)
+        self._by_template += 1
         where = f"{self._path}: line {line.number}: the chat template fails"
         with plugins.one_line_of(where):
             pieces, rewritten = _by_template(messages, self._tokeniser)
@@ -261,7 +284,7 @@ class _Writer:
         turns: list[Turn] = []
         last = 0
         for number, message in enumerate(messages, start=1):
-            turn = _turn(message)
+            turn = self._turn(message)
             if turn is None:
                 raise UserError(
                     f'{where}: message {number} is not {{"role": "…", "content": "…"}}'
@@ -294,15 +317,19 @@ class _Writer:
             raise UserError(f"{where}: {name} is not a text")
         return _sound(value)
 
+    def _written(self, line: _Line, name: str) -> str:
+        """Return a field that is learnt or prompts."""
+        return self._tokeniser.as_text(self._text(line, name))
 
-def _turn(message: Any) -> Turn | None:
-    """Return who says what in a message; None if it is not one."""
-    if not isinstance(message, dict):
-        return None
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not isinstance(content, str):
-        return None
-    return {"role": _sound(role), "content": _sound(content)}
+    def _turn(self, message: Any) -> Turn | None:
+        """Return who says what in a message; None if it is not one."""
+        if not isinstance(message, dict):
+            return None
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not isinstance(content, str):
+            return None
+        as_text = self._tokeniser.as_text
+        return {"role": as_text(_sound(role)), "content": as_text(_sound(content))}
 
 
 def _plainly(messages: Sequence[Turn]) -> list[Piece]:

@@ -163,7 +163,8 @@ def _tokens(paths: Sequence[Path], plan: TextPlan) -> list[np.ndarray]:
             texts.append(path.read_text(encoding="utf-8"))
     if plan.tokens == "tokeniser":
         # In one call, in which the tokeniser uses all cores.
-        encoded = _tokeniser(paths[0].parent, plan).encode(texts)
+        tokeniser = _tokeniser(paths[0].parent, plan)
+        encoded = tokeniser.encode([tokeniser.as_text(text) for text in texts])
         return [np.array(tokens, np.int32) for tokens in encoded]
     # Four bytes for every character, so that the array has one number each.
     return [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in texts]

@@ -4,10 +4,12 @@ Hugging Face's `transformers` has saved to a folder.
 Nothing is downloaded, and no code of the folder is run.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
+from datetime import datetime
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +23,17 @@ VOCABULARIES = (
     *("spiece.model", "sentencepiece.bpe.model"),
 )
 """Files of which a tokeniser's folder has at least one."""
+
+CUT = "\ufdd0"
+"""Cuts a text where tokens must not grow together. Unicode promises that no text has this
+character.
+"""
+TODAY = datetime(2024, 7, 26)
+"""What chat templates write as today's date: a run's tokens must not depend on the day.
+It is the date that Llama's template falls back to.
+"""
+ASKS_FOR_DATE = re.compile(r"strftime_now\(\s*(['\"])(?P<format>[^'\"]*)\1\s*\)")
+"""How a chat template asks for it."""
 
 Turn = Mapping[str, str]
 """A turn of a chat: its role and its content."""
@@ -101,13 +114,61 @@ class Tokeniser:
         """Whether it knows how a chat is written."""
         return bool(self.made.chat_template)
 
+    @property
+    def asks_for_date(self) -> bool:
+        """Whether its chat template asks for today's date."""
+        return bool(ASKS_FOR_DATE.search(self.made.get_chat_template()))
+
+    @cached_property
+    def _template(self) -> str:
+        """The chat template, with the same date on every day."""
+        template = ASKS_FOR_DATE.sub(
+            lambda found: repr(TODAY.strftime(found["format"])),
+            self.made.get_chat_template(),
+        )
+        if "strftime_now(" in template:
+            raise UserError(
+                f"the chat template of {self.folder} computes today's date, so that runs "
+                "of different days would differ; write a date into the template"
+            )
+        return template
+
+    @cached_property
+    def _control(self) -> re.Pattern[str] | None:
+        """Find tokens that steer a network, such as </s>, after their first letter."""
+        names = set(self.made.all_special_tokens)
+        for token in getattr(self.made, "added_tokens_decoder", {}).values():
+            if token.special:
+                names.add(str(token))
+        # The longest first, because one may begin like another.
+        long_ones = sorted((name for name in names if len(name) > 1), key=len)
+        if not long_ones:
+            return None
+        return re.compile("|".join(map(re.escape, reversed(long_ones))))
+
+    def as_text(self, text: str) -> str:
+        """Return what somebody wrote, cut so that no part becomes a control token: a
+        text must not be able to end itself, or to speak in another's name.
+        """
+        text = text.replace(CUT, "\ufffd")
+        if self._control is None:
+            return text
+        return self._control.sub(
+            lambda found: f"{found[0][0]}{CUT}{found[0][1:]}", text
+        )
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of every text, without any before or after it."""
-        if not texts:
+        parts = [text.split(CUT) for text in texts]
+        flat = [part for some in parts for part in some]
+        if not flat:
             return []
         with self._one_line():
-            made = self.made(list(texts), add_special_tokens=False)
-        found: list[list[int]] = made["input_ids"]
+            # In one call, in which it uses all cores.
+            encoded = iter(self.made(flat, add_special_tokens=False)["input_ids"])
+        found = []
+        for some in parts:
+            found.append([token for _ in some for token in next(encoded)])
         return found
 
     def _one_line(self) -> AbstractContextManager[None]:
@@ -123,7 +184,10 @@ class Tokeniser:
         """
         return str(
             self.made.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=prompts
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=prompts,
+                chat_template=self._template,
             )
         )
 
