@@ -309,6 +309,41 @@ def test_hetlora_averages_clients_of_different_ranks(way: str) -> None:
     assert int(cohort.log.bytes_up_here) == sum(2 * rank * each * 8 for rank in RANKS)
 
 
+@pytest.mark.parametrize("method", ["hetlora", "flexlora"])
+def test_a_client_is_sent_the_components_of_its_rank(method: str) -> None:
+    """Two clients of rank 1 and two of rank 3; a component has 64 + 64 numbers in one
+    layer, and 64 + 10 in the other, of 8 bytes each.
+    """
+    s = assembled_with(method, client_ranks="1,3", devices="lognormal")
+    fed = s.federation
+    state = s.method.init(fed)
+    cohort = fed.sample(0)
+    s.method.round(fed, state, cohort)
+    each = 202 * 8
+    assert cohort.log.bytes_down == 2 * 1 * each + 2 * 3 * each
+    assert int(cohort.log.bytes_up_here) == 2 * 1 * each + 2 * 3 * each
+    clock = cohort.in_flight.clock
+    assert clock is not None
+    assert clock._dense.tolist() == clock.sent.tolist() == [each, 3 * each] * 2
+    newcomers = fed.everyone(1)
+    s.method.welcome(fed, state, newcomers)
+    assert newcomers.log.bytes_down == 8 * each
+
+
+def test_a_packed_row_is_sent_where_it_is_smaller_than_the_clients_part() -> None:
+    s = assembled_with("hetlora", client_ranks="1,3", compress_down="topk", keep=0.5)
+    fed, first, second = s.federation, 202 * 8, 303 * 8 + 76
+    sent = []
+    state = s.method.init(fed)
+    for round in range(2):
+        cohort = fed.sample(round)
+        state = s.method.round(fed, state, cohort)
+        sent.append(cohort.log.bytes_down)
+    # At first all is sent unpacked. Then half of the 606 columns, and a bit for each of
+    # all columns, are more than rank 1 has, and less than rank 3 has.
+    assert sent == [8 * first, 2 * first + 2 * second]
+
+
 def test_flexlora_of_equal_ranks_equals_different_ones_that_are_all_the_largest() -> (
     None
 ):

@@ -283,7 +283,7 @@ def test_an_evaluation_over_a_large_vocabulary_takes_the_memory_it_may() -> None
     # 900 samples are more than fit at once. A quarter more for a step's shape, which
     # is rounded up, and for all that is not counted.
     most = 1.25 * 4 * BASE_FLOATS
-    assert 0.5 * most < torch.cuda.max_memory_allocated() - before < most
+    assert 0.4 * most < torch.cuda.max_memory_allocated() - before < most
 
 
 def test_clients_share_a_frozen_network_however_large_their_adapters(

@@ -23,24 +23,32 @@ class Exchange:
         self._timer = members.timer
 
     def download(
-        self, row: Tensor, cohort: Cohort, *, everyone: bool = False, beside: str = ""
+        self,
+        row: Tensor,
+        cohort: Cohort,
+        *,
+        everyone: bool = False,
+        beside: str = "",
+        columns: np.ndarray | None = None,
     ) -> Tensor:
         """Return the row, or some columns of it, for every member of the cohort on this
         rank; `row` may hold a row for each of them.
 
         With `everyone`, clients that are not sampled get it, too. `beside` names what
         is sent in addition to the model, such as control variates. `upload` looks it up
-        by this name.
+        by this name. If members are sent different parts of the row, `columns` counts
+        those of every member on any rank, and the method ignores the others.
         """
         with self._timer.phase("download"):
             log, in_flight = cohort.log, cohort.in_flight
-            receivers = (
-                self._members.num_holders
-                if everyone
-                else self._members.num_holders_in(cohort)
-            )
-            size = receivers * row.shape[-1] * row.element_size()
-            download = Download(row, cohort, everyone, in_flight.downloads, size)
+            dense = row.shape[-1] * row.element_size()
+            size, sizes = self._receivers(cohort, everyone) * dense, None
+            if columns is not None:
+                assert not everyone, "only members have a part of their own"
+                has_data = self._members.sizes[cohort.clients] > 0
+                sizes = np.where(has_data, columns * row.element_size(), 0)
+                size = int(sizes.sum())
+            download = Download(row, cohort, everyone, in_flight.downloads, size, sizes)
             if self.channel.packing is not None:
                 download = self.channel.packing(download)
             in_flight.downloads += 1
@@ -49,9 +57,9 @@ class Exchange:
                 in_flight.sent_row = row if row.dim() == 1 else None
             log.bytes_down += download.size
             if in_flight.clock is not None:
-                dense = row.shape[-1] * row.element_size()
                 each = dense if download.sizes is None else download.sizes
-                in_flight.clock.download(cohort.clients, each, dense)
+                unpacked = dense if sizes is None else sizes
+                in_flight.clock.download(cohort.clients, each, unpacked)
             # A view: the server's row is in memory once.
             rows = download.rows.expand(len(cohort.here), -1)
             # Without packing clients have exactly the server's row, so nothing is to be
@@ -59,6 +67,12 @@ class Exchange:
             servers = None if self.channel.packing is None else row
             in_flight.downloaded[beside] = Downloaded(rows, servers)
             return rows
+
+    def _receivers(self, cohort: Cohort, everyone: bool) -> int:
+        """Return how many clients with training data are sent a row."""
+        if everyone:
+            return self._members.num_holders
+        return self._members.num_holders_in(cohort)
 
     def upload(
         self,

@@ -7,12 +7,13 @@ they stay.
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from hpcfed.errors import UserError
 from hpcfed.federation.cohort import Sent
 from hpcfed.methods import FIXED, _adapters, fedavg
-from hpcfed.methods._adapters import components, rank_of
+from hpcfed.methods._adapters import adapters, components, rank_of
 from hpcfed.methods._interface import Cohort, Federation, Positions, Tensor
 from hpcfed.options import RunConfig, option
 
@@ -56,12 +57,27 @@ def init(fed: Federation[Options]) -> State:
     return State(fed.initial_row(), components(fed.layout).to(fed.device))
 
 
+def ranks_of(fed: Federation[Options], ids: np.ndarray) -> np.ndarray:
+    """Return the ranks of clients."""
+    dealt = fed.options.dealt or [rank_of(fed)]
+    ranks: np.ndarray = np.array(dealt)[ids % len(dealt)]
+    return ranks
+
+
+def widths(fed: Federation[Options], ids: np.ndarray) -> np.ndarray:
+    """Return how many columns clients have, and are sent: (inputs + outputs) · rank of
+    every adapter, and all columns of no adapter.
+    """
+    each = sum(a.shape[1] + b.shape[0] for a, b in adapters(fed.layout))
+    others = fed.layout.num_columns - rank_of(fed) * each
+    return others + ranks_of(fed, ids) * each
+
+
 def held(fed: Federation[Options], clients: Positions) -> Tensor:
     """Return [clients, 1 + components], True for what each client has; the first is for
     columns of no adapter.
     """
-    dealt = fed.options.dealt or [rank_of(fed)]
-    ranks = torch.tensor(dealt)[fed.clients[clients] % len(dealt)]
+    ranks = torch.from_numpy(ranks_of(fed, fed.clients[clients]))
     number = torch.arange(rank_of(fed) + 1)
     return (number <= ranks[:, None]).to(fed.device)
 
@@ -73,7 +89,8 @@ def trained(
     which components each member has sent.
     """
     sent = Sent(held(fed, cohort.here), state.component_of)
-    rows = fed.download(state.w, cohort) * sent.columns()
+    rows = fed.download(state.w, cohort, columns=widths(fed, cohort.clients))
+    rows = rows * sent.columns()
     rows = fed.train(rows, cohort)
     # Noise of DP-SGD also falls on columns that a client does not have.
     rows = rows * sent.columns()
@@ -87,4 +104,5 @@ def personal(fed: Federation[Options], state: State, clients: Positions) -> Tens
 
 
 def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
-    return fed.greet(personal(fed, state, cohort.here), cohort)
+    columns = int(widths(fed, np.flatnonzero(fed.sizes)).sum())
+    return fed.greet(personal(fed, state, cohort.here), cohort, columns)

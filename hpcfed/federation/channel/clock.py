@@ -205,7 +205,10 @@ class MembersTime:
         self._time_for: np.ndarray | None = None
 
     def download(
-        self, clients: np.ndarray, num_bytes: np.ndarray | float, dense: float
+        self,
+        clients: np.ndarray,
+        num_bytes: np.ndarray | float,
+        dense: np.ndarray | float,
     ) -> None:
         """Count the bytes that each of these members is sent."""
         at = self._at(clients)

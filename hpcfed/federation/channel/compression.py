@@ -227,12 +227,16 @@ class DownloadCompression:
         """
         assert isinstance(packed.size, int), "all columns are sent to everybody"
         number, last = self._number(name), self._last(name)
-        dense = download.rows.shape[-1] * download.rows.element_size()
+        members = download.cohort.clients
+        whole = download.rows.shape[-1] * download.rows.element_size()
+        dense = np.full(len(last), whole)
+        if download.sizes is not None:
+            # A part of the row, unpacked; what is packed is packed for all alike.
+            dense[members] = download.sizes
         missed = number - last if catch_up else 1
         sizes = np.minimum(missed * packed.size, dense)
         # 0 stands for never.
         sizes = np.where(last == 0, dense, sizes)
-        members = download.cohort.clients
         has_data = self.train_samples > 0
         receives = has_data
         if not download.everyone:
