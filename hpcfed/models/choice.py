@@ -5,12 +5,12 @@ There are three ways, the fastest first: clients folded into the batch (`stack`)
 clients with different weights, in all passes that a run makes: training with and
 without dropout's random numbers, evaluation, different numbers of samples, a single
 sample. A way works if it gives the same as the plain module: outputs, gradients,
-running statistics.
+running statistics. A large network is tried with a few of its blocks.
 """
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from hpcfed.errors import UserError, one_line
+from hpcfed.models.blocks import EACH, Blocks, find_blocks, is_large, shortened
 from hpcfed.models.forward import Forward
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import Sample
@@ -57,6 +58,23 @@ class Way:
     """Why not a faster way; empty for the fastest."""
 
 
+@dataclass(frozen=True)
+class _Found:
+    """What a trial has found out."""
+
+    kind: Literal["stack", "vmap", "plain"]
+    captures: bool
+    """Whether a step on a GPU can be captured and replayed."""
+    reason: str = ""
+    contiguous: bool = False
+    together: bool = True
+    """Whether a frozen network may compute in bfloat16 for all clients."""
+    draws: bool = False
+    """Whether the network draws random numbers of torch's own."""
+    drops: int = 0
+    """Functional dropout calls in a training pass."""
+
+
 def choose(
     network: nn.Module,
     layout: Layout,
@@ -67,14 +85,90 @@ def choose(
     device: torch.device,
 ) -> Way:
     """Find the fastest way to call a network that equals the plain module."""
+    try_out = partial(_tried_out, sample=sample, mode=mode, bf16=bf16, device=device)
+    found = None
+    blocks = find_blocks(network) if is_large(network) else None
+    if blocks is not None:
+        found = _tried_short(network, layout, sample, device, blocks, try_out)
+    found = found or try_out(network, layout)
+    if device.type == "cuda":
+        # Stacks are as large as free memory allows.
+        torch.cuda.empty_cache()
+    drops = found.drops
+    forward: Forward
+    if found.kind == "stack":
+        forward = StackedNetwork(
+            network,
+            layout,
+            # The trial was in full precision, so that only mistakes could differ.
+            bf16=bf16,
+            together=found.together,
+            contiguous=found.contiguous,
+            drops=drops,
+        )
+    elif found.kind == "vmap":
+        forward = VmapNetwork(network, layout, contiguous=found.contiguous, drops=drops)
+    else:
+        forward = PlainNetwork(
+            network, layout, draws=found.draws, drops=drops, bf16=bf16
+        )
+    forward.captures = found.captures
+    way: Mode = "loop"
+    if found.kind == "vmap":
+        way = "vmap"
+    elif found.kind == "stack" and mode != "loop":
+        way = "batched"
+    return Way(forward, way, found.reason)
+
+
+def _tried_short(
+    network: nn.Module,
+    layout: Layout,
+    sample: Sample,
+    device: torch.device,
+    blocks: Blocks,
+    try_out: Callable[[nn.Module, Layout], _Found],
+) -> _Found | None:
+    """Try a network with fewer blocks; None if that does not tell enough about it."""
+    frozen = {name for name, p in network.named_parameters() if not p.requires_grad}
+    send_frozen = any(e.name in frozen for e in layout.entries)
+
+    def short(each: int) -> tuple[nn.Module, Layout]:
+        made = shortened(network, blocks, each)
+        return made, Layout.of(made, send_frozen=send_frozen)
+
+    try:
+        found = try_out(*short(EACH))
+        if not found.drops:
+            return found
+        if not blocks.alike:
+            return None
+        # Every block makes as many calls.
+        of_block = found.drops - _begin(*short(EACH - 1), sample, device)[2]
+    except UserError:
+        # The network may need all its blocks; if not, the whole one says what is wrong.
+        return None
+    more = len(blocks.kinds) - EACH
+    return replace(found, drops=found.drops + more * of_block)
+
+
+def _tried_out(
+    network: nn.Module,
+    layout: Layout,
+    *,
+    sample: Sample,
+    mode: Literal["auto", "batched", "vmap", "loop"],
+    bf16: bool,
+    device: torch.device,
+) -> _Found:
     trial, expected, drops, draws = _begin(network, layout, sample, device)
-    plain = PlainNetwork(network, layout, draws=draws, drops=drops, bf16=bf16)
     if draws:
         reason = "it draws random numbers of torch's own, each client's from its key"
         if mode in ("batched", "vmap"):
             raise UserError(f"--engine {mode}: {reason}; use --engine auto or loop")
-        return Way(plain, "loop", reason)
-    # The reference of all trials. Not `plain`, which may compute in bfloat16.
+        # Seeding happens on the host, which cannot be captured.
+        return _Found("plain", False, reason, draws=True, drops=drops)
+    # The reference of all trials. Never in bfloat16.
     alone = PlainNetwork(network, layout, draws=False, drops=drops)
     expected |= more_expected(alone, trial, layout)
     others = outcome(alone, nudged(trial), layout, UNEVEN, alone=True)
@@ -84,30 +178,33 @@ def choose(
         stack = partial(StackedNetwork, network, layout, drops=drops)
         failure, contiguous = _tried(stack, trial, layout, expected, most)
         if not failure:
-            way: Mode = "loop" if mode == "loop" else "batched"
-            # Built again: the trial was in full precision, so that only mistakes could
-            # differ.
-            stacked = stack(bf16=bf16, contiguous=contiguous)
-            if stacked.over_halves and not _serves(stacked, trial, layout, expected):
-                stacked = stack(bf16=bf16, together=False, contiguous=contiguous)
+            halved = stack(bf16=bf16, contiguous=contiguous)
+            together = not halved.over_halves or _serves(
+                halved, trial, layout, expected
+            )
             # Bloom's network, for instance, creates a tensor on the host in every pass.
             asks = asks_host(stack(contiguous=contiguous), trial, layout)
-            stacked.captures = not asks
-            return Way(stacked, way)
+            return _Found(
+                "stack",
+                not asks,
+                contiguous=contiguous,
+                together=together,
+                drops=drops,
+            )
         reasons.append(failure)
     if mode != "loop":
         make = partial(VmapNetwork, network, layout, drops=drops)
         failure, contiguous = _tried(make, trial, layout, expected, most)
         if not failure:
-            vmapped = make(contiguous=contiguous)
-            vmapped.captures = not asks_host(make(contiguous=contiguous), trial, layout)
-            return Way(vmapped, "vmap", "; ".join(reasons))
+            asks = asks_host(make(contiguous=contiguous), trial, layout)
+            reason = "; ".join(reasons)
+            return _Found("vmap", not asks, reason, contiguous=contiguous, drops=drops)
         reasons.append(f"by vmap: {failure}")
         if mode in ("batched", "vmap"):
             why = "; ".join(reasons)
             raise UserError(f"--engine {mode}: {why}; use --engine auto or loop")
-    plain.captures = not asks_host(alone, trial, layout)
-    return Way(plain, "loop", "; ".join(reasons))
+    asks = asks_host(alone, trial, layout)
+    return _Found("plain", not asks, "; ".join(reasons), drops=drops)
 
 
 def _begin(
