@@ -5,6 +5,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 from hpcfed.clients.network import client_network
+from hpcfed.errors import UserError
 from hpcfed.experiment.run import run_setup
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import add_adapters
@@ -111,6 +113,47 @@ def test_a_run_leaves_its_adapters_with_pefts_names(
         ours = name.removeprefix(BASE).replace("lora_A", "down").replace("lora_B", "up")
         np.testing.assert_array_equal(views[ours][0].numpy(), array)
     assert len(views) == len(found)
+
+
+def test_a_model_leaves_its_base_in_the_base_s_folder(
+    tmp_path: Path, texts: Path
+) -> None:
+    base = network_folder("GPT2", tmp_path / "base")
+    values = options(base, texts, lora=2, lora_layers="*.1.attn.*")
+    folder = ran(tmp_path / "run", **values, lora_train="*.ln_f")
+    with np.load(folder / "model.npz") as model:
+        found = dict(model)
+    assert {name.rpartition("transformer.")[2] for name in found} == {
+        "ln_f.weight", "ln_f.bias",
+        "h.1.attn.c_attn.down.weight", "h.1.attn.c_attn.up.weight",
+        "h.1.attn.c_proj.down.weight", "h.1.attn.c_proj.up.weight",
+    }  # fmt: skip
+    with ZipFile(folder / "model.npz") as archive:
+        said = json.loads(archive.comment)
+    assert said == {"folder": str(base), "drawn": ""}
+    again = assembled(**values, lora_train="*.ln_f", init=str(folder))
+    views = again.federation.layout.views(again.federation.initial_row()[None])
+    for name, array in found.items():
+        np.testing.assert_array_equal(views[name][0].numpy(), array)
+    # Rows that hold the base are written whole: a method may change it.
+    whole = ran(tmp_path / "whole", **values, send_frozen=True)
+    with np.load(whole / "model.npz") as model:
+        assert "transformer.wte.weight" in model.files
+
+
+def test_adapters_stay_with_the_random_weights_that_they_were_trained_with(
+    tmp_path: Path, texts: Path
+) -> None:
+    base = network_folder("GPT2", tmp_path / "base")
+    (base / "model.safetensors").unlink()
+    values = options(base, texts, lora=2, seed=4)
+    folder = ran(tmp_path / "run", **values)
+    assembled(**values, init=str(folder))
+    values["seed"] = 5
+    with pytest.raises(
+        UserError, match=r"belong to random weights of .*; give --seed 4"
+    ):
+        assembled(**values, init=str(folder))
 
 
 def handmade(folder: Path, **changes: Any) -> Path:

@@ -14,8 +14,7 @@ beside it. A loop takes as long for every client, so it is timed with a few of t
 batch that would not fit is summed up over parts of it.
 
 The rows flower (FlowerTune: 20 clients, 2 a round, 10 steps of 16 texts) and many-… say
-what a client or 200 rounds take. GPT-2's head has no adapter. A run of hpcfed leaves its
-whole model below $TMPDIR until it is read: 27 GB for flower.
+what a client or 200 rounds take. GPT-2's head has no adapter.
 
 examples:
   python -m benchmarks.speed.adapters --json adapters.json

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 from zipfile import ZipFile, is_zipfile
@@ -27,17 +28,34 @@ Tensors = Mapping[str, Tensor]
 KINDS = ".npz or .safetensors"
 
 
+@dataclass(frozen=True)
+class BaseReference:
+    """Where the frozen network is that a file of adapters does not hold."""
+
+    folder: str
+    drawn: str = ""
+    """Options by which its weights are drawn, if the folder has none."""
+
+
 def save_model(
-    folder: Path, layout: Layout, row: Tensor, frozen: Mapping[str, Tensor]
+    folder: Path,
+    layout: Layout,
+    row: Tensor,
+    frozen: Mapping[str, Tensor],
+    base: BaseReference | None = None,
 ) -> None:
     """Write a global model into a run's folder, one array per tensor by its name: the
-    tensors of the row, and frozen ones that are not part of rows.
+    tensors of the row, and frozen ones that are not part of rows. If those are in the
+    folder of a `base`, the file says so instead.
     """
+    tensors = tensors_of(layout, row)
+    if base is None:
+        tensors.update(frozen)
     arrays = {}
-    for name, tensor in {**tensors_of(layout, row), **frozen}.items():
+    for name, tensor in tensors.items():
         arrays[name] = tensor.detach().cpu().numpy()
     with replacing(folder / MODEL) as file:
-        _write_npz(file, arrays)
+        _write_npz(file, arrays, base)
 
 
 def tensors_of(layout: Layout, row: Tensor) -> dict[str, Tensor]:
@@ -74,14 +92,31 @@ def frozen_tensors(network: nn.Module, layout: Layout) -> dict[str, Tensor]:
     return found
 
 
-def _write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+def _write_npz(
+    file: BinaryIO, arrays: Mapping[str, np.ndarray], base: BaseReference | None
+) -> None:
     # Not by savez, which has an argument `file`: a tensor may have this name.
     with ZipFile(file, "w") as archive:
+        if base is not None:
+            # Readers of arrays do not see it.
+            archive.comment = json.dumps(asdict(base)).encode()
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 # Not by ascontiguousarray, which turns a scalar into a vector.
                 contiguous = np.asarray(array, order="C")
                 np.lib.format.write_array(entry, contiguous, allow_pickle=False)
+
+
+def base_of(path: Path) -> BaseReference | None:
+    """Return where the network is whose adapters a run's model holds; None if the file
+    holds all of the network, or does not say.
+    """
+    source = _source(path)
+    if source.suffix != ".npz" or not is_zipfile(source):
+        return None
+    with ZipFile(source) as archive, suppress(ValueError, TypeError, RecursionError):
+        return BaseReference(**json.loads(archive.comment))
+    return None
 
 
 def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:

@@ -4,9 +4,16 @@ import torch
 from torch import nn
 
 from hpcfed import plugins
-from hpcfed.clients.initial import Tensors, model_of, read_weights, start_from
+from hpcfed.clients.initial import (
+    BaseReference,
+    Tensors,
+    base_of,
+    model_of,
+    read_weights,
+    start_from,
+)
 from hpcfed.errors import UserError
-from hpcfed.models import MODELS
+from hpcfed.models import MODELS, hugging_face, peft_files
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import add_adapters
 from hpcfed.models.networks import build
@@ -47,6 +54,8 @@ def client_network(
     of_adapters = False
     if config.lora is not None and weights is not None:
         of_adapters = not set(weights) <= set(network.state_dict())
+        if of_adapters:
+            _check_base(config)
     if weights is not None and not of_adapters:
         _start(network, weights, config)
     if config.lora is not None:
@@ -68,6 +77,37 @@ def client_network(
     if weights is not None and of_adapters:
         _start(network, weights, config)
     return network
+
+
+def base_reference(config: RunConfig) -> BaseReference | None:
+    """Return where the frozen network of a run's adapters is; None if rows hold it, or
+    if no folder of transformers has these weights.
+    """
+    name = config.network()
+    if config.lora is None or config.send_frozen:
+        return None
+    if not hugging_face.is_hugging_face(name):
+        return None
+    init = config.init
+    # Weights of --init may have replaced those of the folder.
+    if init is not None and not peft_files.is_folder(init) and base_of(init) is None:
+        return None
+    drawn = "" if hugging_face.has_weights(name) else f"--seed {config.seed}"
+    return BaseReference(str(hugging_face.find_folder(name).resolve()), drawn)
+
+
+def _check_base(config: RunConfig) -> None:
+    """Refuse adapters beside random weights other than those that they were trained
+    with.
+    """
+    assert config.init is not None
+    theirs, ours = base_of(config.init), base_reference(config)
+    if theirs is None or ours is None or theirs.drawn == ours.drawn:
+        return
+    raise UserError(
+        f"--init {config.init}: its adapters belong to random weights of "
+        f"{theirs.folder}; give {theirs.drawn or 'the folder with weights'}"
+    )
 
 
 def _start(network: nn.Module, weights: Tensors, config: RunConfig) -> None:

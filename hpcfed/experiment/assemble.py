@@ -12,9 +12,10 @@ from torch import Tensor
 from hpcfed import methods
 from hpcfed.attacks.tampering import tampering
 from hpcfed.clients.dp_sgd import PrivateSteps
-from hpcfed.clients.initial import frozen_tensors
+from hpcfed.clients.initial import BaseReference, frozen_tensors
 from hpcfed.clients.job import RowEngine
 from hpcfed.clients.lockstep import Lockstep
+from hpcfed.clients.network import base_reference
 from hpcfed.clients.placement import Clients
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import class_counts
@@ -107,6 +108,8 @@ class Setup:
     """Clients that join after the last round."""
     frozen: dict[str, Tensor] = field(default_factory=dict)
     """Parameters of the network that are not part of rows, by name."""
+    base: BaseReference | None = None
+    """Where these parameters are, if the run's files need not hold them."""
     adapters: AdapterFiles | None = None
     """How adapters are written for PEFT; None without adapters that it knows."""
 
@@ -271,6 +274,7 @@ class _Assembly:
             threads=threads,
             newcomers=self._newcomers(model),
             frozen=frozen_tensors(material.network, self.engine.layout),
+            base=base_reference(config),
             adapters=self._adapters(),
         )
 

@@ -220,7 +220,8 @@ def _finish(
         welcome(setup, setup.newcomers, state, results)
     row = setup.method.global_row(state)
     if row is not None and setup.world.is_root:
-        save_model(folder, setup.federation.layout, row, setup.frozen)
+        layout = setup.federation.layout
+        save_model(folder, layout, row, setup.frozen, setup.base)
     write_adapters(setup, folder, state, row)
     options = server_options(setup.settings)
     fed, planned = setup.federation, setup.settings.config.rounds

@@ -33,6 +33,11 @@ def find_folder(name: str) -> Path:
     return folder
 
 
+def has_weights(name: str) -> bool:
+    """Tell whether the folder of `hf:DIR` has weights, or only describes a network."""
+    return any(find_folder(name).glob("*.safetensors"))
+
+
 def load(
     name: str,
     *,
@@ -70,7 +75,7 @@ def load(
         # Training never reads the cache of generation.
         config.use_cache = False
         maker = getattr(transformers, kind)
-        if not any(folder.glob("*.safetensors")):
+        if not has_weights(name):
             _refuse_pickles(name, folder)
             network: nn.Module = maker.from_config(config)
             return network.float()
