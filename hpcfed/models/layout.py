@@ -183,6 +183,12 @@ class Layout:
         return tuple(layers[start:stop] for start, stop in bounds)
 
     @cached_property
+    def trained_blocks(self) -> tuple[tuple[str, ...], ...]:
+        """The blocks of which something is trained; rows may hold frozen ones, too."""
+        trained = {e.layer for e in self.entries if e.trainable}
+        return tuple(block for block in self.blocks if not trained.isdisjoint(block))
+
+    @cached_property
     def block_of(self) -> Tensor:
         """The number of each column's block."""
         number = {}

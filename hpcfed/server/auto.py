@@ -154,7 +154,7 @@ def _for_a_cpu(options: ServerOptions, layout: Layout, rounds: int) -> Iterator[
         yield from _samples(options, samples)
         return
     columns = len(generated(layout, options).at)
-    by_default = options.generated_layers is None and len(layout.blocks) > 1
+    by_default = options.generated_layers is None and len(layout.trained_blocks) > 1
     if by_default and columns > WHOLE_UP_TO:
         because = (
             f"{columns:,} columns of two layers would take a CPU minutes; "

@@ -230,7 +230,7 @@ class ServerOptions(ModelOptions):
 
     def check_layout(self, layout: "Layout", network: str) -> None:
         """Refuse to generate more layers than the network has."""
-        self._check_layers(len(layout.blocks), network)
+        self._check_layers(len(layout.trained_blocks), network)
 
     def _check_layers(self, most: int, network: str) -> None:
         if self.generated_layers is not None and self.generated_layers > most:

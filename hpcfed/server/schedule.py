@@ -4,6 +4,7 @@ Rounds are counted from 1 here: `done` is the number of finished rounds.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -90,8 +91,10 @@ def generated(layout: Layout, options: ServerOptions) -> Generated:
     # number of generated columns.
     wide = layout.num_parameters > WHOLE_UP_TO
     if not last and wide and options.server_model == "p-diff":
-        last = min(2, len(layout.blocks))
-    layers = layout.last(last) if last else layout.layers
+        last = 2
+    layers = set(layout.layers)
+    if last:
+        layers = set(chain(*layout.trained_blocks[-last:]))
     positions = []
     widths = []
     for entry in layout.entries:
