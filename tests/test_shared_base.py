@@ -20,7 +20,10 @@ from hpcfed.data.shards import Shard
 from hpcfed.kernels import linear
 from hpcfed.kernels.adapted import adapted
 from hpcfed.kernels.gated import gated
+from hpcfed.kernels.residual import FrozenNorm, normalised
+from hpcfed.kernels.rotary import rotated
 from hpcfed.kernels.tokens import next_token
+from hpcfed.models import quick as quick_modules
 from hpcfed.models.choice import choose
 from hpcfed.models.cost import Cost, cost
 from hpcfed.models.layout import Layout
@@ -198,7 +201,7 @@ def test_a_network_without_a_frozen_part_stays_in_its_type() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("vocabulary", [1001, 1008, 12_000])
+@pytest.mark.parametrize("vocabulary", [1001, 1008, 50_264])
 def test_the_loss_of_logits_in_bfloat16(device: str, vocabulary: int) -> None:
     logits = random(6, 4, vocabulary, device=device).bfloat16()
     targets = torch.arange(24, device=device).view(6, 4) * 40
@@ -232,6 +235,95 @@ def test_gated_layers(device: str) -> None:
     for found, expected in zip(ours, theirs, strict=True):
         # torch's own rounds in between.
         assert relative(found, expected) < ROUNDED
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("width", [40, 768, 2304, 4096])
+@pytest.mark.parametrize("added", [False, True])
+def test_a_norm_with_the_sum_before_it(
+    device: str, rms: bool, width: int, added: bool
+) -> None:
+    halves = {"device": device, "dtype": torch.bfloat16}
+    branch = random(2, 3, width).to(**halves).requires_grad_()
+    residual = (3 * random(2, 3, width, seed=1) + 1).to(**halves).requires_grad_()
+    weight = (1 + random(width, seed=2) / 4).to(**halves)
+    bias = None if rms else random(width, seed=3).to(**halves)
+    norm = FrozenNorm(weight, bias, 1e-5, rms=rms)
+    total, y = normalised(norm, branch, residual if added else None)
+    d_total = random(2, 3, width, seed=4).to(**halves)
+    dy = random(2, 3, width, seed=5).to(**halves)
+    leaves = (branch, residual) if added else (branch,)
+    found = torch.autograd.grad((total, y), leaves, (d_total, dy))
+
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    summed = sum(exact[1:], start=exact[0])
+    # The norm is that of the sum as it is returned: a small difference of large rounded
+    # numbers would hide mistakes, or seem to be one.
+    rounded = total.detach().double().requires_grad_()
+    plain = FrozenNorm(
+        weight.double(), None if bias is None else bias.double(), 1e-5, rms=rms
+    )
+    expected = plain.plainly(rounded)
+    (through,) = torch.autograd.grad(expected, rounded, dy.double())
+    assert relative(total, summed) < ROUNDED
+    assert relative(y, expected) < 2 * ROUNDED
+    for gradient in found:
+        assert relative(gradient, through + d_total.double()) < 2 * ROUNDED
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("texts", [1, 3])
+def test_rotated_queries_and_keys(device: str, texts: int) -> None:
+    halves = {"device": device, "dtype": torch.bfloat16}
+    # Two heads of keys, four of queries, as layers leave them: by position.
+    query = random(3, 5, 4, 32).to(**halves).transpose(1, 2).requires_grad_()
+    key = random(3, 5, 2, 32, seed=1).to(**halves).transpose(1, 2).requires_grad_()
+    cosines, sines = random(2, texts, 5, 32, seed=2).to(**halves)
+    found = rotated(query, key, cosines, sines)
+    by = [random(*y.shape, seed=3).to(**halves) for y in found]
+    gradients = torch.autograd.grad(found, (query, key), by)
+    for x, y, dy, dx in zip((query, key), found, by, gradients, strict=True):
+        exact = x.detach().double().requires_grad_()
+        first, second = exact[..., :16], exact[..., 16:]
+        turned = torch.cat([-second, first], -1)
+        rotation = exact * cosines.double()[:, None] + turned * sines.double()[:, None]
+        assert relative(y, rotation) < 2 * ROUNDED
+        (expected,) = torch.autograd.grad(rotation, exact, dy.double())
+        assert relative(dx, expected) < 2 * ROUNDED
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_blocks_of_transformers_call_the_faster_functions(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    for name in ("normalised", "rotated"):
+        ours = getattr(quick_modules, name)
+
+        def counted(*given: Any, name: str = name, ours: Any = ours) -> Any:
+            calls.append(name)
+            return ours(*given)
+
+        monkeypatch.setattr(quick_modules, name, counted)
+    network = language_model(kind)
+    depth = network.config.num_hidden_layers
+    quick_modules.quick(network)(torch.zeros(1, 4, dtype=torch.int64))
+    assert calls.count("normalised") == 2 * depth + 1
+    assert calls.count("rotated") == (depth if kind == "llama" else 0)
+
+
+@gpu
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_steps_of_a_language_model_are_captured(kind: str) -> None:
+    network = language_model(kind)
+    sample = Sample((LENGTH,), (LENGTH, VOCABULARY), VOCABULARY)
+    device = torch.device("cuda")
+    layout = Layout.of(network)
+    way = choose(network, layout, sample, mode="auto", bf16=True, device=device)
+    assert way.mode == "batched"
+    assert way.forward.over_halves
+    assert way.forward.captures
 
 
 def shard_of(tokens: Tensor) -> Shard:

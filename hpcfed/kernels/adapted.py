@@ -65,11 +65,11 @@ class _Adapted(torch.autograd.Function):
     ) -> Tensor:
         ctx.types = down.dtype, up.dtype
         down, up = down.to(x.dtype), up.to(x.dtype)
-        inner = torch.bmm(x, down.mT)
+        inner = _scaled_product(x, down.mT, scale)
         ctx.save_for_backward(x, weight, down, up, inner)
         ctx.scale = scale
         y = F.linear(x, weight, bias)
-        return y.baddbmm_(inner, up.mT, alpha=scale)
+        return y.baddbmm_(inner, up.mT)
 
     @staticmethod
     @once_differentiable
@@ -77,17 +77,21 @@ class _Adapted(torch.autograd.Function):
         x, weight, down, up, inner = ctx.saved_tensors
         needs_x, _, _, needs_down, needs_up, _ = ctx.needs_input_grad
         dx = of_down = of_up = None
-        d_inner = dy.new_empty(())
         if needs_x or needs_down:
-            nothing = d_inner.expand(len(dy), dy.shape[1], up.shape[2])
-            d_inner = torch.baddbmm(nothing, dy, up, beta=0, alpha=ctx.scale)
+            d_inner = _scaled_product(dy, up, ctx.scale)
         if needs_up:
-            of_up = _product(dy.mT, inner, ctx.types[1]).mul_(ctx.scale)
+            of_up = _product(dy.mT, inner, ctx.types[1])
         if needs_down:
             of_down = _product(d_inner.mT, x, ctx.types[0])
         if needs_x:
             dx = torch.matmul(dy, weight).baddbmm_(d_inner, down)
         return dx, None, None, of_down, of_up, None
+
+
+def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Return scale · a · b of every client."""
+    nothing = a.new_empty(()).expand(*a.shape[:2], b.shape[2])
+    return torch.baddbmm(nothing, a, b, beta=0, alpha=scale)
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

@@ -44,14 +44,23 @@ __device__ Eight part(const Number* x) { return {{number(*x)}}; }
 __device__ void put(Number* x, const Eight& e) { *x = rounded(e.v[0]); }
 #endif
 
+#if BF16
+#define EXP __expf  // the result is rounded to far fewer digits
+#else
+#define EXP expf
+#endif
+
+extern __shared__ uint4 row_of_token[];
+
 // Replaces a token's logits by the gradient of its client's mean loss, and leaves the token's loss in losses[token].
 // A client has `tokens` of them in a row, counts[client] with a target; one without, below 0, counts nothing.
-// A block is a token.
+// A block is a token. Logits are read once if they fit in shared memory (KEPT), and twice otherwise.
 extern "C" __global__ void next_token(Number* logits, float* losses, const int64* targets, const int64* counts,
                                       int64 tokens) {
   const int64 token = blockIdx.x, target = targets[token];
   const int first = AT_ONCE * threadIdx.x, step = AT_ONCE * blockDim.x;
   Number* x = logits + token * VOCABULARY;
+  Number* kept = KEPT ? (Number*)row_of_token : x;
   if (target < 0) {
     // Not a product with 0: padded slots may hold NaN.
     const Eight zeros = {};
@@ -59,29 +68,35 @@ extern "C" __global__ void next_token(Number* logits, float* losses, const int64
     if (threadIdx.x == 0) losses[token] = 0;
     return;
   }
-  float most = NOTHING, all = 0, at_target = 0;
+  // Σ exp(x − most) of the thread's logits, with the largest that it has met so far.
+  float own = NOTHING, all = 0, at_target = 0;
+#pragma unroll 4
   for (int k = first; k < VOCABULARY; k += step) {
     const Eight e = part(x + k);
+    if (KEPT) put(kept + k, e);
+    float larger = own;
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) most = fmaxf(most, e.v[i]);
-  }
-  most = over_block(most, NOTHING, largest);
-  for (int k = first; k < VOCABULARY; k += step) {
-    const Eight e = part(x + k);
+    for (int i = 0; i < AT_ONCE; i++) larger = fmaxf(larger, e.v[i]);
+    if (larger > own) all *= EXP(own - larger), own = larger;
+    // −∞ − −∞ would be NaN.
+    const float base = own > NOTHING ? own : 0;
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
-      all += expf(e.v[i] - most);
+      all += EXP(e.v[i] - base);
       if (k + i == target) at_target = e.v[i];
     }
   }
-  all = over_block(all, 0, sum);
-  const float count = counts[token / tokens];
+  const float most = over_block(own, NOTHING, largest);
+  // A thread without logits has no largest one.
+  all = over_block(all ? all * EXP(own - most) : 0, 0, sum);
+  const float count = counts[token / tokens], scale = 1 / (all * count);
   // Only one thread has met the target.
   const bool met = target / AT_ONCE % blockDim.x == threadIdx.x;
+#pragma unroll 4
   for (int k = first; k < VOCABULARY; k += step) {
-    Eight e = part(x + k);
+    Eight e = part(kept + k);
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) e.v[i] = (expf(e.v[i] - most) / all - (k + i == target)) / count;
+    for (int i = 0; i < AT_ONCE; i++) e.v[i] = EXP(e.v[i] - most) * scale - (k + i == target) / count;
     put(x + k, e);
   }
   if (met) losses[token] = logf(all) + most - at_target;

@@ -18,6 +18,14 @@ _MOST_THREADS = 1024
 _PER_THREAD = 8
 """Logits that a thread reads, if the vocabulary is small enough."""
 
+_MOST_KEPT = 110 * 1024
+"""Bytes of a token's logits that stay in shared memory: twice as many fit in that of a
+multiprocessor, so that one block reads while another writes.
+"""
+
+_OF_KERNEL = 1024
+"""Bytes of shared memory that the kernel and the driver take besides."""
+
 _VIEWS = {
     "AliasBackward0",
     "ReshapeAliasBackward0",
@@ -138,8 +146,16 @@ def _differentiate(logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
 
 @cache
 def _kernel(device: int, vocabulary: int, halves: bool) -> cuda.Kernel:
-    macros = (("VOCABULARY", vocabulary), ("BF16", int(halves)))
+    row = vocabulary * (2 if halves else 4)
+    properties = torch.cuda.get_device_properties(device)
+    most = properties.shared_memory_per_block_optin - _OF_KERNEL
+    kept = row <= min(_MOST_KEPT, most)
+    macros = (("VOCABULARY", vocabulary), ("BF16", int(halves)), ("KEPT", int(kept)))
     # Whole warps, because the kernel reduces warp by warp.
     warps = -(-vocabulary // (32 * _PER_THREAD))
     threads = min(_MOST_THREADS, 32 * warps)
-    return cuda.Kernel("tokens.cu", "next_token", macros, threads=threads)
+    # Whole vectors.
+    shared = -(-row // cuda.WIDEST_LOAD) * cuda.WIDEST_LOAD if kept else 0
+    return cuda.Kernel(
+        "tokens.cu", "next_token", macros, threads=threads, shared=shared
+    )

@@ -4,13 +4,18 @@ operations becomes a single pass over memory, and a vocabulary is rounded up.
 Results differ by rounding, so this is for networks that compute in bfloat16.
 """
 
+import inspect
+from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed.kernels.adapted import EIGHT, padded, padding_of
 from hpcfed.kernels.gated import gated
+from hpcfed.kernels.residual import FrozenNorm, normalised
+from hpcfed.kernels.rotary import rotated, turned
 from hpcfed.models.stacked_layers import StackedLora
 
 RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
@@ -18,6 +23,8 @@ RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 """Linear layers that are down(act(gate(x)) · up(x))."""
 SILU = ("SiLU", "SiLUActivation")
+ROTATION = "apply_rotary_pos_emb"
+"""The function that attention calls to rotate queries and keys."""
 
 
 def quick(network: nn.Module) -> nn.Module:
@@ -67,15 +74,113 @@ def _quick(network: nn.Module) -> nn.Module:
     for name, child in list(network.named_children()):
         setattr(network, name, _quick(child))
     kind = type(network)
+    if kind is nn.LayerNorm and network.weight is not None:
+        return _Norm(network, eps=network.eps, rms=False)
     if not kind.__module__.startswith("transformers."):
         return network
     if kind.__name__ == "NewGELUActivation":
         return nn.GELU(approximate="tanh")
     if kind.__name__ in RMS_NORMS:
-        return _RMSNorm(network)
+        return _Norm(network, eps=network.variance_epsilon, rms=True)
     if kind.__name__ in GATED and type(network.act_fn).__name__ in SILU:
         return _GatedLayers(network)
+    if isinstance(kind.forward, FunctionType):
+        _call_quickly(network, kind.forward)
     return network
+
+
+def _call_quickly(module: nn.Module, forward: FunctionType) -> None:
+    """Let blocks and attention call what is faster."""
+    ours: Any = None
+    if ROTATION in forward.__code__.co_names:
+        ours = _with_rotation(forward)
+    # Blocks of older versions return tuples.
+    elif inspect.signature(forward).return_annotation is Tensor:
+        for kinds, norms, block in BLOCKS:
+            quick_norms = [isinstance(getattr(module, n, None), _Norm) for n in norms]
+            if type(module).__name__ in kinds and all(quick_norms):
+                ours = block
+    if ours is not None:
+        # Of this module alone.
+        module.forward = MethodType(ours, module)
+
+
+def _with_rotation(forward: FunctionType) -> FunctionType | None:
+    """Return a method that calls our own rotation, if its own one does the same."""
+    names = forward.__globals__
+    if not _rotates_halves(names[ROTATION]):
+        return None
+    ours = FunctionType(
+        forward.__code__,
+        names | {ROTATION: rotated},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    ours.__kwdefaults__ = forward.__kwdefaults__
+    return ours
+
+
+def _rotates_halves(rotation: Any) -> bool:
+    """Try a function on a few numbers."""
+    x = torch.arange(16.0).view(1, 1, 2, 8)
+    cosines, sines = torch.arange(32.0).view(2, 1, 2, 8)
+    expected = x * cosines + turned(x) * sines
+    try:
+        found = rotation(x, x, cosines, sines)
+    except Exception:  # it wants something else
+        return False
+    return len(found) == 2 and all(torch.equal(y, expected) for y in found)
+
+
+def _block(self: Any, hidden_states: Tensor, **rest: Any) -> Tensor:
+    """Pass forward through a block whose norms do the residual sums."""
+    residual, x = self.input_layernorm.beside(hidden_states)
+    x, _ = self.self_attn(hidden_states=x, **rest)
+    residual, x = self.post_attention_layernorm.beside(x, residual)
+    y: Tensor = residual + self.mlp(x)
+    return y
+
+
+def _gpt2_block(
+    self: Any,
+    hidden_states: Tensor,
+    past_key_values: Any = None,
+    attention_mask: Tensor | None = None,
+    encoder_hidden_states: Tensor | None = None,
+    *args: Any,
+    **rest: Any,
+) -> Tensor:
+    """Do the same in GPT-2's order of arguments."""
+    given = (past_key_values, attention_mask, encoder_hidden_states, *args)
+    if encoder_hidden_states is not None:
+        y: Tensor = type(self).forward(self, hidden_states, *given, **rest)
+        return y
+    rest.pop("encoder_attention_mask", None)
+    residual, x = self.ln_1.beside(hidden_states)
+    x, _ = self.attn(
+        x, past_key_values=past_key_values, attention_mask=attention_mask, **rest
+    )
+    residual, x = self.ln_2.beside(x, residual)
+    return residual + self.mlp(x)
+
+
+BLOCKS = (
+    (
+        (
+            "LlamaDecoderLayer",
+            "MistralDecoderLayer",
+            "Qwen2DecoderLayer",
+            "Qwen3DecoderLayer",
+        ),
+        ("input_layernorm", "post_attention_layernorm"),
+        _block,
+    ),
+    (("GPT2Block",), ("ln_1", "ln_2"), _gpt2_block),
+)
+"""Blocks that are x + attention(norm(x)), and then x + layers(norm(x)): their names, those
+of their norms, and what does the same.
+"""
 
 
 class _GatedLayers(nn.Module):
@@ -93,13 +198,24 @@ class _GatedLayers(nn.Module):
         return y
 
 
-class _RMSNorm(nn.Module):
-    weight: nn.Parameter
+class _Norm(nn.Module):
+    """A frozen norm that can also do the residual sum before it."""
 
-    def __init__(self, norm: nn.Module) -> None:
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, norm: nn.Module, *, eps: Any, rms: bool) -> None:
         super().__init__()
         self.register_parameter("weight", norm.weight)  # type: ignore[arg-type]
-        self.eps = float(norm.variance_epsilon)  # type: ignore[arg-type]
+        self.register_parameter("bias", getattr(norm, "bias", None))
+        self.eps, self.rms = float(eps), rms
+
+    def beside(
+        self, x: Tensor, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return x + residual, and the norm of it."""
+        norm = FrozenNorm(self.weight, self.bias, self.eps, rms=self.rms)
+        return normalised(norm, x, residual)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return self.beside(x)[1]

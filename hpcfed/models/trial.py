@@ -266,6 +266,8 @@ def asks_host(forward: Forward, trial: TrialClients, layout: Layout) -> bool:
     """Tell whether a network on a GPU makes the host wait, which prevents a capture."""
     if not trial.rows.is_cuda:
         return False
+    # The first pass moves constants from the host, and compiles kernels.
+    _pass_once(forward, trial, layout)
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         # torch warns that it does not find all cases; a failing capture finds the rest.
