@@ -88,15 +88,20 @@ def test_an_adapted_layer_leaves_out_what_nobody_asks_for() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_in_bfloat16_gradients_of_adapters_are_float32(device: str) -> None:
+@pytest.mark.parametrize("autocast", [False, True])
+def test_in_bfloat16_gradients_of_adapters_are_float32(
+    device: str, autocast: bool
+) -> None:
     x = random(4, 64, 32, device=device).bfloat16().requires_grad_()
     weight = random(24, 32, seed=1, device=device).bfloat16()
     down = random(4, 8, 32, seed=2, device=device).float().requires_grad_()
     up = random(4, 24, 8, seed=3, device=device).float().requires_grad_()
     by = random(4, 64, 24, seed=4, device=device).bfloat16()
-    found = torch.autograd.grad(
-        adapted(x, weight, None, down, up, 0.5), (x, down, up), by
-    )
+    # Under autocast weights come in float32.
+    given = weight.float() if autocast else weight
+    with torch.autocast(device, torch.bfloat16, enabled=autocast):
+        z = adapted(x, given, None, down, up, 0.5)
+    found = torch.autograd.grad(z, (x, down, up), by)
     assert [each.dtype for each in found] == [torch.bfloat16] + [torch.float32] * 2
     exact = [each.detach().double().requires_grad_() for each in (x, down, up)]
     y = adapted(exact[0], weight.double(), None, exact[1], exact[2], 0.5)

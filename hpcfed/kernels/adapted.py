@@ -48,7 +48,13 @@ def adapted(
     `weight` [outputs, inputs] and `bias` are constants. `down` is [clients, rank,
     inputs], and `up` is [clients, outputs, rank].
     """
-    y: Tensor = _Adapted.apply(x, weight, bias, down, up, scale)
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        # Not within: autocast would convert some of the operands only.
+        x, weight = (each.to(torch.get_autocast_dtype(kind)) for each in (x, weight))
+        bias = None if bias is None else bias.to(x.dtype)
+    with torch.autocast(kind, enabled=False):
+        y: Tensor = _Adapted.apply(x, weight, bias, down, up, scale)
     return y
 
 

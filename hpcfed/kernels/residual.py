@@ -76,8 +76,9 @@ class _Normalised(torch.autograd.Function):
     def backward(
         ctx: Any, d_total: Tensor | None, dy: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None]:
+        added = ctx.needs_input_grad[1]
         if dy is None:
-            return d_total, d_total, None
+            return d_total, d_total if added else None, None
         x, weight, moments = ctx.saved_tensors
         dx = torch.empty_like(x)
         if d_total is not None:
@@ -85,7 +86,7 @@ class _Normalised(torch.autograd.Function):
         kernel = _kernel("backward", ctx.norm, x.device.index)
         dy = cuda.aligned(dy.contiguous())
         kernel((len(moments), 1), x, dy, d_total, weight, moments, dx)
-        return dx, dx, None
+        return dx, dx if added else None, None
 
 
 def _serves(x: Tensor, norm: FrozenNorm) -> bool:
