@@ -27,6 +27,7 @@ from hpcfed.clients.lanes import take_turns
 from hpcfed.clients.objective import Classification, Sums
 from hpcfed.clients.schedule import (
     Length,
+    StepShape,
     in_a_row,
     num_epochs,
     num_samples,
@@ -234,7 +235,7 @@ def test_steps_in_place_of_epochs(
         monkeypatch.setattr(
             StackTraining,
             "_captured_shape",
-            lambda self, *shape: (self._capacity, self._slots, False),
+            lambda self, _: StepShape(self._capacity, self._slots, False),
         )
     rounded, _ = trained("batched", network, shard, sgd, keys, device)
     first = layout.row(network, dtype=torch.float64)
@@ -697,7 +698,7 @@ def test_steps_rounded_up_to_larger_shapes_change_nothing(
     monkeypatch.setattr(
         StackTraining,
         "_captured_shape",
-        lambda self, *shape: (self._capacity, self._slots, False),
+        lambda self, _: StepShape(self._capacity, self._slots, False),
     )
     rounded, rounded_loss = trained("batched", network, shard, SGD, keys)
     torch.testing.assert_close(rounded, exact, rtol=1e-10, atol=1e-12)

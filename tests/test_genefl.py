@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hpcfed import methods
 from hpcfed.clients import engine as engines
 from hpcfed.clients.pull import Pull, Strengths
+from hpcfed.clients.schedule import StepShape
 from hpcfed.clients.training import StackTraining
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import evaluate, standing_accuracy
@@ -709,7 +710,7 @@ def test_a_gpu_computes_what_a_cpu_does(
         monkeypatch.setattr(
             StackTraining,
             "_captured_shape",
-            lambda self, *shape: (self._capacity, self._slots, False),
+            lambda self, _: StepShape(self._capacity, self._slots, False),
         )
     there = started(*common, "--device", device, "--out", tmp_path / device)
     assert_same_run(there, expected, tolerance=1e-9)

@@ -28,6 +28,7 @@ from hpcfed.clients.evaluation import (
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.job import Losses, Score, TrainingJob
 from hpcfed.clients.lanes import Lanes, Task, take_turns
+from hpcfed.clients.lengths import LENGTHS
 from hpcfed.clients.objective import NOTHING, OBJECTIVES, Sums, Wanted
 from hpcfed.clients.schedule import longest_first
 from hpcfed.clients.stacks import COPIES, COPIES_OVER_HALVES, Stacks, num_matrices
@@ -66,6 +67,7 @@ class Engine:
         mode: Literal["auto", "batched", "vmap", "loop"] = "auto",
         bf16: bool = False,
         trial: Sample | None = None,
+        lengths: int = LENGTHS,
         device: torch.device = _CPU,
     ) -> None:
         """Prepare for samples of this shape.
@@ -73,9 +75,11 @@ class Engine:
         `bf16` lets a GPU compute in bfloat16 if a client is alone in its stack, or if
         clients share a frozen network; rows keep their type. A user's network may
         contain anything, so it is tried out on samples as `trial` describes. Networks
-        of the catalogue are known to stack.
+        of the catalogue are known to stack. Steps on texts have one of `lengths`
+        lengths, see `lengths.py`.
         """
         self.layout = layout
+        self._lengths = lengths
         # Only GPUs are faster in bfloat16.
         bf16 = bf16 and device.type == "cuda"
         # Resolved once: the run records and prints which mode it is.
@@ -141,8 +145,7 @@ class Engine:
         order = longest_first(steps)
         # Not empty_like: the rows may be a single row, expanded.
         trained = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
-        losses = rows.new_full((len(rows),), torch.nan)
-        seen = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+        losses = Losses.none(rows, texts=job.shard.task == "next-token")
         # `order` leaves out clients without data, or without time for a step.
         if len(order) < len(rows):
             idle = on_device(np.flatnonzero(steps == 0), rows.device)
@@ -159,8 +162,7 @@ class Engine:
             found = yield from training.steps(
                 job.subset(np.array([member])), trained[only]
             )
-            losses[only] = found.mean
-            seen[only] = found.seen
+            losses.put(only, found)
 
         def advance(members: np.ndarray) -> None:
             training = self._training(job)
@@ -168,16 +170,14 @@ class Engine:
             # nothing needs to be gathered.
             if np.array_equal(members, np.arange(len(rows))):
                 found = training.run(job, trained)
-                losses.copy_(found.mean)
-                seen.copy_(found.seen)
+                losses.put(slice(None), found)
                 return
             at = on_device(members, rows.device)
             members_trained = torch.empty(
                 len(members), rows.shape[1], dtype=rows.dtype, device=rows.device
             )
             found = training.run(job.subset(members), members_trained)
-            losses[at] = found.mean
-            seen[at] = found.seen
+            losses.put(at, found)
             trained[at] = members_trained
 
         # Longest clients first, so that clients of a stack have about the same number
@@ -185,11 +185,11 @@ class Engine:
         ids = job.shard.clients[job.clients]
         if self._has_lanes(rows) and len(order) > 1:
             self.stacks.halving(one_by_one, order, ids, "training", free=self.forget)
-            return trained, Losses(losses, seen)
+            return trained, losses
         batch_size, matrices = job.recipe.batch_size, num_matrices(job)
         for members in self.stacks.cut(order, batch_size, rows, matrices=matrices):
             self.stacks.halving(advance, members, ids, "training", free=self.forget)
-        return trained, Losses(losses, seen)
+        return trained, losses
 
     def _has_lanes(self, rows: Tensor) -> bool:
         """Tell whether stacks of one may train concurrently.
@@ -274,6 +274,7 @@ class Engine:
                 # A large network's batches keep the device busy, and captured ones
                 # would hold much memory.
                 captured=self.mode != "loop",
+                lengths=self._lengths,
             )
             # They keep the shard alive, so no other shard can get its id.
             self._evaluations[key] = RowEvaluation(judged), StackEvaluation(judged)
@@ -334,6 +335,7 @@ class Engine:
                 gated=job.gates is not None,
                 rate_each=job.rates is not None,
                 limited=job.limits is not None,
+                lengths=self._lengths,
                 dtype=job.rows.dtype,
             )
         return self._trainings[key]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hpcfed.clients.capture import Replays
 from hpcfed.clients.job import RowEngine
+from hpcfed.clients.lengths import text_lengths
 from hpcfed.clients.objective import CLASSES, OBJECTIVES, Sums, Wanted
 from hpcfed.clients.schedule import Length, evaluation_samples, rounded_up, step_shapes
 from hpcfed.data.shards import Shard
@@ -60,6 +61,8 @@ class Judged(NamedTuple):
     """Samples that are evaluated at once."""
     captured: bool
     """Whether steps on a GPU are captured; their memory then stays reserved."""
+    lengths: int = 1
+    """How many lengths steps on texts may have."""
 
 
 class _Evaluation:
@@ -74,6 +77,9 @@ class _Evaluation:
             self._inputs = gatherable(self._inputs)
         self._objective = OBJECTIVES[judged.shard.task]
         network = judged.network
+        self._lengths = text_lengths(
+            network, judged.shard, judged.lengths, training=False
+        )
         self._replays = Replays(
             self._device,
             on=judged.captured and network.captures,
@@ -99,11 +105,12 @@ class _Evaluation:
         self._judged.layout.load(rows, first)
 
     def _figures(
-        self, rows: KernelRows, samples: Tensor, clients: int, slots: int
+        self, rows: KernelRows, samples: Tensor, clients: int, slots: int, length: int
     ) -> Sums:
         """Return what each sample of this step adds to the sums, [clients · slots, …].
 
         `rows` are the first clients', and `samples` is a table [steps, clients, slots].
+        Texts have no more than `length` positions; 0: all of them.
         """
         tensors = self._judged.layout.views(*rows)
         chosen = samples.index_select(0, self._step)[0, :clients, :slots].flatten()
@@ -111,8 +118,11 @@ class _Evaluation:
             inputs = gather_inputs(self._inputs, samples, self._step, clients, slots)
         else:
             inputs = self._inputs.index_select(0, chosen)
-        outputs = self._judged.network(tensors, inputs)
         targets = self._shard.targets.index_select(0, chosen)
+        if length:
+            inputs = inputs[..., :length].contiguous()
+            targets = targets[:, :length]
+        outputs = self._judged.network(tensors, inputs)
         return self._objective.figures(outputs, targets, self._judged.wanted)
 
 
@@ -132,6 +142,13 @@ class StackEvaluation(_Evaluation):
     def __init__(self, judged: Judged) -> None:
         super().__init__(judged)
         self._longest = int(judged.shard.samples.max(initial=1))
+        self._index = judged.shard.index
+        if self._lengths is not None:
+            sizes = on_device(judged.shard.samples, self._device)[:, None]
+            owned = torch.arange(self._index.shape[1], device=self._device) < sizes
+            _, self._index, self._sorted = self._lengths.longest_first(
+                self._index, owned
+            )
         self._capacity = 0
 
     def run(self, rows: Tensor, clients: np.ndarray) -> Sums:
@@ -146,15 +163,20 @@ class StackEvaluation(_Evaluation):
         stack[:, :count] = clients, sizes
         self._stack[:, : plan.clients].copy_(on_device(stack, self._device))
         self._replays.run(plan, partial(self._begin, plan))
-        for active, slots, _ in step_shapes(sizes, Length(1, plan.slots)):
-            wide = (active, slots)
+        shapes = step_shapes(sizes, Length(1, plan.slots))
+        for step, shape in enumerate(shapes):
+            active, slots = wide = shape.clients, shape.slots
+            length = 0
+            if self._lengths is not None:
+                length = int(self._sorted[clients, step * plan.slots].max())
             if self._rounds_up:
                 # Our own kernels need at least two clients.
                 wide = (
                     min(plan.clients, rounded_up(max(active, 2), 8)),
                     min(plan.slots, rounded_up(slots, 1)),
                 )
-            self._replays.run((plan, wide), partial(self._add, plan, *wide))
+            add = partial(self._add, plan, *wide, length)
+            self._replays.run((plan, wide, length), add)
         return {name: values[:count].clone() for name, values in self._sums.items()}
 
     def _plan(self, count: int) -> _Plan:
@@ -182,7 +204,7 @@ class StackEvaluation(_Evaluation):
         """Look up the clients' samples, and set step and sums to zero."""
         clients, sizes = self._stack[:, : plan.clients]
         found = evaluation_samples(
-            self._shard.index[clients], sizes, batch_size=plan.slots, steps=plan.steps
+            self._index[clients], sizes, batch_size=plan.slots, steps=plan.steps
         )
         for table, values in zip(self._table(plan), found, strict=True):
             table.copy_(values)
@@ -198,12 +220,12 @@ class StackEvaluation(_Evaluation):
             self._tables[plan] = samples, counts
         return self._tables[plan]
 
-    def _add(self, plan: _Plan, clients: int, slots: int) -> None:
+    def _add(self, plan: _Plan, clients: int, slots: int, length: int) -> None:
         """Add a step of the first clients to the sums."""
         samples, counts = self._table(plan)
         parameters, statistics = self._rows
         rows = parameters[:clients], statistics[:clients]
-        figures = self._figures(rows, samples, clients, slots)
+        figures = self._figures(rows, samples, clients, slots, length)
         _, _, valid = of_step(samples, counts, self._step, clients, slots)
         for name, figure in figures.items():
             by_client = figure.unflatten(0, (clients, slots))
@@ -244,8 +266,11 @@ class RowEvaluation(_Evaluation):
             self._look_up(clients, total)
         self._load(row)
         self._replays.run("begin", self._begin)
-        for _ in range(steps):
-            self._replays.run(slots, partial(self._add, slots))
+        for step in range(steps):
+            length = 0
+            if self._lengths is not None:
+                length = int(self._sorted[step * slots])
+            self._replays.run((slots, length), partial(self._add, slots, length))
         first_clients = slice(1, 1 + len(clients))
         like = self._objective.zeros(0, self._like, self._judged.wanted)
         sums = {}
@@ -283,7 +308,14 @@ class RowEvaluation(_Evaluation):
         first = sizes.cumsum(0) - sizes
         slot = torch.arange(total, device=self._device) - first[owners]
         of_shard = on_device(clients, self._device)[owners]
-        self._samples[:total] = self._shard.index[of_shard, slot]
+        samples = self._shard.index[of_shard, slot]
+        if self._lengths is not None:
+            everything = torch.ones_like(samples, dtype=torch.bool)
+            order, samples, self._sorted = self._lengths.longest_first(
+                samples, everything
+            )
+            owners = owners[order]
+        self._samples[:total] = samples
         self._owners.zero_()
         # Row 0 of the sums belongs to no client, see `_reserve`.
         self._owners[:total] = 1 + owners
@@ -294,7 +326,7 @@ class RowEvaluation(_Evaluation):
         for values in self._sums.values():
             values.zero_()
 
-    def _add(self, slots: int) -> None:
+    def _add(self, slots: int, length: int) -> None:
         """Add the next batch to the sums."""
         steps = len(self._samples) // slots
         copies = self._copies
@@ -304,7 +336,7 @@ class RowEvaluation(_Evaluation):
         # Not repeat: the copies share one row's memory, so loading a row fills all of
         # them.
         rows = parameters.expand(copies, -1), statistics.expand(copies, -1)
-        figures = self._figures(rows, samples, copies, slots // copies)
+        figures = self._figures(rows, samples, copies, slots // copies, length)
         owner = owners.index_select(0, self._step)[0]
         # A batch may span many clients, and a client many batches.
         for name, figure in figures.items():

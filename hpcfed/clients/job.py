@@ -184,6 +184,25 @@ class Losses:
     """Each client's mean loss; NaN without data."""
     seen: Tensor
     """The number of samples or tokens in that mean."""
+    positions: Tensor | None = None
+    """Positions of each client's texts in all steps, with padding; None: samples are
+    not texts.
+    """
+
+    @classmethod
+    def none(cls, rows: Tensor, *, texts: bool) -> "Losses":
+        """Return those of clients that have not trained."""
+        nothing = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+        positions = nothing.clone() if texts else None
+        return cls(rows.new_full((len(rows),), torch.nan), nothing, positions)
+
+    def put(self, at: Tensor | slice, found: "Losses") -> None:
+        """Take over the losses of some clients."""
+        self.mean[at] = found.mean
+        self.seen[at] = found.seen
+        if self.positions is not None:
+            assert found.positions is not None
+            self.positions[at] = found.positions
 
 
 @dataclass(frozen=True)

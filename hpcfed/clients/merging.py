@@ -84,7 +84,10 @@ def run_merged(jobs: Sequence[Job], engine: RowEngine) -> list[Answer]:
         rows, losses = answer
         means = losses.mean.split(counts)
         seen = losses.seen.split(counts)
-        of_jobs = map(Losses, means, seen)
+        positions: Sequence[Tensor | None] = [None] * len(jobs)
+        if losses.positions is not None:
+            positions = losses.positions.split(counts)
+        of_jobs = map(Losses, means, seen, positions)
         return list(zip(rows.split(counts), of_jobs, strict=True))
     split = {name: sums.split(counts) for name, sums in answer.sums.items()}
     scores: list[Answer] = []

@@ -130,6 +130,8 @@ class NextToken:
     ) -> Tensor:
         clients = len(total)
         targets, _, valid = step.gathered(clients, len(outputs) // clients)
+        # A step may leave out the last positions, which have no target.
+        targets = targets[..., : outputs.shape[1]]
         own = torch.where(valid[..., None], targets, NO_TARGET)
         return next_token(outputs, own.flatten(0, 1), total, tokens)
 

@@ -48,6 +48,8 @@ class StepShape(NamedTuple):
     """The most samples that an active client has in this step."""
     full: bool
     """Whether every active client has this many samples."""
+    length: int = 0
+    """Positions of its texts; 0: all of them."""
 
 
 def num_steps(sizes: np.ndarray, length: Length) -> np.ndarray:

@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +15,17 @@ from hpcfed.clients.differentiation import (
     TrainableColumns,
 )
 from hpcfed.clients.job import Losses, Recipe, TrainingJob
+from hpcfed.clients.lengths import text_lengths
 from hpcfed.clients.objective import OBJECTIVES, StepTargets
 from hpcfed.clients.optimiser import StackOptimiser
 from hpcfed.clients.pull import StackPull, Strengths
-from hpcfed.clients.schedule import in_a_row, num_steps, rounded_up, step_shapes
+from hpcfed.clients.schedule import (
+    StepShape,
+    in_a_row,
+    num_steps,
+    rounded_up,
+    step_shapes,
+)
 from hpcfed.clients.step_tables import StepTables
 from hpcfed.data.shards import Shard
 from hpcfed.kernels.batch import gather_inputs, gatherable
@@ -25,6 +33,7 @@ from hpcfed.kernels.pull import Spans
 from hpcfed.models.forward import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 from hpcfed.models.layout import check_whole
+from hpcfed.runtime.device import on_device
 
 STEPS_AT_ONCE = 8
 """Steps of one shape that several clients take in one replay. A replay begins some 9 µs
@@ -55,8 +64,10 @@ class StackTraining:
         gated: bool = False,
         rate_each: bool = False,
         limited: bool = False,
+        lengths: int = 1,
         dtype: torch.dtype,
     ) -> None:
+        """`lengths`: how many lengths steps on texts may have."""
         self._network = network
         self._layout = layout
         self._shard = shard
@@ -70,6 +81,7 @@ class StackTraining:
         self._inputs = gatherable(shard.inputs)
         self._tables = StepTables(shard, recipe, network.random_layers, limited=limited)
         self._slots = self._tables.slots
+        self._lengths = text_lengths(network, shard, lengths, training=True)
         self._replays = Replays(
             self._device, on=network.captures, may_fail=network.capture_may_fail
         )
@@ -145,14 +157,15 @@ class StackTraining:
         active = count
         # A large network's step is long, and takes long to capture.
         at_once = STEPS_AT_ONCE if self._capacity > 1 else 1
+        shapes = self._with_lengths(shapes, count)
         for shape, steps in in_a_row(shapes, at_once):
             if shape.clients < active:
                 self._set_aside(slice(shape.clients, active))
                 active = shape.clients
             # The captured shape may hold more clients than are active. Finished ones
             # are advanced again, which is harmless: their rows have been set aside.
-            captured = self._captured_shape(*shape)
-            advance = partial(self._advance_by, steps, *captured)
+            captured = self._captured_shape(shape)
+            advance = partial(self._advance_by, steps, captured)
             self._replays.run((steps, captured), advance)
             yield
         if active < count:
@@ -171,27 +184,46 @@ class StackTraining:
             kernel_rows = gradient, torch.zeros_like(kernel_rows[1])
         self._layout.store(kernel_rows, trained)
         check_whole(self._layout.plain, trained)
-        return Losses(self._total_loss[:count] / seen, seen)
+        positions = self._positions(shapes, count)
+        return Losses(self._total_loss[:count] / seen, seen, positions)
+
+    def _with_lengths(self, shapes: list[StepShape], count: int) -> list[StepShape]:
+        """Return the steps with no more positions than their texts need."""
+        if self._lengths is None:
+            return shapes
+        steps = len(shapes)
+        found = self._lengths.of_steps(
+            self._tables.samples[:steps, :count], self._tables.counts[:steps, :count]
+        )
+        pairs = zip(shapes, found, strict=True)
+        return [shape._replace(length=length) for shape, length in pairs]
+
+    def _positions(self, shapes: list[StepShape], count: int) -> Tensor | None:
+        """Return the positions of each client's texts in all steps."""
+        if not self._objective.counts_tokens:
+            return None
+        full = self._shard.targets.shape[1]
+        lengths = np.array([shape.length or full for shape in shapes], np.int64)
+        samples = self._tables.counts[: len(shapes), :count]
+        return (samples * on_device(lengths, self._device)[:, None]).sum(0)
 
     def _first(self, clients: int) -> KernelRows:
         parameters, statistics = self._rows
         return parameters[:clients], statistics[:clients]
 
-    def _captured_shape(
-        self, active: int, slots: int, full: bool
-    ) -> tuple[int, int, bool]:
-        """Return clients, slots and whether all slots are full, rounded up on a GPU.
+    def _captured_shape(self, shape: StepShape) -> StepShape:
+        """Return a step's shape, rounded up on a GPU.
 
         Then a few captured steps serve all shapes. A stack of one client keeps its
         exact shape, for which torch's own kernels need no mask.
         """
         if self._device.type == "cpu" or self._capacity == 1:
-            return active, slots, full
+            return shape
         # Our own kernels need at least two clients.
-        clients = min(self._capacity, rounded_up(max(active, 2), 8))
-        wide = min(self._slots, rounded_up(slots, 1))
-        is_exact = (clients, wide) == (active, slots)
-        return clients, wide, full and is_exact
+        clients = min(self._capacity, rounded_up(max(shape.clients, 2), 8))
+        wide = min(self._slots, rounded_up(shape.slots, 1))
+        is_exact = (clients, wide) == (shape.clients, shape.slots)
+        return StepShape(clients, wide, shape.full and is_exact, shape.length)
 
     def _set_aside(self, clients: slice) -> None:
         """Save the rows of clients that have finished."""
@@ -257,13 +289,14 @@ class StackTraining:
         if self._pull is not None and self._spans is not None:
             self._pull.measure(parameters)
 
-    def _advance_by(self, steps: int, clients: int, slots: int, full: bool) -> None:
+    def _advance_by(self, steps: int, shape: StepShape) -> None:
         """Take a number of steps with the first clients."""
         for _ in range(steps):
-            self._advance(clients, slots, full)
+            self._advance(shape)
 
-    def _advance(self, clients: int, slots: int, full: bool) -> None:
+    def _advance(self, shape: StepShape) -> None:
         """Take one step with the first clients."""
+        clients, slots = shape.clients, shape.slots
         tables = self._tables
         self._optimiser.begin_step(self._step)
         inputs = gather_inputs(
@@ -275,8 +308,10 @@ class StackTraining:
             shifts=tables.shifts,
             blank=self._shard.blank,
         )
+        if shape.length:
+            inputs = inputs[..., : shape.length].contiguous()
         valid = None
-        if self._network.masked and not full:
+        if self._network.masked and not shape.full:
             valid = tables.valid(self._step, clients, slots)
         batch = StepBatch(
             inputs,

@@ -218,9 +218,10 @@ class Lessons:
                 f"{train:,} samples packed into {len(packs):,} of {length} tokens, "
                 f"{full:.0%} full; a sample sees those before it in its row"
             )
-        elif full < 0.5:
+        elif full < 1:
             yield (
-                f"{1 - full:.0%} of the training samples' {length} tokens are padding; "
+                f"{1 - full:.0%} of the training samples' {length} positions are padding; "
+                "steps leave out what none of their samples needs (--text-lengths), and "
                 "--text-pack fills rows with several samples"
             )
 

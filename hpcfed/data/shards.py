@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.data import Task
+from hpcfed.data.array_checks import NO_TARGET
 from hpcfed.data.datasets import Dataset, Split
 
 
@@ -41,6 +42,16 @@ class Shard:
         would be most of a small cohort's round.
         """
         return np.array(self.sizes, np.int64)
+
+    @cached_property
+    def needs(self) -> np.ndarray:
+        """[samples]: a text's positions up to its last target, at least one."""
+        has_target = self.targets != NO_TARGET
+        # The first target from the end; `argmax` of a row of zeros is 0.
+        after_last = has_target.flip(1).byte().argmax(1)
+        needs = (has_target.shape[1] - after_last).where(has_target.any(1), 1)
+        found: np.ndarray = needs.cpu().numpy()
+        return found
 
 
 @dataclass(frozen=True)

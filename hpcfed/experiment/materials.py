@@ -139,6 +139,7 @@ def make_material(
         mode=config.engine,
         bf16=config.precision == "bf16",
         trial=sample_of(config) if own else None,
+        lengths=config.text_lengths,
         device=world.device,
     )
     if config.init is not None and dtype_of(config) is torch.float64:

@@ -53,11 +53,15 @@ class RoundLog:
     """Samples in steps of this rank's clients, without `finetuned_samples`."""
     trained_steps: int = 0
     """Number of these steps."""
-    train_flops: float = 0.0
+    trained_positions: Tensor | int = 0
+    """Positions of texts in these steps, with padding; 0 if samples are not texts."""
+    learnt_tokens: Tensor | int = 0
+    """How many of these positions have a loss."""
+    train_flops: Tensor | float = 0.0
     """Floating-point operations of these steps, and of Fisher information."""
     finetuned_samples: int = 0
     """Samples in steps that clients take in an evaluation, before they are judged."""
-    finetune_flops: float = 0.0
+    finetune_flops: Tensor | float = 0.0
     """Floating-point operations of these."""
     client_steps: np.ndarray | None = None
     """Steps of each client of this rank, by position; None before any has trained."""
@@ -100,12 +104,16 @@ class RoundLog:
         return 0 if self.client_steps is None else int(self.client_steps.max(initial=0))
 
     def add_steps(
-        self, clients: np.ndarray, steps: np.ndarray, samples: int, flops: float
+        self,
+        clients: np.ndarray,
+        steps: np.ndarray,
+        samples: int,
+        flops: Tensor | float,
     ) -> None:
         """Count steps of clients of this rank, by position."""
         self.trained_samples += samples
         self.trained_steps += int(steps.sum())
-        self.train_flops += flops
+        self.train_flops = self.train_flops + flops
         most = int(clients.max(initial=-1)) + 1
         # The log does not know how many clients the rank has: the array grows as they
         # train.

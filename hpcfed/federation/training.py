@@ -310,17 +310,27 @@ class LocalTraining:
         # A method's own recipe also augments images as the run wants.
         recipe = replace(job.recipe, augment=self._config.augment == "crop-flip")
         job = replace(job, recipe=recipe)
-        self._count(job)
-        return self.engine.train(job)
+        rows, losses = self.engine.train(job)
+        self._count(job, losses)
+        return rows, losses
 
-    def _count(self, job: TrainingJob) -> None:
-        """Count what clients train, for the round in progress."""
+    def _count(self, job: TrainingJob, losses: Losses) -> None:
+        """Count what clients have trained, for the round in progress."""
         log, samples = self._members.log, int(job.num_samples().sum())
-        flops = FLOPS * samples * self._multiply_adds(job.columns)
+        flops: Tensor | float = FLOPS * samples * self._multiply_adds(job.columns)
+        evaluates = self._timer.current == "evaluate"
+        if losses.positions is not None and samples:
+            positions = losses.positions.sum()
+            # A step may leave out positions that its texts do not need.
+            whole = samples * job.shard.targets.shape[1]
+            flops = flops * (positions.double() / whole)
+            if not evaluates:
+                log.trained_positions = log.trained_positions + positions
+                log.learnt_tokens = log.learnt_tokens + losses.seen.sum()
         # Training within an evaluation is not counted as training, nor is its time.
-        if self._timer.current == "evaluate":
+        if evaluates:
             log.finetuned_samples += samples
-            log.finetune_flops += flops
+            log.finetune_flops = log.finetune_flops + flops
         else:
             log.add_steps(job.clients, job.num_steps(), samples, flops)
 

@@ -32,7 +32,9 @@ from hpcfed.models.trial import (
     asks_host,
     difference,
     drawn,
+    drops_out,
     in_float32,
+    is_causal,
     more_expected,
     nudged,
     outcome,
@@ -73,6 +75,8 @@ class _Found:
     """Whether the network draws random numbers of torch's own."""
     drops: int = 0
     """Functional dropout calls in a training pass."""
+    causal: bool = False
+    """Whether outputs at the first positions of texts depend on these alone."""
 
 
 def choose(
@@ -113,6 +117,8 @@ def choose(
             network, layout, draws=found.draws, drops=drops, bf16=bf16
         )
     forward.captures = found.captures
+    forward.causal = found.causal
+    forward.causal_in_training = found.causal and not drops and not drops_out(network)
     way: Mode = "loop"
     if found.kind == "vmap":
         way = "vmap"
@@ -173,6 +179,7 @@ def _tried_out(
     expected |= more_expected(alone, trial, layout)
     others = outcome(alone, nudged(trial), layout, UNEVEN, alone=True)
     most = tolerance(expected[UNEVEN], others)
+    causal = is_causal(alone, trial, layout, expected[EVALUATION], most)
     reasons = []
     if mode != "vmap":
         stack = partial(StackedNetwork, network, layout, drops=drops)
@@ -190,6 +197,7 @@ def _tried_out(
                 contiguous=contiguous,
                 together=together,
                 drops=drops,
+                causal=causal,
             )
         reasons.append(failure)
     if mode != "loop":
@@ -198,13 +206,21 @@ def _tried_out(
         if not failure:
             asks = asks_host(make(contiguous=contiguous), trial, layout)
             reason = "; ".join(reasons)
-            return _Found("vmap", not asks, reason, contiguous=contiguous, drops=drops)
+            return _Found(
+                "vmap",
+                not asks,
+                reason,
+                contiguous=contiguous,
+                drops=drops,
+                causal=causal,
+            )
         reasons.append(f"by vmap: {failure}")
         if mode in ("batched", "vmap"):
             why = "; ".join(reasons)
             raise UserError(f"--engine {mode}: {why}; use --engine auto or loop")
     asks = asks_host(alone, trial, layout)
-    return _Found("plain", not asks, "; ".join(reasons), drops=drops)
+    reason = "; ".join(reasons)
+    return _Found("plain", not asks, reason, drops=drops, causal=causal)
 
 
 def _begin(

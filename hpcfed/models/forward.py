@@ -154,6 +154,14 @@ class Forward:
     """Whether it must know which slots hold samples."""
     takes_halves = False
     """Whether its kernels may take bounded gradients in halves."""
+    causal = False
+    """Whether outputs at the first positions of texts depend on these alone, in
+    evaluation.
+    """
+    causal_in_training = False
+    """The same in training: dropout draws a number for every position, so that a longer
+    text would draw others.
+    """
     over_halves = False
     """Whether clients share a frozen network that computes in bfloat16."""
 

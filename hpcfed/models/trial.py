@@ -262,6 +262,46 @@ def _difference(own: Tensor, other: Tensor) -> float:
     return float((own - other).abs().max() / scale)
 
 
+def drops_out(network: nn.Module) -> bool:
+    """Tell whether a layer drops anything in training."""
+    kind = nn.modules.dropout._DropoutNd
+    return any(isinstance(m, kind) and m.p > 0 for m in network.modules())
+
+
+def is_causal(
+    plain: PlainNetwork,
+    trial: TrialClients,
+    layout: Layout,
+    expected: Outcome,
+    most: float,
+) -> bool:
+    """Tell whether outputs at the first positions of texts depend on these alone, so
+    that a pass over texts without their ends gives the same; `expected` is what
+    evaluation gives of whole ones.
+    """
+    # Tokens [clients, slots, …, length] that all have an output. Statistics that clients
+    # keep may be of anything.
+    texts = trial.weights.dim() == 4 and not trial.inputs.is_floating_point()
+    if not texts or expected[2].numel():
+        return False
+    full = trial.inputs.shape[-1]
+    for length in {-(-full // 4), full - 1} - {0}:
+        shorter = replace(
+            trial,
+            inputs=trial.inputs[..., :length].contiguous(),
+            weights=trial.weights[:, :, :length],
+        )
+        try:
+            outputs, *_ = outcome(plain, shorter, layout, EVALUATION, alone=True)
+        # A network may take only texts of its full length.
+        except Exception:
+            return False
+        theirs = expected[0][:, :length]
+        if outputs.shape != theirs.shape or not _difference(outputs, theirs) <= most:
+            return False
+    return True
+
+
 def asks_host(forward: Forward, trial: TrialClients, layout: Layout) -> bool:
     """Tell whether a network on a GPU makes the host wait, which prevents a capture."""
     if not trial.rows.is_cuda:

@@ -2,8 +2,9 @@
 
 from typing import ClassVar, Literal
 
+from hpcfed.data.brought import is_brought
 from hpcfed.errors import UserError, count
-from hpcfed.options.declare import LEFT_OUT, option
+from hpcfed.options.declare import LEFT_OUT, Need, option
 from hpcfed.options.recording import RecordingOptions
 from hpcfed.options.run import NewcomerOptions
 from hpcfed.options.traits import MethodTraits
@@ -18,6 +19,20 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         "auto",
         "advance clients together (batched; vmap: by torch.func.vmap) or one by one "
         "(loop); auto: the fastest that the network allows",
+    )
+    text_lengths: int = option(
+        8,
+        "a step on texts is as long as its longest sample, rounded up to one of this "
+        "many lengths, which changes results by rounding alone; 1: always the full "
+        "length",
+        ge=1,
+        le=64,
+        changes="time",
+        needs=Need(
+            "texts (--dataset text:DIR, PATH.jsonl, or tokens of your own)",
+            lambda run: is_brought(run.dataset),
+        ),
+        also="length_buckets group_by_length num_buckets",
     )
     # 0 is an amount: the server has no ranks of its own.
     server_ranks: int = option(

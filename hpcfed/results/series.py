@@ -128,6 +128,13 @@ _ROUND_TABLE = (
     RoundSeries("longest_steps", "steps",
         "steps of local training of the client that takes most",
         largest),
+    RoundSeries("trained_positions", "tokens",
+        "positions of texts in all steps of local training, with padding; 0 if samples "
+        "are not texts",
+        summed, total="positions of texts trained on"),
+    RoundSeries("learnt_tokens", "tokens",
+        "positions of texts in these steps that have a loss",
+        summed, total="tokens learnt"),
     RoundSeries("train_flops", "1",
         "floating-point operations of local training, and of Fisher information, in "
         "convolutions and linear layers",

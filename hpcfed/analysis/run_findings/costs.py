@@ -35,8 +35,8 @@ from hpcfed.words import formatted
 Times = Mapping[str, np.ndarray]
 """Times of all members of all rounds, by column of the clock table; may be empty."""
 WORK = (
-    "trained_samples", "trained_steps", "train_flops", "finetuned_samples",
-    "finetune_flops",
+    "trained_samples", "trained_steps", "trained_positions", "learnt_tokens",
+    "train_flops", "finetuned_samples", "finetune_flops",
 )  # fmt: skip
 """Series of what clients have trained."""
 PARTS = {"downloads": "download", "local steps": "train", "uploads": "upload"}
