@@ -4,6 +4,7 @@ a model says at the end of a run.
 
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.own import Sample
 from hpcfed.runtime.timer import Timer
 from tests.conftest import Finished
-from tests.runs import assert_same_run, flags, mistake, same, started
+from tests.runs import assert_same_run, flags, mistake, recorded, same, started
 from tests.stopped_run import StopAfter
 
 transformers = pytest.importorskip("transformers", reason="pip install 'hpcfed[hf]'")
@@ -703,8 +704,14 @@ def test_ranks_seeds_and_resumed_runs_say_the_same(
         checkpoint_every=1,
     )  # fmt: skip
     alone = started(*words, "--out", tmp_path / "alone")
-    done = mpirun(2, "-m", "hpcfed", "run", *words, "--out", str(tmp_path / "both"))
+    # Of clients that are on different ranks, too.
+    own = [*words, "--method", "local"]
+    started(*own, "--out", tmp_path / "own")
+    job = [*words, "--out", tmp_path / "both", "+", *own, "--out", tmp_path / "own-2"]
+    done = mpirun(2, "-m", "mpi4py", Path(__file__).parent / "several_runs.py", *job)
     assert done.returncode == 0, done.stderr
+    said = [tmp_path / name / "generated.jsonl" for name in ("own", "own-2")]
+    assert said[0].read_text() == said[1].read_text()
     assert_same_run(tmp_path / "both", alone, tolerance=1e-12)
     with pytest.raises(SystemExit):
         run(cli.parse_run([*words, "--out", str(tmp_path / "cut")]), StopAfter(1))
@@ -723,6 +730,45 @@ def test_clients_without_a_common_model_say_what_each_has_learnt(
     out = started(*words, "--out", tmp_path / "run")
     lines = (out / "generated.jsonl").read_text().splitlines()
     assert [json.loads(line)["client"] for line in lines] == ["ann", "bob"]
+    dealt = ("--partition", "iid", "--clients", 2, "--generate", 2)
+    out = started(*words, *dealt, "--out", tmp_path / "dealt")
+    lines = (out / "generated.jsonl").read_text().splitlines()
+    # Whose model it is, not whose sample.
+    assert [json.loads(line)["model"] for line in lines] == ["client 0", "client 1"]
+
+
+def test_a_complete_run_is_asked_later(
+    plain: Path,
+    write: Written,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = run_words(write(*many()), plain, generate=2)
+    asked = started(*words, "--out", tmp_path / "asked") / "generated.jsonl"
+    out = started(*words, "--generate", 0, "--seeds", "0,1", "--out", tmp_path / "run")
+    before = recorded(out / "seed-0")
+    said = out / "seed-0/generated.jsonl"
+    assert not said.exists()
+    again = ["run", "--resume", str(out), "--generate", "2"]
+    cli.main(again)
+    assert said.read_text() == asked.read_text()
+    assert (out / "seed-1/generated.jsonl").exists()
+    after = recorded(out / "seed-0")
+    for name, values in before.items():
+        np.testing.assert_array_equal(after[name], values, err_msg=name)
+    capsys.readouterr()
+    cli.main(again)
+    assert "there is nothing to go on with" in capsys.readouterr().err
+    # Without the state after the last round, or with a damaged one.
+    last = out / "seed-0/checkpoints/00000002"
+    (last / "common.w.npy").write_bytes(b"")
+    said.unlink()
+    with pytest.raises(SystemExit):
+        cli.main(again)
+    assert capsys.readouterr().err.count("checkpoint") >= 1
+    shutil.rmtree(last)
+    cli.main(again)
+    assert "--generate needs a checkpoint of the last round" in capsys.readouterr().err
 
 
 def test_a_text_is_continued_from_the_middle_of_a_sample(tmp_path: Path) -> None:

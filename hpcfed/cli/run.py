@@ -4,7 +4,8 @@ from hpcfed.cli.resume import can_be_longer, complete, requeued
 from hpcfed.cli.settings import RUN_EXAMPLES, parse_run
 from hpcfed.cli.show import print_run
 from hpcfed.errors import remark, unless_full
-from hpcfed.results.stored import check_start
+from hpcfed.options import Settings
+from hpcfed.results.stored import check_start, is_silent, keeps_last
 from hpcfed.runtime.imports import without_collecting
 from hpcfed.runtime.launcher import launched
 
@@ -18,14 +19,16 @@ def command(arguments: list[str]) -> None:
         settings = requeued(settings)
     # Every rank checks, so that none starts MPI with a mistake; the root reports it.
     check_start(settings, launched())
-    resume = settings.config.resume
-    if resume is not None and complete(resume, settings.config.rounds):
-        if launched().rank == 0:
-            hint = " (more --rounds make it longer)" if can_be_longer(settings) else ""
-            remark(
-                f"hpcfed: {resume} is complete; there is nothing to go on with{hint}"
-            )
-        return
+    config, resume = settings.config, settings.config.resume
+    if resume is not None and complete(resume, config.rounds):
+        silent = is_silent(resume, config.generate)
+        if not silent or not keeps_last(resume):
+            if launched().rank == 0:
+                remark(
+                    f"hpcfed: {resume} is complete; there is nothing to go on with"
+                    f"{_hint(settings, silent=silent)}"
+                )
+            return
     # Late: this loads torch, and MPI starts.
     with without_collecting():
         from hpcfed.experiment.run import run
@@ -35,3 +38,10 @@ def command(arguments: list[str]) -> None:
     if folder is not None:
         with unless_full(f"the run is complete: hpcfed show {folder}"):
             print_run(folder)
+
+
+def _hint(settings: Settings, *, silent: bool) -> str:
+    """Say what a complete run can still be asked for, and why not for texts."""
+    if silent:
+        return ", and --generate needs a checkpoint of the last round, which it has not"
+    return " (more --rounds make it longer)" if can_be_longer(settings) else ""

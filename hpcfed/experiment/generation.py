@@ -19,13 +19,19 @@ from hpcfed.data.array_checks import NO_TARGET
 from hpcfed.data.arrays import InMemory
 from hpcfed.data.lessons import PROMPTS
 from hpcfed.data.shards import Shard
+from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.evaluate import in_groups
+from hpcfed.results.checkpoints import Checkpoint
 from hpcfed.results.folder import GENERATED
 from hpcfed.results.publish import publish
+from hpcfed.results.stored import is_complete, read_run
 from hpcfed.runtime.timer import Timer
 
 MOST_TOKENS = 64
 """The most tokens that are said after a prompt."""
+GLOBAL = "global"
+"""Stands for the global model where others are named by their client."""
 SHOWN = 60
 """The most letters of a text that are shown on the terminal."""
 
@@ -33,46 +39,65 @@ SHOWN = 60
 class _Task(NamedTuple):
     """A prompt of the test set, and the response that belongs to it."""
 
+    model: str
+    """Whose model continues it."""
     prompt: list[int]
     response: list[int]
     client: str
-    """Empty if the data names none and all clients have one model."""
+    """Whose sample it is; empty if the data does not say."""
+
+
+def is_only_asked(setup: Setup, folder: Path, found: Checkpoint | None) -> bool:
+    """Tell whether a complete run is resumed for what its model says."""
+    config = setup.settings.config
+    if config.resume is None or not config.generate:
+        return False
+    rounds = -1
+    if setup.world.is_root and is_complete(folder, config.rounds):
+        rounds = read_run(folder).rounds_done
+    rounds = setup.federation.agreed(rounds)
+    if rounds < 0:
+        return False
+    # A damaged checkpoint was passed over for an older one.
+    if found is None or found.rounds != rounds:
+        raise UserError(
+            f"--resume {folder} --generate {config.generate}: its checkpoint of the last "
+            "round is damaged, so there is no model to continue prompts"
+        )
+    return True
 
 
 def generate(
     setup: Setup, folder: Path, state: Any, say: Callable[[str], None]
 ) -> None:
     """Write what the global model says to the run's folder, and show the first; without
-    a global model, what clients' own models say. Only the root does anything.
+    a global model, what clients' own models say. The same call on every rank.
     """
     config = setup.settings.config
-    if not config.generate or not setup.world.is_root:
+    row = setup.method.global_row(state)
+    if not config.generate or (row is not None and not setup.world.is_root):
         return
     texts = brought.texts(config.dataset, root=config.root, reading=config.reading)
-    tasks, rows = _tasks(setup, state, texts)
-    if not tasks:
-        say("--generate: no client of the first rank has test data")
+    if row is None:
+        lines = _by_clients(setup, state, texts)
+    else:
+        samples = len(texts.arrays["test_inputs"])
+        # Spread over the test set, and so over clients.
+        chosen = np.linspace(0, samples - 1, min(config.generate, samples)).astype(int)
+        tasks = [_task(texts, at, GLOBAL) for at in chosen.tolist()]
+        lines = _lines(setup, texts, tasks, row.expand(len(tasks), -1))
+    if not setup.world.is_root:
         return
-    language = texts.language
-    assert language is not None
-    prompts = [task.prompt for task in tasks]
-    length = texts.arrays["test_inputs"].shape[1]
-    said = continued(
-        setup.engine, rows, prompts, length=length, end=language.end, timer=setup.timer
-    )
-    lines = []
-    for task, tokens in zip(tasks, said, strict=True):
-        line = {"client": task.client} if task.client else {}
-        line["prompt"] = language.decode(task.prompt)
-        line["response"] = language.decode(task.response)
-        line["generated"] = language.decode(tokens)
-        lines.append(line)
+    if not lines:
+        say("--generate: no client has test data")
+        return
     path = folder / GENERATED
     written = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
     publish(written.encode("utf-8", "replace"), path)
     first = {name: _short(text) for name, text in lines[0].items()}
+    model = "the model" if row is not None else f"the model of {first['model']}"
     say(
-        f"after '{first['prompt']}' the model says '{first['generated']}', the data "
+        f"after '{first['prompt']}' {model} says '{first['generated']}', the data "
         f"'{first['response']}'; more in {path}"
     )
 
@@ -81,30 +106,54 @@ def _short(text: str) -> str:
     return shorten(text, SHOWN, placeholder=" …")
 
 
-def _tasks(setup: Setup, state: Any, texts: InMemory) -> tuple[list[_Task], Tensor]:
-    """Return tasks, and the row that each is for."""
-    count = setup.settings.config.generate
-    row = setup.method.global_row(state)
-    if row is not None:
-        samples = len(texts.arrays["test_inputs"])
-        # Spread over the test set, and so over clients.
-        chosen = np.linspace(0, samples - 1, min(count, samples)).astype(int)
-        return [_task(texts, at) for at in chosen.tolist()], row.expand(len(chosen), -1)
+def _by_clients(setup: Setup, state: Any, texts: InMemory) -> list[dict[str, str]]:
+    """Return what the models of the first clients with test data say, each after a
+    prompt of its client; on the root, for clients of all ranks.
+    """
     fed, of_test = setup.federation, setup.dealt.partition.test
-    holders = [
-        place for place, id in enumerate(fed.clients.tolist()) if len(of_test[id])
-    ]
-    members = np.array(holders[:count], np.int64)
-    tasks = []
-    for id in fed.clients[members].tolist():
-        tasks.append(_task(texts, int(of_test[id][0]), f"client {id}"))
-    rows = fed.initial_row()[None]
-    if tasks:
+    config = setup.settings.config
+    ids = [id for id in range(config.clients) if len(of_test[id])][: config.generate]
+    said: dict[int, dict[str, str]] = {}
+    for members in in_groups(setup, np.flatnonzero(np.isin(fed.clients, ids))):
+        tasks = []
+        for id in fed.clients[members].tolist():
+            tasks.append(_task(texts, int(of_test[id][0]), f"client {id}"))
         rows = setup.method.personal(fed, state, members)
-    return tasks, rows
+        lines = _lines(setup, texts, tasks, rows)
+        said |= dict(zip(fed.clients[members].tolist(), lines, strict=True))
+    everyones: dict[int, dict[str, str]] = {}
+    for of_rank in setup.collectives.gather(said) or []:
+        everyones |= of_rank
+    return [everyones[id] for id in sorted(everyones)]
 
 
-def _task(texts: InMemory, at: int, client: str = "") -> _Task:
+def _lines(
+    setup: Setup, texts: InMemory, tasks: Sequence[_Task], rows: Tensor
+) -> list[dict[str, str]]:
+    """Return tasks as text, and what `rows[i]` says after the i-th prompt."""
+    language = texts.language
+    assert language is not None
+    said = continued(
+        setup.engine,
+        rows,
+        [task.prompt for task in tasks],
+        length=texts.arrays["test_inputs"].shape[1],
+        end=language.end,
+        timer=setup.timer,
+    )
+    lines = []
+    for task, tokens in zip(tasks, said, strict=True):
+        line = {"model": task.model}
+        if task.client:
+            line["client"] = task.client
+        line["prompt"] = language.decode(task.prompt)
+        line["response"] = language.decode(task.response)
+        line["generated"] = language.decode(tokens)
+        lines.append(line)
+    return lines
+
+
+def _task(texts: InMemory, at: int, model: str) -> _Task:
     """Return the prompt and the response of a test sample."""
     inputs, targets = (
         texts.arrays[f"test_{kind}"][at] for kind in ("inputs", "targets")
@@ -119,9 +168,10 @@ def _task(texts: InMemory, at: int, client: str = "") -> _Task:
     after = targets[size - 1 :]
     none = np.flatnonzero(after == NO_TARGET)
     response = after[: none[0]] if len(none) else after
+    client = ""
     if "test_clients" in texts.arrays:
         client = str(texts.arrays["test_clients"][at])
-    return _Task(inputs[:size].tolist(), response.tolist(), client)
+    return _Task(model, inputs[:size].tolist(), response.tolist(), client)
 
 
 def continued(

@@ -21,7 +21,7 @@ from hpcfed.experiment.evaluate import (
     evaluate_finals,
     is_due,
 )
-from hpcfed.experiment.generation import generate
+from hpcfed.experiment.generation import generate, is_only_asked
 from hpcfed.experiment.newcomers import collaborate, welcome
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.rebalance import Rebalancer
@@ -48,7 +48,14 @@ def run_rounds(
     stop: Stop,
     found: Checkpoint | None,
 ) -> None:
-    """Run all rounds, or those after a checkpoint, and record them in the folder."""
+    """Run all rounds, or those after a checkpoint, and record them in the folder. A run
+    that is complete only generates.
+    """
+    if is_only_asked(setup, folder, found):
+        _, state = _first_state(setup, folder, found, None, progress)
+        end_run(setup, None, status="complete")
+        generate(setup, folder, state, progress.say)
+        return
     # Only the root has results; every rank writes snapshots of its own clients.
     results = open_results(setup, folder) if setup.world.is_root else None
     snapshots = open_snapshots(setup, folder)

@@ -41,7 +41,7 @@ from hpcfed.results.folder import (
     seed_folder,
     seed_folders,
 )
-from hpcfed.results.stored import is_complete
+from hpcfed.results.stored import is_complete, is_silent, keeps_last
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.timer import Observer, observer
@@ -109,17 +109,19 @@ def _take(folder: Path, config: RunConfig, claims: ExitStack) -> bool:
     if config.resume is not None:
         for path in seeds:
             claims.enter_context(claimed(path))
-        return _look_again(folder, seeds, config.rounds)
+        return _look_again(folder, seeds, config)
     _clear(folder, seeds, claims, overwrite=config.overwrite)
     sign(folder)
     return False
 
 
-def _look_again(folder: Path, seeds: Sequence[Path], rounds: int) -> bool:
-    """Tell whether the runs, which have just been claimed, are complete by now."""
+def _look_again(folder: Path, seeds: Sequence[Path], config: RunConfig) -> bool:
+    """Tell whether the claimed runs are complete by now, with all that is generated."""
     check_plain(folder)
-    done = [is_complete(run, rounds) for run in seeds or [folder]]
+    done = [is_complete(run, config.rounds) for run in seeds or [folder]]
     if all(done):
+        if is_silent(folder, config.generate) and keeps_last(folder):
+            return False
         remark(f"hpcfed: {folder} is complete; there is nothing to go on with")
         return True
     if any(done):

@@ -10,12 +10,15 @@ import numpy as np
 from hpcfed import plugins
 from hpcfed.errors import UserError
 from hpcfed.options import Settings, check
+from hpcfed.results.checkpoints import MARKER
 from hpcfed.results.claim import is_abandoned
 from hpcfed.results.folder import (
+    GENERATED,
     RECORD,
     STUDY,
     check_one_kind,
     check_out,
+    checkpoint_folder,
     failures,
     folders_with_runs,
     runs,
@@ -117,6 +120,27 @@ def is_complete(folder: Path, rounds: int = 0) -> bool:
         return False
     for record in records:
         if record.status != "complete" or record.config["rounds"] < rounds:
+            return False
+    return True
+
+
+def is_silent(folder: Path, prompts: int) -> bool:
+    """Tell whether a complete run, or a seed of it, has yet to continue this many
+    prompts.
+    """
+    for run in runs(folder):
+        path = run / GENERATED
+        lines = path.read_bytes().count(b"\n") if path.is_file() else 0
+        if lines < prompts:
+            return True
+    return False
+
+
+def keeps_last(folder: Path) -> bool:
+    """Tell whether a run, or each of its seeds, has the state after its last round."""
+    for run in runs(folder):
+        last = checkpoint_folder(run, read_run(run).rounds_done)
+        if not (last / MARKER).exists():
             return False
     return True
 
