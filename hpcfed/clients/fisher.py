@@ -24,6 +24,7 @@ from hpcfed.data.shards import Shard
 from hpcfed.kernels import cuda
 from hpcfed.kernels import squares as kernels
 from hpcfed.models.cost import Cost
+from hpcfed.models.frozen import own_copies
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import answers
 
@@ -173,7 +174,9 @@ class Fisher:
     def _evaluating(self) -> nn.Module:
         """Return the network in evaluation mode; only its structure is used."""
         if self._network.training:
-            self._network = copy.deepcopy(self._network).eval()
+            # With weights of its own, whose type changes here.
+            own = copy.deepcopy(self._network, own_copies(self._network))
+            self._network = own.eval()
         return self._network
 
 

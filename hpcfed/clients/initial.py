@@ -53,7 +53,11 @@ def save_model(
         tensors.update(frozen)
     arrays = {}
     for name, tensor in tensors.items():
-        arrays[name] = tensor.detach().cpu().numpy()
+        tensor = tensor.detach().cpu()
+        if tensor.dtype == torch.bfloat16:
+            # numpy does not know it.
+            tensor = tensor.float()
+        arrays[name] = tensor.numpy()
     with replacing(folder / MODEL) as file:
         _write_npz(file, arrays, base)
 

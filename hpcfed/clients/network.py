@@ -14,6 +14,8 @@ from hpcfed.clients.initial import (
 )
 from hpcfed.errors import UserError
 from hpcfed.models import MODELS, hugging_face, peft_files
+from hpcfed.models.blocks import is_large
+from hpcfed.models.frozen import META
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import add_adapters
 from hpcfed.models.networks import build
@@ -32,10 +34,15 @@ def sample_of(config: RunConfig) -> Sample:
 
 
 def client_network(
-    config: RunConfig, *, seed: int | None = None, double: bool = False
+    config: RunConfig,
+    *,
+    seed: int | None = None,
+    double: bool = False,
+    onto: torch.device | None = None,
 ) -> nn.Module:
     """Build the network. Its first weights are those of --init, or depend on `seed`, by
-    default the run's; `double` keeps given float64 weights exact.
+    default the run's; `double` keeps given float64 weights exact. `onto`: the network
+    below adapters is on this device, in bfloat16, as `keeps_halves` allows.
     """
     data = config.data()
     seed = config.seed if seed is None else seed
@@ -46,6 +53,7 @@ def client_network(
         seed=seed,
         options=config.model_keywords,
         sample=sample_of(config),
+        onto=onto,
     )
     if double:
         network.double()
@@ -93,6 +101,9 @@ def base_reference(config: RunConfig) -> BaseReference | None:
     if init is not None and not peft_files.is_folder(init) and base_of(init) is None:
         return None
     drawn = "" if hugging_face.has_weights(name) else f"--seed {config.seed}"
+    if drawn and keeps_halves(config, _expected_device(config)):
+        # By the device's generator, which draws others.
+        drawn += f" --precision {config.precision}"
     return BaseReference(str(hugging_face.find_folder(name).resolve()), drawn)
 
 
@@ -125,30 +136,80 @@ def _start(network: nn.Module, weights: Tensors, config: RunConfig) -> None:
         ) from None
 
 
+def has_frozen_base(config: RunConfig) -> bool:
+    """Tell whether rows hold adapters alone, and the language model below them is a
+    folder's.
+    """
+    return (
+        config.lora is not None
+        and not config.lora_train
+        and not config.send_frozen
+        and hugging_face.is_hugging_face(config.network())
+        and config.data().vocabulary > 0
+    )
+
+
+def keeps_halves(config: RunConfig, device: torch.device) -> bool:
+    """Tell whether the frozen language model is on the device in bfloat16 alone."""
+    # DP-SGD calls the network itself, for each sample's gradient.
+    return (
+        has_frozen_base(config)
+        and config.precision == "bf16"
+        and config.sample_noise is None
+        and device.type == "cuda"
+    )
+
+
+def _expected_device(config: RunConfig) -> torch.device:
+    """Return the kind of device that a run will have, before it is chosen."""
+    has_gpu = config.device != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda" if has_gpu else "cpu")
+
+
 _tried: list[tuple[RunConfig, nn.Module]] = []
 
 
 def tried_network(config: RunConfig) -> nn.Module:
-    """Build the network before a run, to find mistakes; the run takes this one."""
+    """Build the network before a run, to find mistakes; the run takes this one.
+
+    One that goes straight to the device is only described: its rank's device is not
+    known yet.
+    """
+    if keeps_halves(config, _expected_device(config)):
+        return client_network(config, onto=META)
     network = client_network(config)
     _tried[:] = [(config, network)]
     return network
 
 
-def network_of_run(config: RunConfig) -> nn.Module:
+def network_of_run(config: RunConfig, device: torch.device) -> nn.Module:
     """Return the network that was tried with the same options, or build it.
 
     Reading a language model takes long, so it should happen once.
     """
     known = list(_tried)
     _tried.clear()
+    if keeps_halves(config, device):
+        return client_network(config, onto=device)
     for other, network in known:
         if other == config:
             return network
     return client_network(config)
 
 
+def described_network(config: RunConfig) -> nn.Module:
+    """Return a network for its layout and its cost; a large language model below
+    adapters has no values.
+    """
+    of_folder = hugging_face.is_hugging_face(config.network())
+    if of_folder and config.lora is not None and config.data().vocabulary > 0:
+        described = client_network(config, onto=META)
+        if is_large(described):
+            return described
+    return client_network(config, seed=0)
+
+
 def client_layout(config: RunConfig, network: nn.Module | None = None) -> Layout:
     """Return the columns of the clients' rows."""
-    network = network or client_network(config)
+    network = network or described_network(config)
     return Layout.of(network, send_frozen=config.send_frozen)

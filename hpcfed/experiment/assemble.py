@@ -161,7 +161,6 @@ def assemble_stacked(
     set_arithmetic(config)
     datasets: dict[int | None, Dataset] = {}
     materials: list[Material] = []
-    engine = None
     for one in settings:
         # Synthetic data depends on the seed; any other data set is read once.
         synthetic = config.dataset == "synthetic"
@@ -169,9 +168,8 @@ def assemble_stacked(
         if drawn_by not in datasets:
             datasets[drawn_by] = load_dataset(one.config, world)
         # The first run's engine serves all: they have the same network.
-        material = make_material(one, datasets[drawn_by], world, engine)
-        materials.append(material)
-        engine = material.engine
+        first = materials[0] if materials else None
+        materials.append(make_material(one, datasets[drawn_by], world, first))
     _check_same_constants(materials, names)
     data = load_stacked_shards(
         materials, names, device=world.device, dtype=dtype_of(config)

@@ -25,6 +25,7 @@ from hpcfed.data.shards import Shard, join, shard, sub_shard
 from hpcfed.errors import UserError
 from hpcfed.experiment.data import Dealt, deal
 from hpcfed.models.cost import Cost
+from hpcfed.models.frozen import share_frozen
 from hpcfed.options import RunConfig, Settings
 from hpcfed.runtime import device
 from hpcfed.runtime.location import omp_threads
@@ -117,21 +118,26 @@ def validates(settings: Settings) -> bool:
 
 
 def make_material(
-    settings: Settings, dataset: Dataset, world: World, engine: Engine | None = None
+    settings: Settings, dataset: Dataset, world: World, first: Material | None = None
 ) -> Material:
     """Deal out the data, build the network, and place the clients on ranks.
 
-    Runs with the same network may share an engine, which only knows its structure.
+    Runs with the same network share the first one's engine, which only knows its
+    structure, and its frozen weights.
     """
     config = settings.config
     dealt = deal(config, dataset, validates=validates(settings))
-    network = network_of_run(config)
+    network = network_of_run(config, world.device)
     own = config.model_info() is None
     if own:
         check_same_network(config, network, world)
     make_engine: Callable[..., Engine] = Engine
     if config.simulate_training is not None:
         make_engine = partial(WaitingEngine, seconds=config.simulate_training)
+    engine = None
+    if first is not None:
+        share_frozen(network, first.network)
+        engine = first.engine
     engine = engine or make_engine(
         network,
         client_layout(config, network),

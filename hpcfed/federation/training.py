@@ -16,7 +16,7 @@ from hpcfed.clients.job import (
     Score,
     TrainingJob,
 )
-from hpcfed.clients.network import client_network
+from hpcfed.clients.network import client_network, has_frozen_base
 from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.clients.pull import Pull
 from hpcfed.clients.schedule import num_steps
@@ -24,6 +24,7 @@ from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
 from hpcfed.federation.cohort import Cohort, without_diverged
 from hpcfed.federation.participants import Participants
+from hpcfed.models.frozen import META
 from hpcfed.runtime import randomness
 from hpcfed.runtime.device import on_device
 
@@ -71,7 +72,9 @@ class LocalTraining:
         if self._config.init is not None:
             return self.initial_row()
         seed = self._members.generator("fresh weights", client).integers(2**32)
-        network = client_network(self._config, seed=int(seed))
+        # A row of adapters does not need the network below them.
+        onto = META if has_frozen_base(self._config) else None
+        network = client_network(self._config, seed=int(seed), onto=onto)
         row = self.layout.row(network, dtype=self._first_row.dtype)
         return row.to(self.device)
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from hpcfed.models.frozen import own_copies
+
 LARGE = 50_000_000
 """Parameters from which on a network is tried out with fewer blocks."""
 EACH = 2
@@ -84,8 +86,12 @@ def is_large(network: nn.Module) -> bool:
     return sum(p.numel() for p in network.parameters()) >= LARGE
 
 
-def shortened(network: nn.Module, blocks: Blocks, each: int = EACH) -> nn.Module:
-    """Return a copy of a network with the first blocks of every kind."""
+def shortened(
+    network: nn.Module, blocks: Blocks, each: int = EACH, *, share: bool = False
+) -> nn.Module:
+    """Return a copy of a network with the first blocks of every kind. Unless it may
+    `share` frozen weights, their type may be changed.
+    """
     there = network.get_submodule(blocks.name)
     kept = []
     for number, (kind, block) in enumerate(
@@ -93,7 +99,8 @@ def shortened(network: nn.Module, blocks: Blocks, each: int = EACH) -> nn.Module
     ):
         if blocks.kinds[:number].count(kind) < each:
             kept.append(block)
-    memo: dict[int, Any] = {}
+    dropped = [block for block in there.children() if block not in kept]
+    memo = {} if share else own_copies(network, without=dropped)
     # Where the copy meets the long list, it takes the short one.
     memo[id(there)] = nn.ModuleList(copy.deepcopy(kept, memo))
     short: nn.Module = copy.deepcopy(network, memo)

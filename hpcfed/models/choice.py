@@ -8,6 +8,7 @@ sample. A way works if it gives the same as the plain module: outputs, gradients
 running statistics. A large network is tried with a few of its blocks.
 """
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from torch import nn
 from hpcfed.errors import UserError, one_line
 from hpcfed.models.blocks import EACH, Blocks, find_blocks, is_large, shortened
 from hpcfed.models.forward import Forward
+from hpcfed.models.frozen import own_copies
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import Sample
 from hpcfed.models.plain import PlainNetwork
@@ -94,7 +96,9 @@ def choose(
     blocks = find_blocks(network) if is_large(network) else None
     if blocks is not None:
         found = _tried_short(network, layout, sample, device, blocks, try_out)
-    found = found or try_out(network, layout)
+    if found is None:
+        # With weights of its own: a trial changes their type.
+        found = try_out(copy.deepcopy(network, own_copies(network)), layout)
     if device.type == "cuda":
         # Stacks are as large as free memory allows.
         torch.cuda.empty_cache()

@@ -3,14 +3,22 @@
 Networks of clients and of the server are counted by the same formula, `multiply_adds`.
 """
 
-import copy
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
+from hpcfed.models.blocks import find_blocks, is_large, shortened
+from hpcfed.models.frozen import (
+    META,
+    callable_copy,
+    described_copy,
+    place_of,
+    without_values,
+)
 from hpcfed.models.own import Sample, answers
 
 Weighted = nn.Conv1d | nn.Conv2d | nn.ConvTranspose1d | nn.Linear
@@ -75,9 +83,20 @@ def _training(layers: Collection[LayerCost], trained: Collection[str]) -> int:
 
 def cost(network: nn.Module, sample: Sample) -> Cost:
     """Count with the shapes that a sample takes through the network."""
-    # A copy, so that hooks and mode leave no trace; eval, so batch norm takes one
-    # sample.
-    network = copy.deepcopy(network).eval()
+    x = sample.batch(1, device=torch.device("cpu"), dtype=torch.float32)
+    if is_large(network) and find_blocks(network) is not None:
+        # A network may need values.
+        with suppress(Exception):
+            described, there = described_copy(network), x.to(META)
+            with without_values():
+                return _counted(described, there)
+    # A copy, so that hooks and mode leave no trace.
+    return _counted(callable_copy(network), x.to(place_of(network)[0]))
+
+
+def _counted(network: nn.Module, x: Tensor) -> Cost:
+    # So batch norm takes one sample.
+    network.eval()
     activations = 0
     layers: list[LayerCost] = []
     # Tied weights have one name, just as they have one place in a row.
@@ -114,8 +133,6 @@ def cost(network: nn.Module, sample: Sample) -> Cost:
         elif module._parameters:
             module.register_forward_pre_hook(enter)
     with torch.no_grad():
-        # Not on the "meta" device, whose imports take seconds.
-        x = sample.batch(1, device=torch.device("cpu"), dtype=torch.float32)
         outputs = answers(network(x)).numel()
     training = _training(layers, frozenset(names.values()))
     return Cost(training, max(1, activations), tuple(layers), outputs)
@@ -126,7 +143,30 @@ def saved_floats(network: nn.Module, sample: Sample) -> int:
 
     A user's network may compute a lot outside of layers, which `cost` overlooks.
     """
-    network = copy.deepcopy(network).train()
+    return saved_by(network, sample)[0]
+
+
+def saved_by(network: nn.Module, sample: Sample) -> tuple[int, int]:
+    """Return the floats that a training pass keeps of one sample: all, and those of one
+    of many equal blocks; 0 if there are none.
+    """
+    blocks = find_blocks(network) if is_large(network) else None
+    if blocks is not None and blocks.alike:
+        # The network may need all its blocks.
+        with suppress(Exception):
+            one, two = (
+                _saved(shortened(network, blocks, each, share=True), sample)
+                for each in (1, 2)
+            )
+            # The first one keeps less: no gradient leads to before it.
+            of_block = two - one
+            return two + (len(blocks.kinds) - 2) * of_block, of_block
+    return _saved(network, sample), 0
+
+
+def _saved(network: nn.Module, sample: Sample) -> int:
+    device, dtype = place_of(network)
+    network = callable_copy(network).train()
     parameters = {p.data_ptr() for p in network.parameters()}
     saved = 0
 
@@ -139,7 +179,7 @@ def saved_floats(network: nn.Module, sample: Sample) -> int:
     # Weights are saved for the backward pass, too, but once for all samples: `keep`
     # skips them.
     # Two samples, because batch norm refuses one.
-    x = sample.batch(2, device=torch.device("cpu"), dtype=torch.float32)
+    x = sample.batch(2, device=device, dtype=dtype)
     keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept)
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), keeping:
         network(x)

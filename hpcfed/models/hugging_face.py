@@ -12,9 +12,17 @@ from hpcfed import plugins
 from hpcfed.errors import UserError
 
 if TYPE_CHECKING:  # the command line is checked without torch
+    import torch
     from torch import nn
 
 PREFIX = "hf:"
+SAFE = {
+    "local_files_only": True,
+    "use_safetensors": True,
+    # Make a new head if the classes differ from the folder's.
+    "ignore_mismatched_sizes": True,
+}
+"""How weights are read."""
 
 
 def is_hugging_face(name: str) -> bool:
@@ -45,9 +53,13 @@ def load(
     generates: bool,
     classes: int,
     options: Mapping[str, Any],
+    onto: "torch.device | None" = None,
 ) -> "nn.Module":
     """Return the network of a folder: a language model if it generates tokens, else a
     classifier of texts or of images.
+
+    It is on the CPU in float32. Or `onto` is a device: then its weights are read, or
+    drawn, there in bfloat16, and never held as a whole elsewhere.
     """
     folder = find_folder(name)
     try:
@@ -77,17 +89,33 @@ def load(
         maker = getattr(transformers, kind)
         if not has_weights(name):
             _refuse_pickles(name, folder)
-            network: nn.Module = maker.from_config(config)
-            return network.float()
-        loaded: nn.Module = maker.from_pretrained(
-            folder,
-            config=config,
-            local_files_only=True,
-            use_safetensors=True,
-            # Make a new head if the classes differ from the folder's.
-            ignore_mismatched_sizes=True,
+        if onto is not None:
+            return _placed(maker, config, folder, onto, read=has_weights(name))
+        network: nn.Module
+        if has_weights(name):
+            network = maker.from_pretrained(folder, config=config, **SAFE)
+        else:
+            network = maker.from_config(config)
+        return network.float()
+
+
+def _placed(
+    maker: Any, config: Any, folder: Path, device: "torch.device", *, read: bool
+) -> "nn.Module":
+    """Return a network in bfloat16 on a device; on `meta`, only its structure."""
+    import torch
+
+    network: nn.Module
+    halves = {"dtype": torch.bfloat16}
+    if device.type != "meta" and read:
+        # Tensor by tensor from the mapped file: ranks of a node share its pages.
+        network = maker.from_pretrained(
+            folder, config=config, device_map={"": device}, **halves, **SAFE
         )
-        return loaded.float()
+    else:
+        with device:
+            network = maker.from_config(config, **halves)
+    return network
 
 
 def _refuse_pickles(name: str, folder: Path) -> None:

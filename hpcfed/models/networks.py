@@ -25,11 +25,12 @@ def build(
     seed: int,
     options: Mapping[str, Any] | None = None,
     sample: Sample | None = None,
+    onto: torch.device | None = None,
 ) -> nn.Module:
     """Return the named network on the CPU; its first weights depend only on the seed.
 
     A user's network is tried out on a `sample`, by default an image to classify;
-    `options` are its builder's keywords.
+    `options` are its builder's keywords. `onto`: see `build_own`.
     """
     with torch.random.fork_rng(devices=[]):
         # torch's own initialisation with its own seed, without changing the global
@@ -38,7 +39,7 @@ def build(
         torch.manual_seed(int(draw))
         if name not in MODELS:
             sample = sample or Sample(shape, (classes,))
-            return build_own(name, sample, classes, options or {})
+            return build_own(name, sample, classes, options or {}, onto)
         structure = MODELS[name].structure
         if isinstance(structure, ConvNet):
             return _conv_net(structure, shape, classes)

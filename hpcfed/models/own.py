@@ -13,7 +13,9 @@ from torch.nn.parameter import is_lazy
 from hpcfed import plugins
 from hpcfed.errors import UserError, unknown
 from hpcfed.models import MODELS, hugging_face
-from hpcfed.models.state import Call, keep_state
+from hpcfed.models.blocks import find_blocks, is_large, shortened
+from hpcfed.models.frozen import META, freeze, frozen_weights_of, place_of
+from hpcfed.models.state import Call, keep_no_buffers, keep_state
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,17 @@ def find_builder(name: str) -> Callable[..., Any]:
 
 
 def build_own(
-    name: str, sample: Sample, classes: int, options: Mapping[str, Any]
+    name: str,
+    sample: Sample,
+    classes: int,
+    options: Mapping[str, Any],
+    onto: torch.device | None = None,
 ) -> nn.Module:
     """Build the user's network, and make sure that it takes the data.
 
     If a builder has parameters `shape` and `classes`, it gets them from the data set,
-    unless the options give them. The caller sets torch's seed.
+    unless the options give them. The caller sets torch's seed. `onto` is for networks of
+    transformers: a device where the whole network is frozen, in bfloat16.
     """
     if hugging_face.is_hugging_face(name):
         network: Any = hugging_face.load(
@@ -84,8 +91,14 @@ def build_own(
             generates=len(sample.outputs) == 2,
             classes=classes,
             options=options,
+            onto=onto,
         )
-        check_network(network, name, sample)
+        if onto is not None:
+            freeze(network)
+        if onto == META:
+            keep_no_buffers(network)
+        else:
+            check_network(network, name, sample)
         return network
     builder = find_builder(name)
     known = {"shape": sample.shape, "classes": classes}
@@ -113,13 +126,15 @@ def _accepted(builder: Callable[..., Any], known: Mapping[str, Any]) -> dict[str
 
 def check_network(network: nn.Module, name: str, sample: Sample) -> None:
     """Refuse a network that does not fit the data; mark its constants."""
-    if not any(p.requires_grad for p in network.parameters()):
+    device, dtype = place_of(network)
+    may_train = any(p.requires_grad for p in network.parameters())
+    if not may_train and next(frozen_weights_of(network), None) is None:
         raise UserError(f"model {name} has no parameter that training could change")
     for tensor_name, tensor in network.named_parameters():
         if not tensor.is_floating_point():
             raise UserError(f"model {name}: {tensor_name} is {tensor.dtype}, not float")
     # Two samples per call: batch norm refuses one.
-    x = sample.batch(4, device=torch.device("cpu"), dtype=torch.float32)
+    x = sample.batch(4, device=device, dtype=dtype)
 
     def call(network: nn.Module, x: Tensor) -> Tensor:
         with plugins.one_line_of(f"model {name} fails on {_said(x, sample)}"):
@@ -129,7 +144,27 @@ def check_network(network: nn.Module, name: str, sample: Sample) -> None:
 
     if any(map(is_lazy, (*network.parameters(), *network.buffers()))):
         _finish_lazy(network, x, call)
-    keep_state(network, name, x, call)
+    if not _short_keeps_none(network, name, x, call):
+        keep_state(network, name, x, call)
+
+
+def _short_keeps_none(network: nn.Module, name: str, x: Tensor, call: Call) -> bool:
+    """Tell whether a large network keeps no state, by a few of its blocks; then mark its
+    buffers as constants.
+    """
+    blocks = find_blocks(network) if is_large(network) else None
+    if blocks is None:
+        return False
+    short = shortened(network, blocks, share=True)
+    try:
+        keep_state(short, name, x, call)
+    except UserError:
+        # It may need all its blocks; if not, the whole network says what is wrong.
+        return False
+    if short.state_dict().keys() & dict(short.named_buffers()).keys():
+        return False
+    keep_no_buffers(network)
+    return True
 
 
 def _check_outputs(y: Any, name: str, sample: Sample) -> None:

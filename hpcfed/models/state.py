@@ -81,6 +81,11 @@ def keep_state(network: nn.Module, name: str, inputs: Tensor, call: Call) -> Non
     _mark(network, name, trial.changed_by(earlier, first), trial.counters)
 
 
+def keep_no_buffers(network: nn.Module) -> None:
+    """Make no buffer persistent, for a network that cannot be called."""
+    _mark(network, "", set(), set())
+
+
 def _remembered(names: list[str]) -> str:
     if not names:
         return (

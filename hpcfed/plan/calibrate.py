@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcfed.clients.network import client_layout, client_network, sample_of
+from hpcfed.clients.network import client_layout, described_network, sample_of
 from hpcfed.errors import UserError, count, remark
 from hpcfed.models.cost import cost
 from hpcfed.options import (
@@ -115,7 +115,7 @@ def calibrate(
 
 def work_of(config: RunConfig) -> MeasuredWork:
     """Return what clients train, as far as it affects the cost."""
-    network = client_network(config, seed=0)
+    network = described_network(config)
     sample = cost(network, sample_of(config))
     return MeasuredWork(
         network=config.network(),

@@ -9,7 +9,7 @@ import numpy as np
 from hpcfed import methods
 from hpcfed.analysis.costmodel import Range
 from hpcfed.clients.engine import LOOP_ABOVE_COLUMNS
-from hpcfed.clients.network import client_layout, client_network
+from hpcfed.clients.network import client_layout
 from hpcfed.models.layout import Layout
 from hpcfed.options import Settings
 from hpcfed.plan.constants import Calibration
@@ -66,7 +66,7 @@ class Planner:
         self._link = link
         self._per_node = per_node
         config = settings.config
-        self.layout: Layout = client_layout(config, client_network(config, seed=0))
+        self.layout: Layout = client_layout(config)
         validates = methods.load(config.method).VALIDATES
         self._sizes: np.ndarray = train_sizes(config, validates=validates)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.network import client_layout, client_network
+from hpcfed.clients.network import client_layout
 from hpcfed.errors import remark
 from hpcfed.options import Settings
 from hpcfed.plan.bank import (
@@ -61,7 +61,7 @@ def measure_server(
     world = worlds.enter(device=device.type)
     world.join_alone()
     set_arithmetic(precision=settings.config.precision, deterministic=False)
-    layout = client_layout(settings.config, client_network(settings.config, seed=0))
+    layout = client_layout(settings.config)
     points: list[ServerPoint] = []
     prepared: list[Preparation] = []
     start = 0.0

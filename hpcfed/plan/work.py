@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 import torch
 
-from hpcfed.clients.network import client_layout, client_network, sample_of
+from hpcfed.clients.network import client_layout, described_network, sample_of
 from hpcfed.clients.schedule import Length, num_samples, num_steps
 from hpcfed.federation.channel.compression import compressor, packed_bytes
 from hpcfed.federation.training import FLOPS
@@ -71,7 +71,7 @@ class NetworkSize:
 def run_work(settings: Settings) -> RunWork:
     """Count the work of a run, over all its rounds and seeds."""
     config = settings.config
-    layout = client_layout(config, client_network(config, seed=0))
+    layout = client_layout(config)
     seeds = len(config.seeds or (0,))
     in_round, judged = local_work(settings)
     rounds = config.rounds * num_trained(settings) * in_round.flops
@@ -92,7 +92,7 @@ def local_work(
     has the mean number of samples over clients.
     """
     config = settings.config
-    network = client_network(config, seed=0)
+    network = described_network(config)
     layout = client_layout(config, network)
     sample = cost(network, sample_of(config))
     declared = settings.options.local_work(config, layout)
@@ -150,7 +150,7 @@ def memory_traffic(config: RunConfig, *, samples: float, steps: float) -> float:
     Each layer's output is written and read once. In each step, rows are read twice,
     gradients are written and read, and rows with their moments are read and written.
     """
-    network = client_network(config, seed=0)
+    network = described_network(config)
     layout = client_layout(config, network)
     activations = cost(network, sample_of(config)).activations
     moments = 2

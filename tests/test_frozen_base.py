@@ -1,0 +1,203 @@
+"""A frozen language model in bfloat16: read once, shared by all copies, never widened."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hpcfed.clients import network as networks
+from hpcfed.clients.network import (
+    client_layout,
+    client_network,
+    described_network,
+    keeps_halves,
+    sample_of,
+)
+from hpcfed.experiment.run import run_setup
+from hpcfed.models import blocks
+from hpcfed.models.choice import choose
+from hpcfed.models.cost import cost, saved_floats
+from hpcfed.models.frozen import META, FrozenParameter, frozen_weights_of, share_frozen
+from hpcfed.models.layout import Layout
+from hpcfed.models.lora import LoraLinear
+from hpcfed.models.stack import StackedNetwork
+from hpcfed.options import RunConfig
+from tests.federations import assembled
+from tests.test_adapter_files import network_folder
+from tests.test_adapter_files import options as run_options
+
+CPU = torch.device("cpu")
+# A processor without products in bfloat16 says so.
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+
+
+def options(base: Path, **more: Any) -> dict[str, Any]:
+    """Return options of a run with adapters over a base, on texts beside it."""
+    texts = base.parent / "texts"
+    texts.mkdir(exist_ok=True)
+    for number in range(3):
+        (texts / f"{number}.txt").write_text(f"client {number} says so. " * 6)
+    return run_options(base, texts, lora=2, precision="bf16", **more)
+
+
+def config_of(base: Path, **more: Any) -> RunConfig:
+    return assembled(**options(base, **more)).settings.config
+
+
+def adapters_of(network: nn.Module) -> dict[str, Tensor]:
+    return {n: p.detach() for n, p in network.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_a_base_is_read_in_bfloat16(
+    kind: str,
+    stored: torch.dtype,
+    tmp_path: Path,
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    base = network_folder(kind, tmp_path / "base")
+    if stored == torch.bfloat16:
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        load(base, dtype=stored).save_pretrained(base)
+    config = config_of(base)
+    usual, ours = client_network(config), client_network(config, onto=CPU)
+    theirs = dict(usual.named_parameters())
+    for name, parameter in ours.named_parameters():
+        if parameter.requires_grad:
+            # Adapters are drawn alike, bit for bit.
+            assert parameter.dtype == torch.float32
+            assert torch.equal(parameter, theirs[name])
+            continue
+        assert isinstance(parameter, FrozenParameter)
+        assert parameter.dtype == torch.bfloat16
+        assert torch.equal(parameter, theirs[name].bfloat16())
+    assert theirs.keys() == dict(ours.named_parameters()).keys()
+    head, tokens = ours.get_output_embeddings(), ours.get_input_embeddings()  # type: ignore[operator]
+    layer = head.base if isinstance(head, LoraLinear) else head
+    assert (layer.weight is tokens.weight) == (kind == "GPT2")
+    # Angles of positions keep their digits.
+    for name, buffer in usual.named_buffers():
+        assert torch.equal(ours.get_buffer(name), buffer)
+    # A copy has the same weights, and adapters of its own.
+    for own, copied in zip(
+        ours.parameters(), copy.deepcopy(ours).parameters(), strict=True
+    ):
+        assert (own is copied) != own.requires_grad
+
+
+def test_a_trial_leaves_the_base_as_it_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of(network_folder("Llama", tmp_path / "base"))
+    usual, ours = client_network(config), client_network(config, onto=CPU)
+    layout = Layout.of(ours)
+    places = {p.data_ptr() for p in frozen_weights_of(ours)}
+    for large in (0, blocks.LARGE):
+        monkeypatch.setattr(blocks, "LARGE", large)
+        way = choose(
+            ours, layout, sample_of(config), mode="auto", bf16=True, device=CPU
+        )
+        assert way.mode == "batched" and way.forward.over_halves
+    wide = StackedNetwork(usual, layout, bf16=True)
+    rows = layout.row(ours).repeat(2, 1)
+    rows += 0.1 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+    x = sample_of(config).batch(4, device=CPU, dtype=torch.float32)
+    found = []
+    for forward in (way.forward, wide):
+        own = rows.clone().requires_grad_()
+        y = forward(layout.views(own), x, training=True)
+        found.append((y, torch.autograd.grad(y.float().square().sum(), own)[0]))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    assert {p.data_ptr() for p in frozen_weights_of(ours)} == places
+    assert all(p.dtype == torch.bfloat16 for p in frozen_weights_of(ours))
+
+
+def test_weights_that_a_folder_lacks_depend_on_the_seed(
+    tmp_path: Path,
+) -> None:
+    base = network_folder("Llama", tmp_path / "base")
+    (base / "model.safetensors").unlink()
+    config = config_of(base)
+    drawn = [client_network(config, seed=seed, onto=CPU) for seed in (0, 0, 1)]
+    first, again, other = (
+        nn.utils.parameters_to_vector(frozen_weights_of(network)) for network in drawn
+    )
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    # Runs that advance together have the weights once.
+    share_frozen(drawn[1], drawn[0])
+    share_frozen(drawn[2], drawn[0])
+    for network, shared in ((drawn[1], True), (drawn[2], False)):
+        pairs = zip(
+            frozen_weights_of(network), frozen_weights_of(drawn[0]), strict=True
+        )
+        # All but the norms, which begin with ones.
+        same = [a.data_ptr() == b.data_ptr() for a, b in pairs if a.dim() == 2]
+        assert same == [shared] * len(same)
+
+
+def test_a_network_without_values_tells_layout_cost_and_first_rows(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of(network_folder("GPT2", tmp_path / "base"))
+    real, sample = client_network(config, seed=0), sample_of(config)
+    assert described_network(config).get_parameter("lm_head.up.weight").numel()
+    expected = cost(real, sample)
+    kept = saved_floats(real, sample)
+    monkeypatch.setattr(blocks, "LARGE", 0)
+    described = described_network(config)
+    assert all(p.device == META for p in frozen_weights_of(described))
+    assert client_layout(config) == Layout.of(real)
+    assert cost(described, sample) == cost(real, sample) == expected
+    # By networks with one and two blocks.
+    assert saved_floats(real, sample) == kept
+    row = Layout.of(real).row(client_network(config, seed=7, onto=META))
+    assert torch.equal(row, Layout.of(real).row(client_network(config, seed=7)))
+
+
+def test_a_base_that_must_compute_in_float32_becomes_that(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the trial finds that bfloat16 does not serve. On a CPU it never does."""
+    transformers = pytest.importorskip("transformers")
+    base = network_folder("Llama", tmp_path / "base")
+    rounded = tmp_path / "rounded"
+    network = transformers.AutoModelForCausalLM.from_pretrained(base)
+    network.bfloat16().float().save_pretrained(rounded)
+    found = []
+    for folder, halves in ((base, True), (rounded, False)):
+        monkeypatch.setattr(networks, "keeps_halves", lambda *_, halves=halves: halves)
+        out = tmp_path / f"run-{halves}"
+        out.mkdir()
+        values = options(folder, out=str(out))
+        run_setup(assembled(**values), out, quiet=True)
+        with np.load(out / "model.npz") as model:
+            found.append(dict(model))
+    assert found[0].keys() == found[1].keys()
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(array, found[1][name])
+
+
+def test_only_a_gpu_and_adapters_alone_keep_halves(
+    tmp_path: Path,
+) -> None:
+    base = network_folder("GPT2", tmp_path / "base")
+    config = config_of(base)
+    gpu = torch.device("cuda")
+    assert keeps_halves(config, gpu) and not keeps_halves(config, CPU)
+    for change in (
+        {"precision": "tf32"},
+        {"lora": None},
+        {"lora_train": "*.ln_f"},
+        {"send_frozen": True},
+        {"model": "mlp"},
+    ):
+        assert not keeps_halves(config.model_copy(update=change), gpu)
