@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.paper import adapters
 from hpcfed.clients.network import client_network
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import run_setup
@@ -273,3 +274,30 @@ def test_a_run_tells_whose_generated_adapters_are(
     assert np.isfinite(record.figures["distance to own upload"]).all()
     written = [path.read_bytes() for path in out.rglob("adapter_model.safetensors")]
     assert len(set(written)) == len(written) == 1 + CLIENTS
+
+
+def test_the_table_of_methods_takes_only_runs_that_were_asked_for(
+    material: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    words = ["adapters.py", "--text", material["dataset"].removeprefix("text:")]
+    words += ["--out", str(out), "--methods", "fedavg", "fedsa-lora", "--seeds", "0"]
+    words += ["1", "--base-rounds", "1", "--rounds", "2", "--points", "1"]
+    words += ["--model", '{"width": 8, "depth": 1, "heads": 2}', "--device", "cpu"]
+    words += ["--set", "text_length=12", "cohort=3", "batch-size=4", "lora=2"]
+    monkeypatch.setattr("sys.argv", words)
+    adapters.main()
+    found = (out / adapters.TABLE).read_text()
+    header, _, common, own = found.splitlines()
+    assert header.startswith("| method | after 2 | global | sent by clients |")
+    runs = [read_run(out / "fedavg" / f"seed-{seed}") for seed in (0, 1)]
+    mean = np.mean([one.rounds["perplexity"][-1] for one in runs])
+    assert common.startswith(f"| `fedavg` | {mean:.3f} ± ")
+    assert own.startswith("| `fedsa-lora` |") and " | – | " in own
+    # Again: nothing is run anew.
+    monkeypatch.setattr(adapters, "run", pytest.fail)
+    adapters.main()
+    assert (out / adapters.TABLE).read_text() == found
+    monkeypatch.setattr("sys.argv", [*words, "lora=1"])
+    with pytest.raises(SystemExit, match="seed-0 was run with lora 2, not 1; name ano"):
+        adapters.main()

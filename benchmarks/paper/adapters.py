@@ -3,8 +3,9 @@ what clients send for it.
 
 A small GPT first learns the texts as a whole network (FedAvg, --base-rounds). Then every
 method goes on with adapters over it, for all seeds at once. Runs that are complete stay
-as they are. The table has the mean over seeds ± its standard error: of the clients'
-perplexity on their own test texts, and of the global model's on all of them.
+as they are; if their options differ from those asked for, nothing is run. The table has
+the mean over seeds ± its standard error: of the clients' perplexity on their own test
+texts, and of the global model's on all of them. Bytes are the mean over seeds.
 
 examples:
   python -m benchmarks.paper.adapters --text sotu --out runs/adapters
@@ -25,6 +26,7 @@ from benchmarks.paper.cells import pairs_of
 from hpcfed import cli
 from hpcfed.errors import UserError
 from hpcfed.experiment.run import run
+from hpcfed.options import check_unchanged
 from hpcfed.options.run import seed_folder
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import is_complete, read_run
@@ -33,6 +35,7 @@ from hpcfed.words import bytes_text
 METHODS = (
     "fedavg", "ffa-lora", "flexlora", "fedex-lora", "fedsa-lora", "dual-lora", "hetlora",
 )  # fmt: skip
+TABLE = "table.md"
 COMMON = {
     "model": "benchmarks/examples/gpt.py:GPT",
     "cohort": "24",
@@ -40,39 +43,56 @@ COMMON = {
     "batch_size": "16",
     "optimiser": "adamw",
 }
-"""Options of all runs, unless --set has others."""
+"""Options of all runs; --set wins over these and those below."""
 WHOLE = {"lr": "0.001", "method": "fedavg", "seed": "0"}
 ADAPTED = {"lr": "0.003", "lora": "8", "lora_layers": "blocks.*"}
 """The head is tied to the table of tokens, which fedex-lora must not change."""
 
 
 def main() -> None:
-    """Make the runs that are missing, and print the table."""
+    """Make the runs that are missing, and print the table; OUT/table.md has it, too."""
     asked = _parse()
     try:
         common = COMMON | {"dataset": f"text:{asked.text}", "device": asked.device}
         common |= {"model_options": asked.model} if asked.model else {}
-        common |= pairs_of("--set", asked.set, "cohort=8")
+        given = {}
+        for name, value in pairs_of("--set", asked.set, "cohort=8").items():
+            given[name.replace("-", "_")] = value
+        # The base has no adapters.
+        of_base = {n: v for n, v in given.items() if not n.startswith("lora")}
         base = asked.out / "base"
-        _complete(base, common | WHOLE | {"rounds": str(asked.base_rounds)})
+        whole = WHOLE | {"rounds": str(asked.base_rounds)}
+        _complete(base, common | whole | of_base)
         for method in asked.methods:
             own = {
                 "init": str(base), "method": method, "rounds": str(asked.rounds),
                 "evaluate_every": str(max(1, asked.rounds // asked.points)),
                 "seeds": ",".join(map(str, asked.seeds)),
             }  # fmt: skip
-            _complete(asked.out / method, common | ADAPTED | own)
-        print("\n".join(table(asked.out, asked.methods, asked.seeds)))
+            _complete(asked.out / method, common | ADAPTED | own | given)
+        found = "\n".join(table(asked.out, asked.methods, asked.seeds))
+        (asked.out / TABLE).write_text(f"{found}\n", encoding="utf-8")
+        print(found)
     except UserError as error:
         raise SystemExit(f"adapters.py: {error}") from None
 
 
 def _complete(folder: Path, options: dict[str, str]) -> None:
-    """Make a run, unless it is there; one that was stopped begins anew."""
-    if is_complete(folder, int(options["rounds"])):
-        return
+    """Make a run, unless it is there; one that was stopped begins anew. Refuse to take
+    or to overwrite one with other options.
+    """
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    run(cli.parse_run([*words, f"--out={folder}", "--overwrite"]))
+    settings = cli.parse_run([*words, f"--out={folder}", "--overwrite"])
+    there = []
+    for one in settings.each_seed():
+        # With --seeds each has a folder of its own.
+        of_seed = settings.config.seeds is not None
+        path = seed_folder(folder, one.config.seed) if of_seed else folder
+        there.append(path.is_dir() and is_complete(path))
+        if there[-1]:
+            check_unchanged(path, read_run(path).config, one.flat())
+    if not all(there):
+        run(settings)
 
 
 def table(out: Path, methods: Sequence[str], seeds: Sequence[int]) -> list[str]:
@@ -90,7 +110,7 @@ def table(out: Path, methods: Sequence[str], seeds: Sequence[int]) -> list[str]:
         cells = [_cell([_at(one, "perplexity", i) for one in runs]) for i in judged]
         cells.append(_cell([_at(one, "global_perplexity", judged[-1]) for one in runs]))
         for way in ("bytes_up", "bytes_down"):
-            cells.append(bytes_text(float(runs[0].rounds[way].sum())))
+            cells.append(bytes_text(mean(float(one.rounds[way].sum()) for one in runs)))
         lines.append(f"| `{method}` | {' | '.join(cells)} |")
     return lines
 
