@@ -30,7 +30,7 @@ def sample_of(config: RunConfig) -> Sample:
     outputs: tuple[int, ...] = (data.classes,)
     if data.task == "next-token":
         outputs = (*data.shape, data.classes)
-    return Sample(data.shape, outputs, data.vocabulary)
+    return Sample(data.shape, outputs, data.vocabulary, config.packs_apart())
 
 
 def client_network(

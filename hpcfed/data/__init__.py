@@ -69,6 +69,8 @@ class TextPlan:
     """What is predicted of prompts and responses: `responses` or `all`."""
     pack: bool = False
     """Whether a row may hold several prompts and responses."""
+    apart: bool = False
+    """Whether these do not see each other: ~t stands for a token t that begins one."""
 
 
 @dataclass(frozen=True)

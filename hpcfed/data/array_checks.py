@@ -319,7 +319,7 @@ def _check_next_tokens(
 def _check_tokens(
     source: Source, array: str, vocabulary: int, *, least: int = 0
 ) -> None:
-    tokens = source.read(array)
+    tokens = source.tokens(array)
     none = ""
     if least == NO_TARGET:
         tokens = tokens[tokens != NO_TARGET]

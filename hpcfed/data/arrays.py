@@ -49,6 +49,8 @@ class Source:
     """What holds the arrays, for messages: `the file`."""
     notes: tuple[str, ...] = ()
     """What was cut, left out or chosen, for the run's first lines."""
+    apart: bool = False
+    """Whether inputs may hold ~t for a token t that begins another text of a row."""
 
     def names(self) -> Collection[str]:
         """Return the names of all arrays."""
@@ -60,6 +62,12 @@ class Source:
 
     def read(self, array: str) -> np.ndarray:
         raise NotImplementedError
+
+    def tokens(self, array: str) -> np.ndarray:
+        """Return an array of tokens, without marks of where a text begins."""
+        found = self.read(array)
+        marked = self.apart and array.endswith("_inputs")
+        return np.maximum(found, ~found) if marked else found
 
     def wrong(self, what: str) -> UserError:
         """Return the one line that says what is wrong with these arrays."""
@@ -76,6 +84,7 @@ class InMemory(Source):
     notes: tuple[str, ...] = ()
     language: Language | None = None
     """What tokens mean, if they are a text's."""
+    apart: bool = False
 
     def names(self) -> Collection[str]:
         return self.arrays.keys()

@@ -133,7 +133,8 @@ class Lessons:
                 arrays[f"{split}_clients"] = clients[[pack[0] for pack in some]]
         arrays[PROMPTS] = np.array([self._taken[at].prompt for at in test.tolist()])
         told = (*notes, *self._notes(packs["train"], len(train), len(test), length))
-        return InMemory(self._where, arrays, "the file", told, self._tokeniser)
+        apart = self._plan.pack and self._plan.apart
+        return InMemory(self._where, arrays, "the file", told, self._tokeniser, apart)
 
     def _size(self, pack: Sequence[int]) -> int:
         """Return how many tokens the texts of a row have."""
@@ -175,6 +176,8 @@ class Lessons:
                 tokens = self._taken[at]
                 end = start + len(tokens.inputs)
                 inputs[row, start:end] = tokens.inputs
+                if start and self._plan.apart:
+                    inputs[row, start] = ~inputs[row, start]
                 targets[row, start:end] = tokens.targets
                 start = end
         return inputs, targets
@@ -214,9 +217,12 @@ class Lessons:
         )
         full = sum(map(self._size, packs)) / (len(packs) * length)
         if self._plan.pack:
+            sees = "no sample sees another"
+            if not self._plan.apart:
+                sees = "a sample sees those before it in its row"
             yield (
                 f"{train:,} samples packed into {len(packs):,} of {length} tokens, "
-                f"{full:.0%} full; a sample sees those before it in its row"
+                f"{full:.0%} full; {sees}"
             )
         elif full < 1:
             yield (

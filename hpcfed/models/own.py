@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from hpcfed import plugins
 from hpcfed.errors import UserError, unknown
 from hpcfed.models import MODELS, hugging_face
+from hpcfed.models.apart import keep_apart
 from hpcfed.models.blocks import find_blocks, is_large, shortened
 from hpcfed.models.frozen import META, freeze, frozen_weights_of, place_of
 from hpcfed.models.state import Call, keep_no_buffers, keep_state
@@ -30,6 +31,8 @@ class Sample:
     """
     vocabulary: int = 0
     """Tokens are integers below it; 0: inputs are floats."""
+    apart: bool = False
+    """Whether a row may hold several texts, see `apart.py`."""
 
     def batch(self, size: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return random inputs, the same at every call."""
@@ -39,6 +42,9 @@ class Sample:
             tokens = torch.randint(self.vocabulary, shape, generator=generator)
             # A network that does not know the largest token should fail here.
             tokens.view(-1)[0] = self.vocabulary - 1
+            if self.apart and self.shape[0] > 1:
+                # In every second row another text begins.
+                tokens[::2, self.shape[0] // 2] = ~tokens[::2, self.shape[0] // 2]
             return tokens.to(device)
         values = torch.randn(size, *self.shape, generator=generator)
         return values.to(device, dtype)
@@ -93,6 +99,8 @@ def build_own(
             options=options,
             onto=onto,
         )
+        if sample.apart:
+            keep_apart(network, name, sample.shape[0], sample.vocabulary)
         if onto is not None:
             freeze(network)
         if onto == META:

@@ -121,7 +121,8 @@ class DataOptions(OptionGroup):
     text_pack: bool = option(
         False,
         "JSON lines: put several training samples of a client into one, as far as "
-        "--text-length allows; each then sees those before it",
+        "--text-length allows; models hf:DIR keep them apart, in others each sees those "
+        "before it",
         also="packing pack sample_packing",
         needs=_LINES,
     )
@@ -158,6 +159,7 @@ class DataOptions(OptionGroup):
             tokeniser=self.tokeniser_folder(),
             loss=self.text_loss,
             pack=self.text_pack,
+            apart=self.packs_apart(),
         )
         return Reading(self.dataset_options or "{}", plan)
 
@@ -169,6 +171,10 @@ class DataOptions(OptionGroup):
     def tokeniser_folder(self) -> Path | None:
         """Return the folder of the tokeniser, if one is needed and named."""
         return self.tokeniser
+
+    def packs_apart(self) -> bool:
+        """Tell whether samples that are packed into a row do not see each other."""
+        return False
 
     @property
     def root(self) -> Path:

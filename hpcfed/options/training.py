@@ -157,6 +157,10 @@ class TrainingOptions(PartitionOptions):
             return hugging_face.find_folder(self.model)
         return self.tokeniser
 
+    def packs_apart(self) -> bool:
+        """Tell whether samples that are packed into a row do not see each other."""
+        return self.text_pack and hugging_face.is_hugging_face(self.model)
+
     @property
     def model_keywords(self) -> dict[str, Any]:
         """The keywords that the user's own network is built with."""
