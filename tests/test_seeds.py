@@ -27,7 +27,7 @@ from hpcfed.data.shards import Shard, join, sub_shard
 from hpcfed.methods import fedavg
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.timer import Timer
-from tests.runs import UNEVEN, assert_same_run, mistake, started
+from tests.runs import UNEVEN, assert_same_run, flags, mistake, started
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -511,3 +511,17 @@ def test_joined_shards_show_every_client_the_same_samples() -> None:
             seen, expected = same.index[client, :size], own.index[client, :size]
             assert torch.equal(same.inputs[seen], own.inputs[expected])
             assert torch.equal(same.targets[seen], own.targets[expected])
+
+
+@pytest.mark.parametrize("kind", ["persistent", "buffer", "attribute"])
+def test_seeds_do_not_share_what_each_would_draw(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine has one copy of a constant. Equal ones, and NaN, are no obstacle."""
+    words = flags(model="tests/own/networks.py:Drawn", clients=2, rounds=1)
+    seeds = ["--seeds", "0,1", "--out", tmp_path / "run"]
+    started(*words, *seeds)
+    capsys.readouterr()
+    drawn = ["--model-options", f'{{"kind": "{kind}"}}', "--overwrite"]
+    said = mistake(capsys, "run", *words, *seeds, *drawn)
+    assert "seed 1 has another frozen table than seed 0, and runs that advance" in said

@@ -96,6 +96,41 @@ def frozen_tensors(network: nn.Module, layout: Layout) -> dict[str, Tensor]:
     return found
 
 
+def differing_constant(
+    network: nn.Module, other: nn.Module, layout: Layout
+) -> str | None:
+    """Return the name of a tensor that is not part of rows, and differs between two
+    networks: a frozen parameter, a mask, a table. None if all are equal.
+    """
+    in_rows = {e.name for e in layout.entries}
+    theirs = _all_tensors(other)
+    for name, tensor in _all_tensors(network).items():
+        if name not in in_rows and not _are_equal(tensor, theirs[name]):
+            return name
+    return None
+
+
+def _all_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Return parameters, buffers, and tensors that are plain attributes of modules."""
+    found = dict([*network.named_parameters(), *network.named_buffers()])
+    for prefix, module in network.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                found[f"{prefix}.{name}".lstrip(".")] = value
+    return found
+
+
+def _are_equal(tensor: Tensor, other: Tensor) -> bool:
+    # An engine may have moved its own to the device already.
+    same = other.to(tensor.device, tensor.dtype)
+    if torch.equal(tensor, same):
+        return True
+    if not tensor.is_floating_point() or tensor.shape != same.shape:
+        return False
+    # NaN is not equal to itself.
+    return torch.allclose(tensor, same, rtol=0, atol=0, equal_nan=True)
+
+
 def _write_npz(
     file: BinaryIO, arrays: Mapping[str, np.ndarray], base: BaseReference | None
 ) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from hpcfed import methods
 from hpcfed.attacks.tampering import tampering
 from hpcfed.clients.dp_sgd import PrivateSteps
-from hpcfed.clients.initial import BaseReference, frozen_tensors
+from hpcfed.clients.initial import BaseReference, differing_constant, frozen_tensors
 from hpcfed.clients.job import RowEngine
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.network import base_reference
@@ -203,16 +203,17 @@ def assemble_stacked(
 
 
 def _check_same_constants(materials: Sequence[Material], names: Sequence[str]) -> None:
-    """Refuse runs with different frozen weights: the engine that they share has one."""
-    layout = materials[0].engine.layout
-    first = frozen_tensors(materials[0].network, layout)
+    """Refuse runs with different frozen weights, or with constants that their seeds have
+    drawn: the engine that they share has one of each.
+    """
+    first, layout = materials[0].network, materials[0].engine.layout
     for material, name in zip(materials, names, strict=True):
-        for tensor, own in frozen_tensors(material.network, layout).items():
-            if not torch.equal(own, first[tensor]):
-                raise UserError(
-                    f"{name} has another frozen {tensor} than {names[0]}, and runs that "
-                    "advance together share it; give --init, or start each seed by --seed"
-                )
+        if tensor := differing_constant(material.network, first, layout):
+            raise UserError(
+                f"{name} has another frozen {tensor} than {names[0]}, and runs that "
+                "advance together share it; start each seed by --seed, or give weights "
+                "that are the same for all by --init"
+            )
 
 
 @dataclass(frozen=True)

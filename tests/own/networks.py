@@ -280,6 +280,29 @@ class Counting(Pixels):
         return self.logits(x) / (1 + 0.2 * self.k)
 
 
+class Drawn(Pixels):
+    """Has a constant that its seed draws, and one that is the same for all."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...] = (1, 8, 8),
+        classes: int = 10,
+        *,
+        kind: str = "",
+    ) -> None:
+        super().__init__(shape, classes)
+        self.register_buffer("mask", torch.tensor([1.0, torch.nan]), persistent=False)
+        self.register_buffer("known", torch.ones(10, dtype=torch.bool))
+        drawn = torch.rand(10) if kind else torch.ones(10)
+        if kind == "attribute":
+            self.table = drawn
+        else:
+            self.register_buffer("table", drawn, persistent=kind == "persistent")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(x) * self.table * self.known
+
+
 class Warming(Counting):
     """Decides by its count what it does: one client after another."""
 
