@@ -35,7 +35,7 @@ from hpcfed.runtime import launcher
 from hpcfed.runtime.launcher import Launch
 from hpcfed.studies import attempt, execute
 from hpcfed.studies.attempt import finished
-from hpcfed.studies.dry_run import speed
+from hpcfed.studies.dry_run import completed, speed
 from hpcfed.studies.execute import gather
 from hpcfed.studies.plan import (
     Point,
@@ -256,6 +256,15 @@ def test_a_dry_run_shows_every_command_and_cost(
         "GFLOP of clients" in said and "a guess, since nothing is measured yet" in said
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_counts_the_server_that_fits_its_device(tmp_path: Path) -> None:
+    """What p-diff needs for 1.6 million columns exceeds 8 GiB: see `test_config`."""
+    text = "[common]\nmethod = 'pfedgpa'\ndataset = 'synthetic'\nmodel = 'cnn-pfl'\n"
+    (point,) = planned(tmp_path, f"{text}[sweep]\nclients = [4]\n")
+    for memory, model in ((2**33, "span"), (2**40, "p-diff"), (0, "p-diff")):
+        found = completed(point, gpu=True, memory=memory)
+        assert found.flat()["server_model"] == model
 
 
 def test_a_dry_run_says_where_clients_may_train_less(

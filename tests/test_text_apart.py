@@ -19,6 +19,7 @@ from hpcfed.data import TextPlan, json_lines
 from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
 from hpcfed.models.apart import parts
+from hpcfed.models.frozen import META
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import add_adapters
 from hpcfed.models.own import Sample, build_own
@@ -125,6 +126,21 @@ def test_packed_rows_train_like_texts_of_their_own(
         expected = layout.row(alone, dtype=torch.float64)
         moved = (expected - start).norm()
         assert (trained[client] - expected).norm() <= tolerance * moved
+
+
+def test_a_frozen_network_and_one_that_is_only_described(tmp_path: Path) -> None:
+    name = folder_of("Llama", tmp_path)
+    torch.manual_seed(3)
+    rows = SAMPLE.batch(2, device=torch.device("cpu"), dtype=torch.float32)
+    frozen = build_own(name, SAMPLE, VOCABULARY, {}, onto=torch.device("cpu"))
+    tokens = parts(rows)["input_ids"][:, LENGTH // 2 :]
+    found = frozen(rows).logits[0, LENGTH // 2 :]
+    frozen._forward_pre_hooks.clear()
+    expected = frozen(tokens).logits[0]
+    # Numbers of 8 bits, some ten in a row.
+    assert (found - expected).abs().max() <= 0.05 * expected.abs().max()
+    described = build_own(name, SAMPLE, VOCABULARY, {}, onto=META)
+    assert described(rows.to(META)).logits.shape == (2, LENGTH, VOCABULARY)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import torch
 
 from hpcfed.errors import count, printable
 from hpcfed.experiment.serving import choose_server
+from hpcfed.options import Settings
 from hpcfed.plan.assumptions import UNMEASURED
 from hpcfed.plan.work import RunWork, run_work
 from hpcfed.results.study import read_outcome
@@ -68,8 +69,9 @@ def print_dry_run(order: StudyOrder) -> None:
     cuda = torch.cuda.is_available()
     done = execute.check_finished(order.trials)
     works = {}
+    memory = _device_memory()
     for point in order.chosen:
-        works[point.name] = run_work(choose_server(point.settings, gpu=cuda))
+        works[point.name] = run_work(completed(point, gpu=cuda, memory=memory))
     reached = speed(_measured(order, works, done), cuda=cuda)
     total = 0.0
     # The first repeats represent all.
@@ -102,6 +104,23 @@ def print_dry_run(order: StudyOrder) -> None:
         trials = [trial for trial in order.trials if trial.folder not in done]
         for line in describe(stacked(trials, order.most)):
             print(line)
+
+
+def completed(point: Point, *, gpu: bool, memory: int) -> Settings:
+    """Return a point's settings with what its run would choose on devices with this many
+    bytes; 0: unknown.
+    """
+    ranks = point.settings.config.server_ranks or point.ranks
+    return choose_server(point.settings, gpu=gpu, memory=memory, ranks=ranks)
+
+
+def _device_memory() -> int:
+    """Return the bytes of this machine's smallest GPU. Without any it is unknown: a
+    study is often planned where it does not run.
+    """
+    devices = range(torch.cuda.device_count())
+    sizes = [torch.cuda.get_device_properties(at).total_memory for at in devices]
+    return min(sizes, default=0)
 
 
 def _measured(
