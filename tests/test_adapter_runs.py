@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.paper import adapters
+from hpcfed import cli
 from hpcfed.clients.network import client_network
 from hpcfed.experiment.assemble import Setup
-from hpcfed.experiment.run import run_setup
+from hpcfed.experiment.run import run, run_setup
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import randomness
 from tests.conftest import Finished
@@ -139,13 +140,12 @@ def resumed_as_uninterrupted(
     options: dict[str, Any], method: str, folder: Path
 ) -> Path:
     common = {**options, "method": method, "rounds": 3, "snapshot_every": 1}
-    common |= {"clients": CLIENTS, "participation": 0.7}
-    whole, cut = ran(folder / "whole", **common), folder / "cut"
-    cut.mkdir()
-    run_setup(assembled(**common), cut, quiet=True, stop=StopAfter(2))
+    words = flags(**common, participation=0.7)
+    whole, cut = started(*words, "--out", folder / "whole"), folder / "cut"
+    with pytest.raises(SystemExit):
+        run(cli.parse_run([*words, "--out", str(cut)]), StopAfter(2))
     assert read_run(cut).status == "stopped"
-    ran(cut, **common, resume=str(cut))
-    same(whole, cut)
+    same(whole, started("--resume", cut))
     expected, found = rows(whole), rows(cut)
     assert sorted(found) == sorted(expected) == list(range(CLIENTS))
     for client, row in expected.items():
@@ -163,7 +163,8 @@ def test_in_bfloat16_a_resumed_run_is_the_uninterrupted_one(
         whole = resumed_as_uninterrupted({**material, **on_gpu}, method, tmp_path)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert read_run(whole).config["precision"] == "bf16"
+    record = read_run(whole)
+    assert record.config["precision"] == "bf16" and record.config["device"] == "cuda"
 
 
 @pytest.mark.gpu
