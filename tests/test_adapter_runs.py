@@ -244,12 +244,14 @@ def test_the_server_generates_every_clients_adapters(
 
 
 @pytest.mark.parametrize(
-    ("server_model", "layers"), [("span", None), ("p-diff", 2), ("span", 2)]
+    ("server_model", "layers"), [("span", None), ("p-diff", 1), ("span", 1)]
 )
 def test_frozen_layers_are_not_generated(
     server_model: str, layers: int | None, material: dict[str, Any]
 ) -> None:
-    """Even where rows hold them: they come last, after the adapters."""
+    """Even where rows hold them: they come last, after the adapters. Both factors of an
+    adapter are one layer.
+    """
     more = {} if layers is None else {"generated_layers": layers}
     s = assembled(**generating(material, server_model, send_frozen=True, **more))
     fed = s.federation

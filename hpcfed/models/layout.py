@@ -184,9 +184,30 @@ class Layout:
 
     @cached_property
     def trained_blocks(self) -> tuple[tuple[str, ...], ...]:
-        """The blocks of which something is trained; rows may hold frozen ones, too."""
+        """The blocks of which something is trained; rows may hold frozen ones, too. The
+        two factors of an adapter are one block.
+        """
         trained = {e.layer for e in self.entries if e.trainable}
-        return tuple(block for block in self.blocks if not trained.isdisjoint(block))
+        blocks: list[tuple[str, ...]] = []
+        for block in self.blocks:
+            if trained.isdisjoint(block):
+                continue
+            if blocks and self._are_factors(blocks[-1][-1], block[0]):
+                blocks[-1] += block
+            else:
+                blocks.append(block)
+        return tuple(blocks)
+
+    def _are_factors(self, down: str, up: str) -> bool:
+        """Tell whether two layers are an adapter's, as `LoraLinear` names them."""
+        stem, _, last = down.rpartition(".")
+        if last != "down" or up != f"{stem}.up":
+            return False
+        # A network may have two such layers of its own, with biases.
+        shapes = [e.shape for e in self.entries if e.layer in (down, up)]
+        if [len(shape) for shape in shapes] != [2, 2]:
+            return False
+        return shapes[0][0] == shapes[1][1]
 
     @cached_property
     def block_of(self) -> Tensor:
