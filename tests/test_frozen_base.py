@@ -20,7 +20,7 @@ from hpcfed.clients.network import (
 from hpcfed.experiment.run import run_setup
 from hpcfed.models import blocks
 from hpcfed.models.choice import choose
-from hpcfed.models.cost import cost, saved_floats
+from hpcfed.models.cost import cost, kept_floats
 from hpcfed.models.frozen import META, FrozenParameter, frozen_weights_of, share_frozen
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear
@@ -150,14 +150,14 @@ def test_a_network_without_values_tells_layout_cost_and_first_rows(
     real, sample = client_network(config, seed=0), sample_of(config)
     assert described_network(config).get_parameter("lm_head.up.weight").numel()
     expected = cost(real, sample)
-    kept = saved_floats(real, sample)
+    kept = kept_floats(real, sample).total
     monkeypatch.setattr(blocks, "LARGE", 0)
     described = described_network(config)
     assert all(p.device == META for p in frozen_weights_of(described))
     assert client_layout(config) == Layout.of(real)
     assert cost(described, sample) == cost(real, sample) == expected
     # By networks with one and two blocks.
-    assert saved_floats(real, sample) == kept
+    assert kept_floats(real, sample).total == kept
     row = Layout.of(real).row(client_network(config, seed=7, onto=META))
     assert torch.equal(row, Layout.of(real).row(client_network(config, seed=7)))
 

@@ -10,8 +10,8 @@ import pytest
 import hpcfed
 from hpcfed.analysis.costmodel import Range
 from hpcfed.cli import keyword_settings, main
-from hpcfed.clients.engine import SHIFT
 from hpcfed.clients.network import client_layout
+from hpcfed.clients.waiting import SHIFT
 from hpcfed.errors import UserError
 from hpcfed.options import LocalWork, Settings, check
 from hpcfed.options.units import parse_bytes_per_second, parse_seconds

@@ -7,12 +7,11 @@ It is for networks that nearly fill the device alone, or that cannot be called
 otherwise. On a GPU several stacks of one train concurrently, see `lanes`.
 """
 
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from hpcfed.clients.evaluation import (
     samples_in_flight,
 )
 from hpcfed.clients.fisher import Fisher
+from hpcfed.clients.footprint import Checkpointing, Footprint, planned_step
 from hpcfed.clients.job import Losses, Score, TrainingJob
 from hpcfed.clients.lanes import Lanes, Task, take_turns
 from hpcfed.clients.lengths import LENGTHS
@@ -35,7 +35,7 @@ from hpcfed.clients.stacks import COPIES, COPIES_OVER_HALVES, Stacks, num_matric
 from hpcfed.clients.training import StackTraining
 from hpcfed.data.shards import Shard
 from hpcfed.models.choice import Way, choose
-from hpcfed.models.cost import Cost, cost, saved_floats
+from hpcfed.models.cost import Cost, Kept, cost, kept_floats
 from hpcfed.models.kernel_layout import KernelLayout
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import Sample, sample_through
@@ -68,6 +68,8 @@ class Engine:
         bf16: bool = False,
         trial: Sample | None = None,
         lengths: int = LENGTHS,
+        batch_size: int = 1,
+        checkpointing: Checkpointing = "off",
         device: torch.device = _CPU,
     ) -> None:
         """Prepare for samples of this shape.
@@ -76,7 +78,8 @@ class Engine:
         clients share a frozen network; rows keep their type. A user's network may
         contain anything, so it is tried out on samples as `trial` describes. Networks
         of the catalogue are known to stack. Steps on texts have one of `lengths`
-        lengths, see `lengths.py`.
+        lengths, see `lengths.py`. `checkpointing`: whether blocks compute activations
+        again; auto: if a step of `batch_size` would not fit.
         """
         self.layout = layout
         self._lengths = lengths
@@ -87,14 +90,17 @@ class Engine:
             mode = "loop"
         self.cost: Cost = cost(network, trial or Sample(shape, ()))
         """What one sample costs."""
+        kept = None
         if trial is None and mode != "vmap":
             stacked = StackedNetwork(network, layout, bf16=bf16, halves=True)
             way = Way(stacked, "loop" if mode == "loop" else "batched")
         else:
             trial = trial or sample_through(network, shape)
             way = choose(network, layout, trial, mode=mode, bf16=bf16, device=device)
-            saved = saved_floats(network, trial)
-            activations = max(self.cost.activations, saved)
+            kept = kept_floats(network, trial)
+            # Those of layers, if that is more than what a pass keeps.
+            activations = max(self.cost.activations, kept.total)
+            kept = replace(kept, total=activations)
             self.cost = replace(self.cost, activations=activations)
         self._network = way.forward
         self.mode = way.mode
@@ -112,11 +118,24 @@ class Engine:
         self._trainings: dict[tuple[object, ...], StackTraining] = {}
         self._evaluations: OrderedDict[tuple[object, ...], _Evaluations] = OrderedDict()
         self._lanes: dict[torch.device, Lanes] = {}
+        copies = COPIES_OVER_HALVES if over_halves else COPIES
+        planned = planned_step(
+            network,
+            self._network,
+            kept or Kept(self.cost.activations),
+            layout=layout,
+            asked=checkpointing,
+            copies=copies,
+            batch_size=batch_size,
+            device=device,
+        )
+        self.footprint: Footprint | None = planned.footprint
+        """What clients over a large frozen network take; None without one."""
         self.stacks = Stacks(
             columns=layout.num_columns,
-            activations=self.cost.activations,
+            activations=planned.activations,
             alone=alone,
-            copies=COPIES_OVER_HALVES if over_halves else COPIES,
+            copies=copies,
         )
         self.samples = 0
         """Samples of all steps so far."""
@@ -346,43 +365,3 @@ def _score(sums: Sums, sizes: np.ndarray) -> Score:
     if "count" not in sums:
         sums["count"] = on_device(sizes, sums["loss"].device)
     return Score(sums)
-
-
-SHIFT = 2.0**-20
-"""What a wait adds to every trained column of client 0; client i gets i + 1 times as
-much. A power of 2, so that float32 loses little of it.
-"""
-
-
-class WaitingEngine(Engine):
-    """Waits instead of training, to observe the harness alone: more ranks than cores can
-    start, aggregate, record and resume.
-
-    A call takes the same time, however many clients it is for.
-    Each client's row moves by a known amount, so that a mean over clients can be
-    checked. Evaluation is real.
-    """
-
-    def __init__(self, *arguments: Any, seconds: float, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._seconds = seconds
-        self.reason = f"waits {seconds:g} s in place of training, for tests"
-
-    def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
-        """Wait, and return rows that have moved by their client's shift."""
-        time.sleep(self._seconds)
-        sizes = job.shard.samples[job.clients]
-        ids = job.shard.clients[job.clients]
-        has_data = sizes > 0
-        shifts = np.where(has_data, SHIFT * (ids + 1), 0.0)
-        by_client = on_device(shifts, job.rows.device).to(job.rows.dtype)
-        moved = by_client[:, None].expand_as(job.rows)
-        if job.columns is not None:
-            moved = moved * job.columns
-        trained = moved.clone() if job.recipe.gradient else job.rows + moved
-        # No loss was computed: report 0, because NaN would cause a warning.
-        losses = job.rows.new_zeros(len(job.rows))
-        losses[on_device(~has_data, job.rows.device)] = torch.nan
-        seen = job.num_samples()
-        self.samples += int(seen.sum())
-        return trained, Losses(losses, on_device(seen, job.rows.device))

@@ -1,7 +1,7 @@
 """What the engine is asked to do, and what it answers."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from hpcfed.data.shards import Shard
 from hpcfed.models.cost import Cost
 from hpcfed.models.layout import Layout
 from hpcfed.runtime.device import on_device
+
+if TYPE_CHECKING:  # it knows the sizes of stacks, which know jobs
+    from hpcfed.clients.footprint import Footprint
 
 ScheduleKind = Literal["constant", "step", "cosine", "warmup", "warmup-cosine"]
 
@@ -241,6 +244,9 @@ class RowEngine(Protocol):
     def bf16(self) -> bool: ...
 
     @property
+    def footprint(self) -> "Footprint | None": ...
+
+    @property
     def halvings(self) -> int: ...
 
     @property
@@ -284,6 +290,10 @@ class EngineAccess:
     @property
     def bf16(self) -> bool:
         return self._engine.bf16
+
+    @property
+    def footprint(self) -> "Footprint | None":
+        return self._engine.footprint
 
     @property
     def halvings(self) -> int:

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from hpcfed import plugins
+from hpcfed.clients.footprint import too_large
 from hpcfed.clients.initial import (
     BaseReference,
     Tensors,
@@ -15,7 +16,7 @@ from hpcfed.clients.initial import (
 from hpcfed.errors import UserError
 from hpcfed.models import MODELS, hugging_face, peft_files
 from hpcfed.models.blocks import is_large
-from hpcfed.models.frozen import META
+from hpcfed.models.frozen import HALF, META, frozen_weights_of
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import add_adapters
 from hpcfed.models.networks import build
@@ -190,6 +191,7 @@ def network_of_run(config: RunConfig, device: torch.device) -> nn.Module:
     known = list(_tried)
     _tried.clear()
     if keeps_halves(config, device):
+        _check_fits(config, device)
         return client_network(config, onto=device)
     for other, network in known:
         if other == config:
@@ -197,14 +199,34 @@ def network_of_run(config: RunConfig, device: torch.device) -> nn.Module:
     return client_network(config)
 
 
+def _check_fits(config: RunConfig, device: torch.device) -> None:
+    """Refuse a frozen language model that is larger than a GPU's free memory."""
+    if device.type != "cuda":
+        return
+    network = client_network(config, onto=META)
+    parameters = sum(p.numel() for p in frozen_weights_of(network))
+    free, _ = torch.cuda.mem_get_info(device)
+    why = too_large(parameters, HALF, free)
+    if why:
+        raise UserError(f"--model {config.network()}: {why}")
+
+
+_described: list[tuple[RunConfig, nn.Module]] = []
+
+
 def described_network(config: RunConfig) -> nn.Module:
     """Return a network for its layout and its cost; a large language model below
     adapters has no values.
     """
+    for other, network in _described:
+        if other == config:
+            return network
     of_folder = hugging_face.is_hugging_face(config.network())
     if of_folder and config.lora is not None and config.data().vocabulary > 0:
         described = client_network(config, onto=META)
         if is_large(described):
+            # A plan asks several times.
+            _described[:] = [(config, described)]
             return described
     return client_network(config, seed=0)
 

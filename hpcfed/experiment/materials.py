@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpcfed import methods
-from hpcfed.clients.engine import Engine, WaitingEngine
+from hpcfed.clients.engine import Engine
 from hpcfed.clients.network import (
     client_layout,
     client_network,
@@ -19,6 +19,7 @@ from hpcfed.clients.network import (
     sample_of,
 )
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
+from hpcfed.clients.waiting import WaitingEngine
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import Partition
 from hpcfed.data.shards import Shard, join, shard, sub_shard
@@ -146,6 +147,8 @@ def make_material(
         bf16=config.precision == "bf16",
         trial=sample_of(config) if own else None,
         lengths=config.text_lengths,
+        batch_size=config.batch_size,
+        checkpointing=config.checkpoint_activations,
         device=world.device,
     )
     if config.init is not None and dtype_of(config) is torch.float64:

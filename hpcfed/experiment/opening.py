@@ -27,6 +27,8 @@ def opening_lines(setup: Setup) -> Iterator[str]:
     yield from _network(setup)
     if setup.engine.reason:
         yield f"--engine {setup.engine.mode}: {setup.engine.reason}"
+    if setup.engine.footprint is not None:
+        yield str(setup.engine.footprint)
     yield from _threads(setup)
     yield from _sampled(setup)
     yield from _read(setup)

@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from hpcfed.models.blocks import find_blocks, is_large, shortened
+from hpcfed.models.blocks import Blocks, find_blocks, is_large, shortened
 from hpcfed.models.frozen import (
     META,
     callable_copy,
@@ -138,30 +138,59 @@ def _counted(network: nn.Module, x: Tensor) -> Cost:
     return Cost(training, max(1, activations), tuple(layers), outputs)
 
 
-def saved_floats(network: nn.Module, sample: Sample) -> int:
-    """Return the floats of one sample that a training pass keeps for its gradients.
+@dataclass(frozen=True)
+class Kept:
+    """The floats of one sample that a training pass keeps for its gradients."""
+
+    total: int
+    blocks: int = 0
+    """How many equal blocks there are; 0: unknown."""
+    of_block: int = 0
+    passed: int = 0
+    """What a block passes on."""
+
+    @property
+    def recomputed(self) -> int:
+        """What is kept if blocks compute their activations again, one at a time."""
+        if not self.blocks:
+            return self.total
+        most = self.blocks - 1
+        return self.total - most * self.of_block + self.blocks * self.passed
+
+
+def kept_floats(network: nn.Module, sample: Sample) -> Kept:
+    """Count what a training pass keeps of one sample.
 
     A user's network may compute a lot outside of layers, which `cost` overlooks.
-    """
-    return saved_by(network, sample)[0]
-
-
-def saved_by(network: nn.Module, sample: Sample) -> tuple[int, int]:
-    """Return the floats that a training pass keeps of one sample: all, and those of one
-    of many equal blocks; 0 if there are none.
     """
     blocks = find_blocks(network) if is_large(network) else None
     if blocks is not None and blocks.alike:
         # The network may need all its blocks.
         with suppress(Exception):
-            one, two = (
-                _saved(shortened(network, blocks, each, share=True), sample)
-                for each in (1, 2)
-            )
-            # The first one keeps less: no gradient leads to before it.
+            short = [shortened(network, blocks, each, share=True) for each in (1, 2)]
+            one, two = (_saved(each, sample) for each in short)
+            # The first block keeps less: no gradient leads to before it.
             of_block = two - one
-            return two + (len(blocks.kinds) - 2) * of_block, of_block
-    return _saved(network, sample), 0
+            number = len(blocks.kinds)
+            total = two + (number - 2) * of_block
+            return Kept(total, number, of_block, _passed(short[0], blocks, sample))
+    return Kept(_saved(network, sample))
+
+
+def _passed(network: nn.Module, blocks: Blocks, sample: Sample) -> int:
+    """Return the floats of one sample that a block passes on."""
+    device, dtype = place_of(network)
+    network, found = callable_copy(network), 0
+
+    def count(module: nn.Module, inputs: object, output: object) -> None:
+        nonlocal found
+        first = output[0] if isinstance(output, tuple) else output
+        found = first.numel() if isinstance(first, Tensor) else 0
+
+    blocks.of(network)[0].register_forward_hook(count)
+    with torch.no_grad():
+        network.eval()(sample.batch(1, device=device, dtype=dtype))
+    return found
 
 
 def _saved(network: nn.Module, sample: Sample) -> int:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+HALF = 2
+"""Bytes of a number in bfloat16."""
 META = torch.device("meta")
 """Where tensors have a shape, and no values."""
 

@@ -10,14 +10,20 @@ ways; `vmapped` is for those. A stack of one client runs torch's own kernels, so
 network pays nothing for being stackable.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from hpcfed.kernels import linear
-from hpcfed.models.forward import Forward
+from hpcfed.models.blocks import Blocks
+from hpcfed.models.forward import Forward, FunctionalDropout
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import answers
 from hpcfed.models.quick import quick
+from hpcfed.models.recompute import recompute
 from hpcfed.models.stacked_convolutions import StackedConv2d
 from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.models.stacked_layers import (
@@ -80,6 +86,14 @@ class StackedNetwork(Forward):
         self.over_halves = bf16 and together and self._has_base()
         if self.over_halves:
             self._network = quick(self._network)
+        self._recomputes = False
+        self._caught: FunctionalDropout | None = None
+        """What catches dropout calls of the current pass."""
+
+    def recompute(self, blocks: Blocks) -> None:
+        """Let blocks compute their activations again in the backward pass."""
+        recompute(blocks.of(self._network), lambda: self._caught)
+        self._recomputes = True
 
     def _has_base(self) -> bool:
         """Tell whether most of the network is frozen, and all else takes bfloat16."""
@@ -96,6 +110,9 @@ class StackedNetwork(Forward):
         shared = self._shared.expanded(len(like))
         if self._batch.contiguous:
             x = x.contiguous()
+        if self._recomputes:
+            # A layer takes its sink once, and would be called twice.
+            self._batch.sinks = {}
         if self.over_halves:
             return self._over_halves({**shared, **tensors}, x)
         # Our own kernels, for several clients, do not support bfloat16.
@@ -118,6 +135,13 @@ class StackedNetwork(Forward):
         self._batch.sinks = {}
         with self._catching_drops():
             return answers(torch.func.functional_call(self._network, halves, x))
+
+    def _catching_drops(
+        self, out: Callable[..., Any] | None = None
+    ) -> AbstractContextManager[object]:
+        catching = super()._catching_drops(out)
+        self._caught = catching if isinstance(catching, FunctionalDropout) else None
+        return catching
 
     def copies(self, like: Tensor) -> int:
         """Return how many copies of a row to use as clients when evaluating it.
@@ -153,7 +177,7 @@ class StackedNetwork(Forward):
         # usual.
         several = len(next(iter(tensors.values()))) > 1
         # A weight that is rounded to bfloat16 would only update the rounded copy.
-        if not several or self.over_halves:
+        if not several or self.over_halves or self._recomputes:
             return []
         layers = []
         for module in self._network.modules():

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from hpcfed.data.brought import is_brought
 from hpcfed.errors import UserError, count
+from hpcfed.models.hugging_face import is_hugging_face
 from hpcfed.options.declare import LEFT_OUT, Need, option
 from hpcfed.options.recording import RecordingOptions
 from hpcfed.options.run import NewcomerOptions
@@ -33,6 +34,15 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
             lambda run: is_brought(run.dataset),
         ),
         also="length_buckets group_by_length num_buckets",
+    )
+    checkpoint_activations: Literal["auto", "on", "off"] = option(
+        "auto",
+        "blocks of --model hf:DIR compute their activations again in the backward pass, "
+        "which takes less memory and a third more arithmetic; auto: if a step of one "
+        "client would not fit otherwise",
+        changes="time",
+        needs=Need("--model hf:DIR", lambda run: is_hugging_face(run.model)),
+        also="gradient_checkpointing activation_checkpointing recompute",
     )
     # 0 is an amount: the server has no ranks of its own.
     server_ranks: int = option(

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from hpcfed.analysis.costmodel import Range
 from hpcfed.analysis.render.console import Output, bare_table, say
+from hpcfed.clients.footprint import too_large
 from hpcfed.errors import UserError, count, remark
 from hpcfed.options import Settings
 from hpcfed.plan.assumptions import GUESSED, OTHER_WORK, assumed, scaled
@@ -27,6 +28,7 @@ from hpcfed.plan.constants import (
 from hpcfed.plan.planner import Plan, Planner, best_split, candidates
 from hpcfed.plan.server import PLANNED
 from hpcfed.plan.speeds import ASSUMED, LinkSpeed, measured_link
+from hpcfed.plan.work import described_footprint
 from hpcfed.results.as_json import plain
 from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import Launch, launched
@@ -124,6 +126,7 @@ def make_plan(request: PlanRequest, settings: Settings) -> Plan:
     rounds = {number: planner.round(number) for number in _doublings(ranks)}
     made = Plan(notes, rounds, [], [], None, planner.whole(ranks))
     room = room_of_rank(constants.machine, min(ranks, per_node))
+    notes += _base_notes(settings, room)
     server = server_options(settings)
     if server is not None:
         unplanned = _not_planned(server, constants)
@@ -140,6 +143,16 @@ def make_plan(request: PlanRequest, settings: Settings) -> Plan:
         )
     widened: Plan = _widened(made, doubt)
     return widened
+
+
+def _base_notes(settings: Settings, room: float) -> list[str]:
+    """Say what clients over a large frozen network take, and whether it fits."""
+    found = described_footprint(settings.config)
+    if found is None:
+        return []
+    size = round(found.base / found.parameters)
+    why = too_large(found.parameters, size, room) if room else ""
+    return [str(found), f"does not fit: {why}"] if why else [str(found)]
 
 
 def _not_planned(server: ServerOptions, constants: Calibration) -> str:

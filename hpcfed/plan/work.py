@@ -12,11 +12,19 @@ from math import prod
 import numpy as np
 import torch
 
-from hpcfed.clients.network import client_layout, described_network, sample_of
+from hpcfed.clients.footprint import Footprint, footprint
+from hpcfed.clients.network import (
+    client_layout,
+    described_network,
+    keeps_halves,
+    sample_of,
+)
 from hpcfed.clients.schedule import Length, num_samples, num_steps
+from hpcfed.clients.stacks import COPIES, COPIES_OVER_HALVES
 from hpcfed.federation.channel.compression import compressor, packed_bytes
 from hpcfed.federation.training import FLOPS
 from hpcfed.models.cost import Cost, cost
+from hpcfed.models.frozen import HALF
 from hpcfed.models.layout import Layout
 from hpcfed.options import RunConfig, Settings, Training
 from hpcfed.plan.bank import answer_work, learning_work
@@ -143,6 +151,17 @@ def trained(
 def length_of(one: Training) -> Length:
     """Return the length of a declared training, each time it runs."""
     return Length(one.epochs, one.batch_size, one.steps, one.repeat)
+
+
+def described_footprint(config: RunConfig) -> Footprint | None:
+    """Return what clients take over a large frozen network; None without one."""
+    network = described_network(config)
+    halves = keeps_halves(config, torch.device("cuda"))
+    size, copies = (HALF, COPIES_OVER_HALVES) if halves else (2 * HALF, COPIES)
+    activations = copies * config.batch_size
+    activations *= cost(network, sample_of(config)).activations
+    layout = client_layout(config, network)
+    return footprint(network, layout, size, activations, config.batch_size)
 
 
 def memory_traffic(config: RunConfig, *, samples: float, steps: float) -> float:
