@@ -159,18 +159,24 @@ def test_a_kernel_is_compiled_once_for_each_source_and_device(
     assert len(compiled) == 6
 
 
+@pytest.mark.parametrize("package", ["torch", "hpcfed"])
 def test_compiled_python_is_kept_where_nobody_else_keeps_it(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = ModuleSpec("torch", None)
-    compiled = tmp_path / "torch/__pycache__/__init__.pyc"
-    torch.cached = str(compiled)
-    compiled.parent.mkdir(parents=True)
-    monkeypatch.setattr(imports, "find_spec", lambda name: torch)
+    specs = {}
+    for name in ("torch", "hpcfed"):
+        path = tmp_path / name / "__pycache__/__init__.pyc"
+        path.parent.mkdir(parents=True)
+        path.touch()
+        specs[name] = ModuleSpec(name, None)
+        specs[name].cached = str(path)
+    compiled = tmp_path / package / "__pycache__/__init__.pyc"
+    compiled.unlink()
+    monkeypatch.setattr(imports, "find_spec", specs.get)
     monkeypatch.setattr(sys, "pycache_prefix", None)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     imports.keep_bytecode()
-    assert sys.pycache_prefix is None, "Python will write beside torch"
+    assert sys.pycache_prefix is None, "Python will write beside it"
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     compiled.touch()
     imports.keep_bytecode()
