@@ -52,6 +52,8 @@ def _watch_imports() -> None:
     waiting = dict(MODULES)
 
     def watching(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name == "torch" or name.startswith("torch."):
+            _mark("torch begins")
         found = real(name, *arguments, **keywords)
         for module in list(waiting):
             if _is_loaded(module):

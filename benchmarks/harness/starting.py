@@ -3,21 +3,27 @@
 A line per case and call has the seconds at which a milestone was reached: Python runs,
 the command line is checked, torch is imported, hpcfed is imported, the world is entered
 (devices, MPI, process group), data is loaded, the run is assembled, its rounds begin, the
-first round is over. The last line of a case is the median. `--cold` begins each call with
-an empty cache of its own; else the calls of a case share one, and the first fills it.
+first round is over, the command has ended; and the processors' seconds, which other
+programs on the machine change less. "torch import" is the time between two of them.
+The last lines of a case are median and least. Several packages take turns. `--cold` begins
+each call with an empty cache of its own; else the calls share one, and a first call that
+is not counted fills it.
 
 examples:
   python -m benchmarks.harness.starting
   python -m benchmarks.harness.starting --cases cnn pfedgpa --repeats 5 --cold
-  python -m benchmarks.harness.starting --cases cifar10 ranks --data-root data --package ../before
+  python -m benchmarks.harness.starting --cases first --repeats 7 --package ../before .
+  python -m benchmarks.harness.starting --cases cifar10 ranks --data-root data
 """
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks import launching
@@ -35,9 +41,11 @@ MILESTONES = (
     "first round",
     "exit",
 )
+COLUMNS = (*MILESTONES, "torch import", "cpu")
 FEW = "--clients 10 --partition dominant --train-per-client 20 --test-per-client 10"
 CASES: dict[str, tuple[int, str]] = {
     "help": (1, "--help"),
+    "first": (1, "run --model mlp --rounds 20"),
     "mlp": (1, "run --model mlp --clients 20 --rounds 1"),
     "two": (2, "run --model mlp --clients 20 --rounds 1"),
     "cnn": (
@@ -61,20 +69,33 @@ CASES: dict[str, tuple[int, str]] = {
 def main() -> None:
     """Time all cases, and print a table."""
     options = _parse()
-    print(f"| case | {' | '.join(MILESTONES)} |")
-    print("|---|" + "---:|" * len(MILESTONES))
+    print(f"| case | {' | '.join(COLUMNS)} |")
+    print("|---|" + "---:|" * len(COLUMNS))
     with tempfile.TemporaryDirectory() as folder:
         for case in options.cases:
-            calls = []
-            for call in range(options.repeats):
-                cache = Path(folder) / (f"{case}-{call}" if options.cold else "cache")
-                calls.append(_timed(case, options, Path(folder), cache))
-                print(_line(f"{case}, call {call + 1}", calls[-1]), flush=True)
-            print(_line(f"**{case}, median**", _median(calls)), flush=True)
+            _time_case(case, options, Path(folder))
+
+
+def _time_case(case: str, options: argparse.Namespace, folder: Path) -> None:
+    """Time a case with each package by turns, and print its lines."""
+    calls: dict[Path, list[dict[str, float]]] = {}
+    for call in range(options.repeats + 1):
+        for number, package in enumerate(options.package):
+            kept = f"{case}-{call}" if options.cold else "cache"
+            cache = folder / f"{kept}-{number}"
+            seconds = _timed(case, options, package, folder, cache)
+            # The first call fills caches, those of the system as well.
+            if call:
+                calls.setdefault(package, []).append(seconds)
+                print(_line(f"{case}, {package}, call {call}", seconds), flush=True)
+    for package, timed in calls.items():
+        for name, of in (("median", statistics.median), ("least", min)):
+            line = _line(f"**{case}, {package}, {name}**", _over(timed, of))
+            print(line, flush=True)
 
 
 def _timed(
-    case: str, options: argparse.Namespace, folder: Path, cache: Path
+    case: str, options: argparse.Namespace, package: Path, folder: Path, cache: Path
 ) -> dict[str, float]:
     """Run a case's command; return the seconds at which its milestones were reached."""
     ranks, text = CASES[case]
@@ -86,8 +107,8 @@ def _timed(
     marks = folder / "marks.json"
     program = [str(Path(__file__).with_name("milestones.py")), str(marks), *words]
     command = launching.on_ranks(ranks, program)
-    variables = launching.environment(options.package) | {"HPCFED_CACHE": str(cache)}
-    begin = time.monotonic()
+    variables = launching.environment(package) | {"HPCFED_CACHE": str(cache)}
+    used, begin = _cpu_seconds(), time.monotonic()
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
     end = time.monotonic()
     if done.returncode:
@@ -96,20 +117,29 @@ def _timed(
     for milestone, at in json.loads(marks.read_text()).items():
         seconds[milestone] = at - begin
     seconds["exit"] = end - begin
+    seconds["cpu"] = _cpu_seconds() - used
+    if "torch" in seconds:
+        seconds["torch import"] = seconds["torch"] - seconds["torch begins"]
     return seconds
 
 
-def _median(calls: list[dict[str, float]]) -> dict[str, float]:
-    medians = {}
-    for milestone in calls[0]:
-        medians[milestone] = statistics.median(call[milestone] for call in calls)
-    return medians
+def _cpu_seconds() -> float:
+    """Return the processors' seconds of all ended child processes."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
+
+
+def _over(
+    calls: list[dict[str, float]], of: Callable[[Iterable[float]], float]
+) -> dict[str, float]:
+    """Return the median or least of each column."""
+    return {column: of([call[column] for call in calls]) for column in calls[0]}
 
 
 def _line(name: str, seconds: dict[str, float]) -> str:
     cells = []
-    for milestone in MILESTONES:
-        at = seconds.get(milestone)
+    for column in COLUMNS:
+        at = seconds.get(column)
         cells.append("" if at is None else f"{at:.2f}")
     return f"| {name} | {' | '.join(cells)} |"
 
@@ -127,9 +157,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--cold", action="store_true", help="an empty cache each time")
     parser.add_argument(
         "--package",
+        nargs="+",
         type=Path,
-        default=launching.ROOT,
-        help="folder that holds the version to run (default: this checkout)",
+        default=[launching.ROOT],
+        help="folders that hold the versions to run (default: this checkout)",
     )
     return parser.parse_args()
 
