@@ -1,6 +1,7 @@
 """A frozen language model in bfloat16: read once, shared by all copies, never widened."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hpcfed
+from hpcfed import methods
 from hpcfed.clients import network as networks
 from hpcfed.clients.network import (
     client_layout,
@@ -25,8 +28,12 @@ from hpcfed.models.frozen import META, FrozenParameter, frozen_weights_of, share
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear
 from hpcfed.models.stack import StackedNetwork
-from hpcfed.options import RunConfig
+from hpcfed.options import RunConfig, resolve
+from hpcfed.plan import assumptions
+from hpcfed.plan.make import PlanRequest, make_plan
+from hpcfed.plan.work import described_footprint
 from tests.federations import assembled
+from tests.runs import flags, started
 from tests.test_adapter_files import network_folder
 from tests.test_adapter_files import options as run_options
 
@@ -201,3 +208,65 @@ def test_only_a_gpu_and_adapters_alone_keep_halves(
         {"model": "mlp"},
     ):
         assert not keeps_halves(config.model_copy(update=change), gpu)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_weights", [True, False])
+def test_a_run_on_a_gpu_has_its_base_there_in_bfloat16(
+    has_weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout, which draws from the device's generator while state is looked for."""
+    monkeypatch.setattr(blocks, "LARGE", 0)
+    base = network_folder("GPT2", tmp_path / "base")
+    about = json.loads((base / "config.json").read_text())
+    for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop"):
+        about[name] = 0.2
+    (base / "config.json").write_text(json.dumps(about))
+    if not has_weights:
+        (base / "model.safetensors").unlink()
+    seen: list[nn.Module] = []
+    build = networks.build
+
+    def noted(*arguments: Any, **keywords: Any) -> nn.Module:
+        network = build(*arguments, **keywords)
+        seen.append(network)
+        return network
+
+    monkeypatch.setattr(networks, "build", noted)
+    # Steps that compute again have the same dropout.
+    models = []
+    for asked in ("off", "on"):
+        values = options(base, device="cuda", checkpoint_activations=asked)
+        folder = started(*flags(**values, out=tmp_path / asked))
+        models.append(hpcfed.open(folder).model)
+    for network in seen:
+        for parameter in frozen_weights_of(network):
+            assert parameter.dtype == torch.bfloat16
+    assert {p.device.type for n in seen for p in frozen_weights_of(n)} == {
+        "meta",
+        "cuda",
+    }
+    for name, array in models[0].items():
+        assert np.isfinite(array).all()
+        np.testing.assert_allclose(array, models[1][name], rtol=0, atol=1e-2)
+
+
+def test_a_plan_says_what_a_frozen_network_takes_and_what_would_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "LARGE", 0)
+    monkeypatch.chdir(tmp_path)
+    values = options(network_folder("Llama", tmp_path / "base"), device="cuda")
+    settings = resolve(
+        values, {name: name for name in values}, methods.load("fedavg").Options
+    )
+    found = described_footprint(settings.config, "cuda")
+    assert found is not None
+    # 30 tokens in and out, two blocks of 4 · 8 · 8 and 3 · 8 · 16 with two norms, a norm.
+    assert found.parameters == 2 * 30 * 8 + 2 * (4 * 64 + 3 * 128 + 2 * 8) + 8
+    assert found.base == 2 * found.parameters
+    assert str(found) in make_plan(PlanRequest(), settings).notes
+    monkeypatch.setattr(assumptions, "ROOM", 1e3)
+    notes = "\n".join(make_plan(PlanRequest(), settings).notes)
+    assert "does not fit: 1.8e-06 billion parameters take 3.52 KiB" in notes
+    assert "a network of 5e-07 billion would fit" in notes

@@ -116,6 +116,8 @@ def planned_step(
     activations = copies * batch_size * kept.total
     found = footprint(network, layout, size, activations, batch_size)
     if found is not None and device.type == "cuda":
+        # What the trial has left, and nothing uses any more.
+        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device)
         arrived = place_of(network)[0].type == "cuda"
         rest = free if arrived else max(1.0, free - found.base)

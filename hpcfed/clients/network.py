@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from hpcfed import plugins
-from hpcfed.clients.footprint import too_large
+from hpcfed.clients.footprint import FLOAT, too_large
 from hpcfed.clients.initial import (
     BaseReference,
     Tensors,
@@ -190,8 +190,8 @@ def network_of_run(config: RunConfig, device: torch.device) -> nn.Module:
     """
     known = list(_tried)
     _tried.clear()
+    _check_fits(config, device)
     if keeps_halves(config, device):
-        _check_fits(config, device)
         return client_network(config, onto=device)
     for other, network in known:
         if other == config:
@@ -201,12 +201,13 @@ def network_of_run(config: RunConfig, device: torch.device) -> nn.Module:
 
 def _check_fits(config: RunConfig, device: torch.device) -> None:
     """Refuse a frozen language model that is larger than a GPU's free memory."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not has_frozen_base(config):
         return
     network = client_network(config, onto=META)
     parameters = sum(p.numel() for p in frozen_weights_of(network))
     free, _ = torch.cuda.mem_get_info(device)
-    why = too_large(parameters, HALF, free)
+    size = HALF if keeps_halves(config, device) else FLOAT
+    why = too_large(parameters, size, free)
     if why:
         raise UserError(f"--model {config.network()}: {why}")
 

@@ -152,10 +152,13 @@ class _Trial:
             self._network.get_submodule(module)._buffers[own] = tensor
         # torch counts in-place writes there, even those of equal values.
         versions = {name: tensor._version for name, tensor in self._tensors.items()}
-        with torch.random.fork_rng(devices=[]):
+        devices = [x.device] if x.is_cuda else []
+        with torch.random.fork_rng(devices=devices):
             # Equal draws in every call, so that only what the network remembers makes a
             # difference.
             torch.default_generator.manual_seed(20)
+            if devices:
+                torch.cuda.manual_seed(20)
             y = self._call(self._network, x.clone())
         for name, tensor in self._tensors.items():
             if tensor._version != versions[name]:

@@ -1,6 +1,7 @@
 """What a plan assumes if nothing was measured, or other work than that of the run."""
 
-from math import isnan
+from dataclasses import replace
+from math import inf, isnan
 
 import torch
 
@@ -16,12 +17,20 @@ from hpcfed.plan.constants import (
     Spread,
 )
 from hpcfed.plan.rounds import samples_and_rows, train_sizes
-from hpcfed.plan.work import FLOAT, FORWARD_AND_BACKWARD, client_size, local_work
+from hpcfed.plan.work import (
+    FLOAT,
+    FORWARD_AND_BACKWARD,
+    client_size,
+    described_footprint,
+    local_work,
+)
 
 UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
 """FLOP/s assumed if nothing was measured; only an order of magnitude."""
 GUESSED = 4.0
 """The factor by which a plan without calibration may be off, either way."""
+ROOM = 80e9
+"""Bytes of a GPU's memory."""
 OTHER_WORK = 1.5
 """The factor by which a plan may be off if it was calibrated with another network."""
 STEP = {"cpu": 1e-3, "cuda": 3e-4}
@@ -61,6 +70,15 @@ def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
         # A stack's activations are limited, however many clients there are.
         each = FLOAT * MATRICES * work.columns
     base = float(PROCESS) if kind == "cuda" else PROCESS + 12.0 * CPU_ACTIVATIONS
+    most = inf
+    over = described_footprint(config, kind)
+    if over is not None:
+        # All clients share a large frozen network, and train as many as fit at a time.
+        base += over.base
+        if kind == "cuda":
+            each = over.client
+            fit = replace(over, free=max(0.0, ROOM - base)).clients_fit
+            most = max(1.0, float(int(fit)))
     points = []
     # The last point separates the evaluation of trained rows from that of all hosted
     # clients.
@@ -78,7 +96,7 @@ def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
                 train=Spread.exactly(train),
                 rest=Spread.exactly(ROUND),
                 evaluate=evaluate,
-                memory=base + each * clients + work.client_bytes * hosted,
+                memory=base + each * min(clients, most) + work.client_bytes * hosted,
             )
         )
     return Calibration(
@@ -87,7 +105,7 @@ def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
             device=f"a {'GPU' if on_gpu else 'core'} of {flops / 1e9:g} GFLOP/s",
             kind="cuda" if on_gpu else "cpu",
             units=1,
-            memory=80e9 if on_gpu else 0.0,
+            memory=ROOM if on_gpu else 0.0,
             flops=flops,
             bytes_per_second=COPIES[kind],
             torch=str(torch.__version__),

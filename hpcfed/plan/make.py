@@ -126,7 +126,7 @@ def make_plan(request: PlanRequest, settings: Settings) -> Plan:
     rounds = {number: planner.round(number) for number in _doublings(ranks)}
     made = Plan(notes, rounds, [], [], None, planner.whole(ranks))
     room = room_of_rank(constants.machine, min(ranks, per_node))
-    notes += _base_notes(settings, room)
+    notes += _base_notes(settings, constants.machine.kind, room)
     server = server_options(settings)
     if server is not None:
         unplanned = _not_planned(server, constants)
@@ -145,9 +145,9 @@ def make_plan(request: PlanRequest, settings: Settings) -> Plan:
     return widened
 
 
-def _base_notes(settings: Settings, room: float) -> list[str]:
+def _base_notes(settings: Settings, kind: str, room: float) -> list[str]:
     """Say what clients over a large frozen network take, and whether it fits."""
-    found = described_footprint(settings.config)
+    found = described_footprint(settings.config, kind)
     if found is None:
         return []
     size = round(found.base / found.parameters)

@@ -153,10 +153,12 @@ def length_of(one: Training) -> Length:
     return Length(one.epochs, one.batch_size, one.steps, one.repeat)
 
 
-def described_footprint(config: RunConfig) -> Footprint | None:
-    """Return what clients take over a large frozen network; None without one."""
+def described_footprint(config: RunConfig, kind: str) -> Footprint | None:
+    """Return what clients take over a large frozen network, on a CPU or GPU; None
+    without one.
+    """
     network = described_network(config)
-    halves = keeps_halves(config, torch.device("cuda"))
+    halves = keeps_halves(config, torch.device(kind))
     size, copies = (HALF, COPIES_OVER_HALVES) if halves else (2 * HALF, COPIES)
     activations = copies * config.batch_size
     activations *= cost(network, sample_of(config)).activations
