@@ -21,7 +21,6 @@ from hpcfed.kernels import linear
 from hpcfed.models.blocks import Blocks
 from hpcfed.models.forward import Forward, FunctionalDropout
 from hpcfed.models.layout import Layout
-from hpcfed.models.own import answers
 from hpcfed.models.quick import quick
 from hpcfed.models.recompute import recompute
 from hpcfed.models.stacked_convolutions import StackedConv2d
@@ -36,6 +35,7 @@ from hpcfed.models.stacked_layers import (
     StackedRMSNorm,
 )
 from hpcfed.models.stacking import Names, stacked
+from hpcfed.models.substitution import Substitution
 
 TAKE_HALVES = (
     StackedLinear,
@@ -86,6 +86,12 @@ class StackedNetwork(Forward):
         self.over_halves = bf16 and together and self._has_base()
         if self.over_halves:
             self._network = quick(self._network)
+        self._with = Substitution(self._network)
+        self._weighted: list[StackedLayer] = []
+        """Convolutions and linear layers, in the network's order."""
+        for each in self._network.modules():
+            if isinstance(each, StackedConv2d | StackedLinear):
+                self._weighted.append(each)
         self._recomputes = False
         self._caught: FunctionalDropout | None = None
         """What catches dropout calls of the current pass."""
@@ -117,11 +123,11 @@ class StackedNetwork(Forward):
             return self._over_halves({**shared, **tensors}, x)
         # Our own kernels, for several clients, do not support bfloat16.
         autocast = self._bf16 and x.is_cuda and self._batch.num_clients == 1
-        autocasting = torch.autocast(x.device.type, torch.bfloat16, enabled=autocast)
-        with self._catching_drops(), autocasting:
-            return answers(
-                torch.func.functional_call(self._network, {**shared, **tensors}, x)
-            )
+        with self._catching_drops():
+            if not autocast:
+                return self._with({**shared, **tensors}, x)
+            with torch.autocast(x.device.type, torch.bfloat16):
+                return self._with({**shared, **tensors}, x)
 
     def _over_halves(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         """Compute in bfloat16; adapters come and get their gradients in their own type."""
@@ -134,7 +140,7 @@ class StackedNetwork(Forward):
         # Sinks are float32: autograd converts the gradients of rounded weights.
         self._batch.sinks = {}
         with self._catching_drops():
-            return answers(torch.func.functional_call(self._network, halves, x))
+            return self._with(halves, x)
 
     def _catching_drops(
         self, out: Callable[..., Any] | None = None
@@ -161,11 +167,7 @@ class StackedNetwork(Forward):
         """Return the weights that may be bfloat16: they are rounded anyway."""
         if not self._halves or clients > 1 or device.type != "cuda":
             return set()
-        names = set()
-        for module in self._network.modules():
-            if isinstance(module, StackedConv2d | StackedLinear):
-                names.add(module.name + "weight")
-        return names - self._tied
+        return {layer.name + "weight" for layer in self._weighted} - self._tied
 
     def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
         """Return the weights that should update themselves in a step.
@@ -179,13 +181,8 @@ class StackedNetwork(Forward):
         # A weight that is rounded to bfloat16 would only update the rounded copy.
         if not several or self.over_halves or self._recomputes:
             return []
-        layers = []
-        for module in self._network.modules():
-            if isinstance(module, StackedConv2d | StackedLinear):
-                layers.append(module)
-        # In the network's order, which is the order of `modules`.
         names = []
-        for layer in layers[1:]:
+        for layer in self._weighted[1:]:
             name = layer.name + "weight"
             # Layers must not update frozen and tied weights, nor those of adapters.
             if name in self._tied | self._fused or name not in tensors:
