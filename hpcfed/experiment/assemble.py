@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -50,10 +51,12 @@ from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
-from hpcfed.server.client import ServerClient
 from hpcfed.server.options import server_options
 from hpcfed.server.schedule import generated
-from hpcfed.server.transport import Transport
+
+if TYPE_CHECKING:  # most runs have no server's model, and do not load its code
+    from hpcfed.server.client import ServerClient
+    from hpcfed.server.transport import Transport
 
 MOST_COUNTS = 1_000_000
 """Up to this number of clients times classes, a run records the class counts."""
@@ -227,7 +230,7 @@ class _Assembly:
     data: RankData[Shard]
     engine: RowEngine
     collectives: Collectives
-    transport: Transport | None
+    transport: "Transport | None"
 
     def setup(self) -> Setup:
         """Build the run; the same call on every worker."""
@@ -304,13 +307,15 @@ class _Assembly:
             count=channel.spending.add,
         )
 
-    def _server_model(self) -> ServerClient | None:
+    def _server_model(self) -> "ServerClient | None":
         """Return the client side of the server's model, if the method has one."""
         if self.transport is None or server_options(self.settings) is None:
             return None
+        from hpcfed.server.client import ServerClient
+
         return ServerClient(self.transport, self.settings.config.seed, self.collectives)
 
-    def _newcomers(self, model: ServerClient | None) -> Newcomers | None:
+    def _newcomers(self, model: "ServerClient | None") -> Newcomers | None:
         """Return the federation of clients that join later. It has no channel, because
         they send nothing, and it does not train by DP-SGD.
         """
@@ -336,7 +341,7 @@ class _Assembly:
         *,
         engine: RowEngine,
         channel: Channel,
-        model: ServerClient | None,
+        model: "ServerClient | None",
     ) -> Federation:
         config, options = self.settings.config, self.settings.options
         layout, device = self.engine.layout, self.world.device

@@ -1,6 +1,10 @@
-"""The server's model of a run: where it runs, how to reach it, what can be wrong."""
+"""The server's model of a run: where it runs, how to reach it, what can be wrong.
+
+Most runs have none, so its code is loaded where one is found.
+"""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hpcfed.clients.network import client_layout, tried_network
 from hpcfed.errors import UserError, remark
@@ -9,20 +13,22 @@ from hpcfed.models.layout import Layout
 from hpcfed.options import Settings
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
-from hpcfed.server.auto import bank_line, server_choices
-from hpcfed.server.fitting import INSTEAD, shortage
 from hpcfed.server.options import server_options
 from hpcfed.server.schedule import check_columns, generated
-from hpcfed.server.transport import Colocated, Remote, Transport, check_world, serve
+
+if TYPE_CHECKING:
+    from hpcfed.server.transport import Transport
 
 
 def open_transport(
     settings: Sequence[Settings], layout: Layout, world: World
-) -> Transport | None:
+) -> "Transport | None":
     """Connect to the server's model, if there is one; stacked seeds share it."""
     options = server_options(settings[0])
     if options is None:
         return None
+    from hpcfed.server.transport import Colocated, Remote
+
     if world.server_ranks:
         return Remote(world)
     widths = generated(layout, options).widths
@@ -34,6 +40,8 @@ def open_transport(
 
 def serve_model(settings: Settings, world: World) -> None:
     """Answer requests on a server rank, from the first to the last."""
+    from hpcfed.server.transport import serve
+
     options = server_options(settings)
     config = settings.config
     assert options is not None, "a server rank without a server's model"
@@ -52,6 +60,8 @@ def choose_server(
     options = server_options(settings)
     if options is None:
         return settings
+    from hpcfed.server.auto import server_choices
+
     config = settings.config
     layout = client_layout(config)
     chosen_before = {choice.option for choice in settings.choices}
@@ -84,6 +94,10 @@ def check_server(settings: Settings, world: World) -> None:
     options = server_options(settings)
     if options is None:
         return
+    from hpcfed.server.auto import bank_line
+    from hpcfed.server.fitting import INSTEAD, shortage
+    from hpcfed.server.transport import check_world
+
     check_network(settings)
     check_world(options, world)
     uploads, ranks = _uploads(settings), len(world.server_locations)

@@ -3,7 +3,7 @@ MPI, no CUDA, no files.
 """
 
 from contextlib import AbstractContextManager
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -14,7 +14,9 @@ from hpcfed.federation.participants import Participants
 from hpcfed.federation.server_side import ServerSide
 from hpcfed.federation.training import LocalTraining, Shards
 from hpcfed.options import Options
-from hpcfed.server.client import ServerClient
+
+if TYPE_CHECKING:  # most runs have no server's model, and do not load its code
+    from hpcfed.server.client import ServerClient
 
 MethodOptions = TypeVar("MethodOptions", bound=Options, covariant=True)
 T = TypeVar("T")
@@ -123,7 +125,7 @@ class Federation(Generic[MethodOptions]):
         return self._exchange.is_deserted
 
     @property
-    def server(self) -> ServerClient:
+    def server(self) -> "ServerClient":
         """The server's model, for methods that have one."""
         return self.server_side.server
 

@@ -5,6 +5,7 @@ between clients and the server until it ends.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -12,7 +13,9 @@ from torch import Tensor
 from hpcfed.clients.job import Losses
 from hpcfed.federation.channel.clock import MembersTime
 from hpcfed.results.server import RowsUse
-from hpcfed.server.report import LearningReport
+
+if TYPE_CHECKING:  # most runs have no server's model, and do not load its code
+    from hpcfed.server.report import LearningReport
 
 OnTrained = Callable[[np.ndarray, Tensor], None]
 """Takes positions of this rank's clients, and the rows that they trained."""
@@ -89,7 +92,7 @@ class RoundLog:
     """Privacy spent after this round."""
     times: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Every member's virtual times to record, by name; see `results/format.py`."""
-    server_report: LearningReport | None = None
+    server_report: "LearningReport | None" = None
     """What training the server's model took, if it has learnt after this round, or if
     clients went on meanwhile and its rows are used after this round.
     """

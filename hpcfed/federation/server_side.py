@@ -1,5 +1,7 @@
 """What the server does with uploads: means, selection, clusters, and its own model."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,12 +24,15 @@ from hpcfed.federation.cohort import (
     member_rows,
 )
 from hpcfed.federation.exchange import Exchange, refuse_if_private
-from hpcfed.federation.late_rows import Generation, LateRows
 from hpcfed.federation.participants import Participants
 from hpcfed.federation.training import LocalTraining
 from hpcfed.results.server import RowsUse
 from hpcfed.runtime.device import on_device
-from hpcfed.server.client import ServerClient
+from hpcfed.runtime.timer import Timer
+
+if TYPE_CHECKING:  # most runs have no server's model, and do not load its code
+    from hpcfed.federation.late_rows import Generation, LateRows
+    from hpcfed.server.client import ServerClient
 
 
 class ServerSide:
@@ -39,7 +44,7 @@ class ServerSide:
         training: LocalTraining,
         exchange: Exchange,
         *,
-        model: ServerClient | None = None,
+        model: "ServerClient | None" = None,
         validation: Shard | None = None,
     ) -> None:
         """`model` is the server's own, for methods that have one. `validation` is the
@@ -54,10 +59,8 @@ class ServerSide:
         self._aggregation = Aggregation(members.config, members.collectives)
         self._collectives = members.collectives
         self._timer = members.timer
-        self.late: LateRows | None = None
+        self.late = None if model is None else _late_rows(model, exchange, self._timer)
         """Rows that the server generates while clients go on; None without a model."""
-        if model is not None:
-            self.late = LateRows(model, exchange.channel.memory, members.timer)
 
     def select(self, rows: Tensor, cohort: Cohort, count: int) -> tuple[Tensor, Cohort]:
         """Return the uploads that do best on the server's validation set, and the
@@ -221,7 +224,7 @@ class ServerSide:
             clients = self._members.clients
             self.late.begin(clients, after=cohort.round, starts=starts, row=row)
 
-    def finish_learning(self, cohort: Cohort) -> Generation:
+    def finish_learning(self, cohort: Cohort) -> "Generation":
         """Return what the learning has generated that began some rounds ago; all
         workers wait for it. Its measurements go to the round's log.
         """
@@ -234,7 +237,7 @@ class ServerSide:
         return made
 
     @property
-    def server(self) -> ServerClient:
+    def server(self) -> "ServerClient":
         """The server's model."""
         assert self._model is not None, "the method has no model on the server"
         return self._model
@@ -268,3 +271,9 @@ class ServerSide:
         one_client = np.zeros(len(rows), np.int64)
         score = self._training.engine.evaluate(rows, self.validation, one_client)
         return scores_of(score, finite, cohort, self._collectives)
+
+
+def _late_rows(model: "ServerClient", exchange: Exchange, timer: Timer) -> "LateRows":
+    from hpcfed.federation.late_rows import LateRows
+
+    return LateRows(model, exchange.channel.memory, timer)
