@@ -97,8 +97,10 @@ def choose(
     if blocks is not None:
         found = _tried_short(network, layout, sample, device, blocks, try_out)
     if found is None:
+        shared = own_copies(network)
         # With weights of its own: a trial changes their type.
-        found = try_out(copy.deepcopy(network, own_copies(network)), layout)
+        own = copy.deepcopy(network, shared) if shared else network
+        found = try_out(own, layout)
     if device.type == "cuda":
         # Stacks are as large as free memory allows.
         torch.cuda.empty_cache()

@@ -110,9 +110,10 @@ def without_values() -> Iterator[None]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     # torch prints what it cannot do; it is raised, too.
+    before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
