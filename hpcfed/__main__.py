@@ -27,6 +27,18 @@ def main() -> None:
     if python_handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, python_handler)
     command()
+    _end()
+
+
+def _end() -> None:
+    """End quickly, unless others may wait for the end of the process."""
+    from hpcfed import plugins
+    from hpcfed.runtime.ending import skip_destructors
+    from hpcfed.runtime.launcher import launched
+
+    # Users may have left files of other libraries open, and MPI has its own end.
+    if "torch" in sys.modules and launched().alone and not plugins.are_used():
+        skip_destructors()
 
 
 if __name__ == "__main__":

@@ -46,6 +46,11 @@ _given: dict[str, Any] = {}
 """Objects that a program or a notebook has passed in, by name."""
 
 
+def are_used() -> bool:
+    """Tell whether this process has loaded code that users brought."""
+    return bool(_loaded or _packaged or _given)
+
+
 def is_reference(text: str) -> bool:
     """Tell whether a name is FILE.py:NAME or package.module:NAME."""
     where, colon, name = text.rpartition(":")

@@ -1,7 +1,12 @@
-"""What a start does once: arrays in shared memory, threads, parts of MPI left out."""
+"""What a start does once: arrays in shared memory, threads, parts of MPI left out; and
+how the program ends.
+"""
 
+import ctypes
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +86,7 @@ def test_a_job_that_was_started_without_ctrl_c_stays_without_it(
     monkeypatch.setattr("hpcfed.runtime.imports.keep_bytecode", lambda: _note(seen))
     monkeypatch.setattr("hpcfed.cli.main", lambda: _note(seen))
     monkeypatch.setattr("gc.freeze", lambda: None)
+    monkeypatch.setattr(program, "_end", lambda: None)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         program.main()
@@ -91,3 +97,32 @@ def test_a_job_that_was_started_without_ctrl_c_stays_without_it(
 
 def _note(seen: list[object]) -> None:
     seen.append(signal.getsignal(signal.SIGINT))
+
+
+ENDING = """
+import atexit, ctypes, sys
+from hpcfed.runtime.ending import skip_destructors
+
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.abort, None)  # stands for a library's destructor
+skip_destructors()
+libc.printf(b"printed in C, ")
+atexit.register(lambda: open("after.txt", "w").write("Python has ended"))
+left_open = open("open.txt", "w")
+left_open.write("written")
+sys.exit(7)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "on_exit"), reason="glibc only")
+def test_only_destructors_are_skipped_when_the_program_ends(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", ENDING]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 7, ended.stderr
+    assert ended.stdout == "printed in C, "
+    assert (tmp_path / "after.txt").read_text() == "Python has ended"
+    assert (tmp_path / "open.txt").read_text() == "written"
+    # A profiler that is loaded into the process must see its end.
+    profiled = os.environ | {"CUDA_INJECTION64_PATH": "profiler.so"}
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, env=profiled)
+    assert ended.returncode == -signal.SIGABRT
