@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcfed.clients import engine as engines
 from hpcfed.clients import network as networks
@@ -26,6 +27,7 @@ from hpcfed.kernels.tokens import next_token
 from hpcfed.models import quick as quick_modules
 from hpcfed.models.choice import choose
 from hpcfed.models.cost import Cost, cost
+from hpcfed.models.hugging_face import without_looks
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
 from hpcfed.models.own import Sample
@@ -145,7 +147,7 @@ def language_model(kind: str, vocabulary: int = VOCABULARY) -> nn.Module:
         for module in network.modules():
             if isinstance(module, LoraLinear):
                 module.up.weight.normal_(std=0.05)
-    return network
+    return without_looks(network)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -316,6 +318,35 @@ def test_blocks_of_transformers_call_the_faster_functions(
     quick_modules.quick(network)(torch.zeros(1, 4, dtype=torch.int64))
     assert calls.count("normalised") == 2 * depth + 1
     assert calls.count("rotated") == (depth if kind == "llama" else 0)
+
+
+class Looks(TorchDispatchMode):
+    """Counts numbers that the host reads, for which it waits on a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_language_model_never_looks_at_its_numbers(kind: str) -> None:
+    network = language_model(kind)
+    tokens = torch.arange(2 * LENGTH).view(2, LENGTH)
+    with Looks() as looks:
+        found = network(tokens).logits
+    assert looks.count == 0
+    # The function that looks is there again for others, and finds one text in a row.
+    plain = type(network)(network.config)
+    add_adapters(plain, rank=8, alpha=16)
+    plain.load_state_dict(network.state_dict())
+    with Looks() as looks:
+        expected = plain(tokens).logits
+    assert looks.count > 0
+    assert torch.equal(found, expected)
 
 
 @gpu

@@ -23,6 +23,8 @@ SAFE = {
     "ignore_mismatched_sizes": True,
 }
 """How weights are read."""
+LOOK = "find_packed_sequence_indices"
+"""The function by which transformers finds several texts in a row."""
 
 
 def is_hugging_face(name: str) -> bool:
@@ -90,13 +92,14 @@ def load(
         if not has_weights(name):
             _refuse_pickles(name, folder)
         if onto is not None:
-            return _placed(maker, config, folder, onto, read=has_weights(name))
+            placed = _placed(maker, config, folder, onto, read=has_weights(name))
+            return without_looks(placed)
         network: nn.Module
         if has_weights(name):
             network = maker.from_pretrained(folder, config=config, **SAFE)
         else:
             network = maker.from_config(config)
-        return network.float()
+        return without_looks(network.float())
 
 
 def _placed(
@@ -115,6 +118,29 @@ def _placed(
     else:
         with device:
             network = maker.from_config(config, **halves)
+    return network
+
+
+def without_looks(network: "nn.Module") -> "nn.Module":
+    """Let a network not look for several texts in a row: the host would wait for the
+    device in every pass, so that no step could be captured.
+
+    Without a mask there is one text. Rows of several texts come with their mask.
+    """
+    from transformers import masking_utils
+
+    own = getattr(masking_utils, LOOK, None)
+    if own is None:  # another version
+        return network
+
+    def before(*_: Any) -> None:
+        setattr(masking_utils, LOOK, lambda positions: None)
+
+    def after(*_: Any) -> None:
+        setattr(masking_utils, LOOK, own)
+
+    network.register_forward_pre_hook(before)
+    network.register_forward_hook(after, always_call=True)
     return network
 
 
