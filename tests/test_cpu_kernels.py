@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Timer
 
 import pytest
 import torch
@@ -16,11 +17,11 @@ from hpcfed.kernels.cpu_convolution import CpuLayer
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.models.stack import StackedNetwork
-from hpcfed.runtime import randomness
+from hpcfed.runtime import compiler, randomness
 
 CLIENTS, SLOTS = 2, 3
 pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, cpu.COMPILERS)), reason="there is no compiler"
+    not any(map(shutil.which, compiler.COMPILERS)), reason="there is no compiler"
 )
 
 
@@ -131,9 +132,14 @@ def test_dropout_draws_the_numbers_of_the_stream(p: float) -> None:
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """Forget what is loaded, before and after."""
-    cpu.library.cache_clear()
+    _forget()
     yield
+    _forget()
+
+
+def _forget() -> None:
     cpu.library.cache_clear()
+    compiler._compiled.cache_clear()
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -146,7 +152,7 @@ def test_without_a_compiler_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> No
         tensors[name] = torch.stack([parameter.detach(), 2 * parameter.detach()])
     x = torch.randn(2 * SLOTS, 1, 8, 8)
     ours = stacked(tensors, x)
-    cpu.library.cache_clear()
+    _forget()
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert not cpu_convolution.serves(x, CpuLayer(3, 1))
     torch.testing.assert_close(stacked(tensors, x), ours)
@@ -158,13 +164,37 @@ def test_what_was_compiled_is_kept(
 ) -> None:
     monkeypatch.setenv("HPCFED_CACHE", str(tmp_path / "cache"))
     assert cpu.library("cpu_convolution.c") is not None
-    cpu.library.cache_clear()
+    _forget()
 
     def refuse(text: bytes, compiler: str) -> bytes:
         raise AssertionError("compiled a second time")
 
-    monkeypatch.setattr(cpu, "_compiled", refuse)
+    monkeypatch.setattr(compiler, "_compile", refuse)
     assert cpu.library("cpu_convolution.c") is not None
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_what_is_compiled_in_the_background_is_not_compiled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HPCFED_CACHE", "off")
+    began, go_on = Event(), Event()
+    calls: list[str] = []
+
+    def compile(text: bytes, program: str) -> bytes:
+        calls.append(program)
+        began.set()
+        assert go_on.wait(60)
+        return text[:4]
+
+    monkeypatch.setattr(compiler, "_compile", compile)
+    compiler.begin(compiler.CONVOLUTION)
+    assert began.wait(60)
+    # Whoever needs it now must wait.
+    Timer(0.05, go_on.set).start()
+    source = Path(cpu.__file__).with_name(compiler.CONVOLUTION)
+    assert compiler.compiled(compiler.CONVOLUTION) == source.read_bytes()[:4]
+    assert len(calls) == 1
 
 
 def test_mapped_files_may_have_any_names(tmp_path: Path) -> None:
@@ -181,5 +211,5 @@ def test_a_compiler_that_fails_is_as_good_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HPCFED_CACHE", "off")
-    monkeypatch.setattr(cpu, "COMPILERS", ("false",))
+    monkeypatch.setattr(compiler, "COMPILERS", ("false",))
     assert cpu.library("cpu_convolution.c") is None

@@ -4,8 +4,9 @@ from hpcfed.cli.resume import can_be_longer, complete, requeued
 from hpcfed.cli.settings import RUN_EXAMPLES, parse_run
 from hpcfed.cli.show import print_run
 from hpcfed.errors import remark, unless_full
-from hpcfed.options import Settings
+from hpcfed.options import RunConfig, Settings
 from hpcfed.results.stored import check_start, is_silent, keeps_last
+from hpcfed.runtime import compiler
 from hpcfed.runtime.imports import without_collecting
 from hpcfed.runtime.launcher import launched
 
@@ -29,6 +30,7 @@ def command(arguments: list[str]) -> None:
                     f"{_hint(settings, silent=silent)}"
                 )
             return
+    _compile_early(config)
     # Late: this loads torch, and MPI starts.
     with without_collecting():
         from hpcfed.experiment.run import run
@@ -38,6 +40,15 @@ def command(arguments: list[str]) -> None:
     if folder is not None:
         with unless_full(f"the run is complete: hpcfed show {folder}"):
             print_run(folder)
+
+
+def _compile_early(config: RunConfig) -> None:
+    """Begin to compile a kernel that the clients will need, while torch is loaded."""
+    network = config.model_info()
+    convolves = network is not None and network.convolves
+    # One rank is enough: by then the others find it in the cache.
+    if convolves and not config.expects_gpu and launched().rank == 0:
+        compiler.begin(compiler.CONVOLUTION)
 
 
 def _hint(settings: Settings, *, silent: bool) -> str:

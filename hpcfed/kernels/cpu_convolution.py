@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hpcfed.kernels import cpu
-
-_SOURCE = "cpu_convolution.c"
+from hpcfed.runtime.compiler import CONVOLUTION as _SOURCE
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,11 @@ class ModelInfo:
         return self.structure.layer_names
 
     @property
+    def convolves(self) -> bool:
+        """Whether the network has convolutions."""
+        return isinstance(self.structure, ResNet18) or bool(self.structure.convs)
+
+    @property
     def norm(self) -> bool:
         """Whether the network has batch norm."""
         return self.structure.norm

@@ -1,7 +1,6 @@
 """All checks of settings that can be made before MPI or a device starts."""
 
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from hpcfed.data import DatasetInfo
@@ -200,9 +199,7 @@ def check_synthetic(config: RunConfig, workers: int) -> None:
 
     With a GPU the data is not in host memory, and a full GPU reports that itself.
     """
-    # Asking torch would load it; the driver's device file says enough.
-    on_gpu = config.device != "cpu" and Path("/dev/nvidiactl").exists()
-    if config.dataset != "synthetic" or on_gpu:
+    if config.dataset != "synthetic" or config.expects_gpu:
         return
     needed, there = synthetic_bytes(config, workers), machine.usable()
     if needed > there:

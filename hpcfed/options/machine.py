@@ -1,5 +1,6 @@
 """Options of the machine: devices, ranks, arithmetic."""
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from hpcfed.data.brought import is_brought
@@ -103,6 +104,12 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         "follows from it",
         ge=0,
     )
+
+    @property
+    def expects_gpu(self) -> bool:
+        """Whether clients will probably be on a GPU."""
+        # Asking torch would load it; the driver's device file says enough.
+        return self.device != "cpu" and Path("/dev/nvidiactl").exists()
 
     @property
     def movable(self) -> bool:
