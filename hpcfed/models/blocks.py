@@ -39,13 +39,18 @@ class Blocks:
         return set(self.kinds) == {0}
 
 
+def is_of_transformers(module: nn.Module) -> bool:
+    """Tell whether a module's class is one of Hugging Face's."""
+    return type(module).__module__.startswith("transformers.")
+
+
 def find_blocks(network: nn.Module) -> Blocks | None:
     """Return the blocks of a network of transformers; None if it has no such list, or
     several.
 
     Only of transformers: a user's own network may do anything with its fourth block.
     """
-    if not type(network).__module__.startswith("transformers."):
+    if not is_of_transformers(network):
         return None
     lists = list(_outermost(network, ""))
     if len(lists) != 1:

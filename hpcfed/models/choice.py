@@ -19,7 +19,14 @@ import torch
 from torch import nn
 
 from hpcfed.errors import UserError, one_line
-from hpcfed.models.blocks import EACH, Blocks, find_blocks, is_large, shortened
+from hpcfed.models.blocks import (
+    EACH,
+    Blocks,
+    find_blocks,
+    is_large,
+    is_of_transformers,
+    shortened,
+)
 from hpcfed.models.forward import Forward
 from hpcfed.models.frozen import own_copies
 from hpcfed.models.layout import Layout
@@ -123,6 +130,9 @@ def choose(
             network, layout, draws=found.draws, drops=drops, bf16=bf16
         )
     forward.captures = found.captures
+    if is_of_transformers(network):
+        # Their passes differ between architectures and versions; the trial is one pass.
+        forward.capture_may_fail = True
     forward.causal = found.causal
     forward.causal_in_training = found.causal and not drops and not drops_out(network)
     way: Mode = "loop"

@@ -16,6 +16,7 @@ from hpcfed.kernels.adapted import EIGHT, padded, padding_of
 from hpcfed.kernels.gated import gated
 from hpcfed.kernels.residual import FrozenNorm, normalised
 from hpcfed.kernels.rotary import rotated, turned
+from hpcfed.models.blocks import is_of_transformers
 from hpcfed.models.stacked_layers import StackedLora
 
 RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
@@ -76,7 +77,7 @@ def _quick(network: nn.Module) -> nn.Module:
     kind = type(network)
     if kind is nn.LayerNorm and network.weight is not None:
         return _Norm(network, eps=network.eps, rms=False)
-    if not kind.__module__.startswith("transformers."):
+    if not is_of_transformers(network):
         return network
     if kind.__name__ == "NewGELUActivation":
         return nn.GELU(approximate="tanh")
