@@ -19,7 +19,9 @@ from hpcfed.clients.network import (
     described_network,
     keeps_halves,
     sample_of,
+    tried_network,
 )
+from hpcfed.errors import UserError
 from hpcfed.experiment.run import run_setup
 from hpcfed.models import blocks
 from hpcfed.models.choice import choose
@@ -32,6 +34,7 @@ from hpcfed.options import RunConfig, resolve
 from hpcfed.plan import assumptions
 from hpcfed.plan.make import PlanRequest, make_plan
 from hpcfed.plan.work import described_footprint
+from hpcfed.runtime import machine
 from tests.federations import assembled
 from tests.runs import flags, started
 from tests.test_adapter_files import network_folder
@@ -249,6 +252,17 @@ def test_a_run_on_a_gpu_has_its_base_there_in_bfloat16(
     for name, array in models[0].items():
         assert np.isfinite(array).all()
         np.testing.assert_allclose(array, models[1][name], rtol=0, atol=1e-2)
+
+
+def test_a_base_larger_than_the_host_is_never_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(network_folder("Llama", tmp_path / "base"), device="cpu")
+    monkeypatch.setattr(machine, "usable", lambda: 7_000)
+    with pytest.raises(UserError, match=r"KiB, and this machine has 6\.84 KiB; a netw"):
+        tried_network(config)
+    monkeypatch.setattr(machine, "usable", lambda: 8_000)
+    assert tried_network(config)
 
 
 def test_a_plan_says_what_a_frozen_network_takes_and_what_would_fit(

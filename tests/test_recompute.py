@@ -176,6 +176,11 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
         "bf16"
     )
     assert "bfloat16" not in too_large(70_000_000_000, 4, 16 * 2**30)
+    # Hosts compute in float32.
+    assert too_large(7_000_000_000, 4, 16 * 2**30, gpu=False) == (
+        "7 billion parameters take 26.08 GiB, and this machine has 16.00 GiB; a network "
+        "of 4.3 billion would fit"
+    )
 
 
 def test_checkpointing_needs_blocks_that_clients_share() -> None:

@@ -140,17 +140,19 @@ def planned_step(
     return PlannedStep(found, kept.recomputed)
 
 
-def too_large(parameters: int, size: int, free: float) -> str:
-    """Return why weights of `size` bytes each do not fit into free memory; empty if they
-    do.
+def too_large(parameters: int, size: int, free: float, *, gpu: bool = True) -> str:
+    """Return why weights of `size` bytes each do not fit into the free memory of a GPU,
+    or of the host; empty if they do.
     """
     if parameters * size <= free:
         return ""
     halves = ""
-    if size > HALF and parameters * HALF <= free:
+    if gpu and size > HALF and parameters * HALF <= free:
         halves = ", or these in bfloat16: --lora 8 --precision bf16"
+    room = bytes_text(free)
+    there = f"the device has {room} free" if gpu else f"this machine has {room}"
     return (
         f"{parameters / 1e9:.3g} billion parameters take "
-        f"{bytes_text(parameters * size)}, and the device has {bytes_text(free)} free; "
-        f"a network of {free / size / 1e9:.2g} billion would fit{halves}"
+        f"{bytes_text(parameters * size)}, and {there}; a network of "
+        f"{free / size / 1e9:.2g} billion would fit{halves}"
     )

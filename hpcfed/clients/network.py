@@ -22,7 +22,7 @@ from hpcfed.models.lora import add_adapters
 from hpcfed.models.networks import build
 from hpcfed.models.own import Sample
 from hpcfed.options import RunConfig
-from hpcfed.runtime import randomness
+from hpcfed.runtime import machine, randomness
 
 
 def sample_of(config: RunConfig) -> Sample:
@@ -178,6 +178,7 @@ def tried_network(config: RunConfig) -> nn.Module:
     """
     if keeps_halves(config, _expected_device(config)):
         return client_network(config, onto=META)
+    _check_fits(config, torch.device("cpu"))
     network = client_network(config)
     _tried[:] = [(config, network)]
     return network
@@ -200,14 +201,17 @@ def network_of_run(config: RunConfig, device: torch.device) -> nn.Module:
 
 
 def _check_fits(config: RunConfig, device: torch.device) -> None:
-    """Refuse a frozen language model that is larger than a GPU's free memory."""
-    if device.type != "cuda" or not has_frozen_base(config):
+    """Refuse a frozen language model that is larger than a GPU's free memory, or than
+    the host's memory, through which all go that stay in float32.
+    """
+    if not has_frozen_base(config):
         return
     network = client_network(config, onto=META)
     parameters = sum(p.numel() for p in frozen_weights_of(network))
-    free, _ = torch.cuda.mem_get_info(device)
     size = HALF if keeps_halves(config, device) else FLOAT
-    why = too_large(parameters, size, free)
+    gpu = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if gpu else machine.usable()
+    why = too_large(parameters, size, free, gpu=gpu)
     if why:
         raise UserError(f"--model {config.network()}: {why}")
 
