@@ -68,6 +68,7 @@ class Replays:
 
     def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
+        _make_room()
         # CUDA refuses captures on the default stream, so they have one of their own.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), _keeping_garbage():
@@ -89,6 +90,15 @@ class Replays:
         if self._on:
             # The old pool is freed with its last graph.
             self._pool = torch.cuda.graph_pool_handle()
+
+
+def _make_room() -> None:
+    """Return what plain runs have left in torch's cache, if a graph, which has memory of
+    its own, might need it: during a capture torch cannot.
+    """
+    free, _ = torch.cuda.mem_get_info()
+    if free < torch.cuda.max_memory_allocated():
+        torch.cuda.empty_cache()
 
 
 @contextmanager
