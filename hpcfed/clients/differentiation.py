@@ -1,6 +1,7 @@
 """Gradients of a stack of clients: one backward pass gives every client its own."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -56,12 +57,25 @@ class StepBatch:
 class StepMemory:
     """Memory of a stack's first clients, which a backward pass reads and writes."""
 
+    layout: KernelLayout
     rows: KernelRows
     gradient: Tensor
     halves: Tensor | None
     """The rows in bfloat16, if the network takes such weights."""
     total_loss: Tensor
     tokens: Tensor
+
+    # Kept, because all steps of this many clients use the same memory.
+    @cached_property
+    def views(self) -> dict[str, Tensor]:
+        """Every tensor of the rows, by name."""
+        return self.layout.views(*self.rows)
+
+    @cached_property
+    def sinks(self) -> dict[str, Tensor]:
+        """Where the gradients of parameters go, by name."""
+        trained = (e for e in self.layout.entries if e.trainable)
+        return {e.name: self.layout.view(self.gradient, e) for e in trained}
 
 
 class Differentiation:
@@ -107,9 +121,11 @@ class Differentiation:
         update themselves: their names are returned.
         """
         parameters, statistics = memory.rows
-        # Batch norm changes statistics in place, even frozen ones: give it a copy.
-        new_statistics = statistics if self._trainable is None else statistics.clone()
-        views = self._layout.views(parameters, new_statistics)
+        views = memory.views
+        if self._trainable is not None:
+            # Batch norm changes statistics in place, even frozen ones: give it a copy.
+            new_statistics = statistics.clone()
+            views = self._layout.views(parameters, new_statistics)
         tensors = {name: view.detach() for name, view in views.items()}
         if memory.halves is not None:
             for e in self._halved:
@@ -123,7 +139,7 @@ class Differentiation:
         sinks = {}
         for e in entries:
             leaves.append(tensors[e.name].requires_grad_())
-            sinks[e.name] = self._layout.view(memory.gradient, e)
+            sinks[e.name] = memory.sinks[e.name]
         outputs = self._network(
             tensors,
             batch.inputs,

@@ -109,6 +109,8 @@ class StackTraining:
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._capacity = 0
         self._aside: tuple[Tensor, ...] = ()
+        self._memories: dict[int, StepMemory] = {}
+        """The memory of the first clients, by their number."""
         self._collected: Tensor | None = None
         """Sum of the gradients of several steps, if only gradients are asked for."""
         self._spans: Spans | None = None
@@ -241,6 +243,7 @@ class StackTraining:
         # Graphs hold addresses of the memory that is replaced here.
         self._replays.forget()
         self._aside = ()
+        self._memories = {}
         self._rows = self._layout.zeros(clients, self._like)
         self._gradient = torch.zeros_like(self._rows[0])
         self._optimiser.reserve(self._gradient)
@@ -336,7 +339,13 @@ class StackTraining:
 
     def _memory(self, clients: int) -> StepMemory:
         """Return the memory of the first clients."""
+        if clients not in self._memories:
+            self._memories[clients] = self._memory_of(clients)
+        return self._memories[clients]
+
+    def _memory_of(self, clients: int) -> StepMemory:
         return StepMemory(
+            self._layout,
             self._first(clients),
             self._gradient[:clients],
             None if self._halves is None else self._halves[:clients],
