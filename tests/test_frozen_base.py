@@ -13,7 +13,9 @@ from torch import Tensor, nn
 import hpcfed
 from hpcfed import methods
 from hpcfed.clients import network as networks
+from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.network import (
+    base_reference,
     client_layout,
     client_network,
     described_network,
@@ -21,14 +23,22 @@ from hpcfed.clients.network import (
     sample_of,
     tried_network,
 )
+from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
 from hpcfed.experiment.run import run_setup
 from hpcfed.models import blocks
 from hpcfed.models.choice import choose
 from hpcfed.models.cost import cost, kept_floats
-from hpcfed.models.frozen import META, FrozenParameter, frozen_weights_of, share_frozen
+from hpcfed.models.frozen import (
+    META,
+    FrozenParameter,
+    freeze,
+    frozen_weights_of,
+    share_frozen,
+)
 from hpcfed.models.layout import Layout
-from hpcfed.models.lora import LoraLinear
+from hpcfed.models.lora import LoraLinear, add_adapters
+from hpcfed.models.own import Sample
 from hpcfed.models.stack import StackedNetwork
 from hpcfed.options import RunConfig, resolve
 from hpcfed.plan import assumptions
@@ -252,6 +262,51 @@ def test_a_run_on_a_gpu_has_its_base_there_in_bfloat16(
     for name, array in models[0].items():
         assert np.isfinite(array).all()
         np.testing.assert_allclose(array, models[1][name], rtol=0, atol=1e-2)
+
+
+def test_fisher_information_leaves_the_base_as_it_is(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=30,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_labels=4,
+        pad_token_id=0,
+    )
+    # As from a folder: not in training.
+    network = transformers.LlamaForSequenceClassification(config).bfloat16().eval()
+    freeze(network)
+    add_adapters(network, rank=2, alpha=2)
+    layout = Layout.of(network)
+    sample = Sample((8,), (4,), 30)
+    tokens = torch.arange(16).view(2, 8)
+    shard = Shard(
+        inputs=tokens,
+        targets=torch.tensor([0, 1]),
+        index=torch.arange(2).view(1, 2),
+        sizes=(2,),
+        clients=np.array([0]),
+    )
+    rows = layout.row(network)[None]
+    fisher = Fisher(network, layout, cost(network, sample))
+    found = fisher(rows, shard, np.array([0]))
+    assert torch.isfinite(found).all() and found.any()
+    assert {p.dtype for p in frozen_weights_of(network)} == {torch.bfloat16}
+
+
+def test_the_head_that_a_folder_lacks_is_no_part_of_its_base(tmp_path: Path) -> None:
+    base = network_folder("Llama", tmp_path / "base")
+    tokens = np.arange(24).reshape(6, 4)
+    arrays = {"train_inputs": tokens, "train_labels": tokens[:, 0] % 2}
+    arrays |= {"test_inputs": tokens, "test_labels": tokens[:, 0] % 2}
+    np.savez(tmp_path / "data.npz", **arrays)
+    data = {"dataset": f"file:{tmp_path / 'data.npz'}", "model": f"hf:{base}"}
+    data["model_options"] = '{"pad_token_id": 0}'
+    classifier = assembled(**data, clients=2, lora=2).settings.config
+    assert base_reference(classifier) is None
+    assert base_reference(config_of(base)) is not None
 
 
 def test_a_base_larger_than_the_host_is_never_read(

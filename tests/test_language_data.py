@@ -30,6 +30,7 @@ from hpcfed.experiment.generation import MOST_TOKENS, continued
 from hpcfed.experiment.run import run
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import Sample
+from hpcfed.results.stored import is_silent
 from hpcfed.runtime.timer import Timer
 from tests.conftest import Finished
 from tests.runs import assert_same_run, flags, mistake, recorded, same, started
@@ -733,6 +734,8 @@ def test_clients_without_a_common_model_say_what_each_has_learnt(
     dealt = ("--partition", "iid", "--clients", 2, "--generate", 2)
     out = started(*words, *dealt, "--out", tmp_path / "dealt")
     lines = (out / "generated.jsonl").read_text().splitlines()
+    # All that it can say is said.
+    assert not is_silent(tmp_path / "run", 5) and is_silent(tmp_path / "run", 6)
     # Whose model it is, not whose sample.
     assert [json.loads(line)["model"] for line in lines] == ["client 0", "client 1"]
 
@@ -767,8 +770,9 @@ def test_a_complete_run_is_asked_later(
         cli.main(again)
     assert capsys.readouterr().err.count("checkpoint") >= 1
     shutil.rmtree(last)
-    cli.main(again)
-    assert "--generate needs a checkpoint of the last round" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(again)
+    assert "has no checkpoint of its last round" in capsys.readouterr().err
 
 
 def test_a_text_is_continued_from_the_middle_of_a_sample(tmp_path: Path) -> None:

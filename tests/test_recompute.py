@@ -172,8 +172,7 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
     assert too_large(1_000_000_000, 2, 2e9) == ""
     assert too_large(7_000_000_000, 4, 16 * 2**30) == (
         "7 billion parameters take 26.08 GiB, and the device has 16.00 GiB free; a "
-        "network of 4.3 billion would fit, or these in bfloat16: --lora 8 --precision "
-        "bf16"
+        "network of 4.3 billion would fit, or these in bfloat16: --precision bf16"
     )
     assert "bfloat16" not in too_large(70_000_000_000, 4, 16 * 2**30)
     # Hosts compute in float32.

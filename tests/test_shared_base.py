@@ -208,7 +208,7 @@ def test_a_network_without_a_frozen_part_stays_in_its_type() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("vocabulary", [1001, 1008, 50_264])
+@pytest.mark.parametrize("vocabulary", [1001, 1008, 50_264, 60_000])
 def test_the_loss_of_logits_in_bfloat16(device: str, vocabulary: int) -> None:
     logits = random(6, 4, vocabulary, device=device).bfloat16()
     targets = torch.arange(24, device=device).view(6, 4) * 40
@@ -318,6 +318,27 @@ def test_blocks_of_transformers_call_the_faster_functions(
     quick_modules.quick(network)(torch.zeros(1, 4, dtype=torch.int64))
     assert calls.count("normalised") == 2 * depth + 1
     assert calls.count("rotated") == (depth if kind == "llama" else 0)
+
+
+@pytest.mark.parametrize("kind", ["GPTNeoX", "Olmo"])
+def test_other_rotations_stay_those_of_their_networks(kind: str) -> None:
+    """One rotates a quarter of a head, one takes its angles in float32."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        pad_token_id=0,
+    )
+    network = getattr(transformers, f"{kind}ForCausalLM")(config).bfloat16().eval()
+    tokens = torch.arange(2 * LENGTH).view(2, LENGTH)
+    expected = network(tokens).logits
+    found = quick_modules.quick(network)(tokens).logits[..., :VOCABULARY]
+    assert relative(found, expected) < 2 * ROUNDED
 
 
 class Looks(TorchDispatchMode):

@@ -36,6 +36,10 @@ def test_a_network_computes_with_other_tensors_and_keeps_its_own() -> None:
     assert not call({}, x).equal(expected)
     for name, tensor in network.state_dict().items():
         assert tensor.equal(own[name]), name
+    # Both names of a tied weight.
+    both = {"first.weight": x[:3], "second.weight": 2 * x[:3]}
+    call(both, x)
+    assert network.first.weight.equal(own["first.weight"])
     with pytest.raises(KeyError):
         call({"scale": others["scale"], "third.weight": x}, x)
     assert network.scale.equal(own["scale"])

@@ -45,6 +45,8 @@ COMMON = {
 }
 """Options of all runs; --set wins over these and those below."""
 WHOLE = {"lr": "0.001", "method": "fedavg", "seed": "0"}
+OWN = {"rounds", "method", "seed", "seeds", "init", "out"}
+"""Options that belong to this program."""
 ADAPTED = {"lr": "0.003", "lora": "8", "lora_layers": "blocks.*"}
 """The head is tied to the table of tokens, which fedex-lora must not change."""
 
@@ -58,6 +60,9 @@ def main() -> None:
         given = {}
         for name, value in pairs_of("--set", asked.set, "cohort=8").items():
             given[name.replace("-", "_")] = value
+        if given.keys() & OWN:
+            named = ", ".join(sorted(given.keys() & OWN))
+            raise UserError(f"--set {named}: this program sets that itself")
         # The base has no adapters.
         of_base = {n: v for n, v in given.items() if not n.startswith("lora")}
         base = asked.out / "base"
@@ -125,8 +130,9 @@ def _cell(values: Sequence[float]) -> str:
     """Return the mean ± its standard error; a dash without values."""
     if not np.isfinite(values).all():
         return "–"
-    error = stdev(values) / sqrt(len(values)) if len(values) > 1 else nan
-    return f"{mean(values):.3f} ± {error:.3f}"
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{mean(values):.3f} ± {stdev(values) / sqrt(len(values)):.3f}"
 
 
 def _parse() -> argparse.Namespace:

@@ -1,11 +1,13 @@
 """`hpcfed run`: one run, or several seeds of it."""
 
+from pathlib import Path
+
 from hpcfed.cli.resume import can_be_longer, complete, requeued
 from hpcfed.cli.settings import RUN_EXAMPLES, parse_run
 from hpcfed.cli.show import print_run
-from hpcfed.errors import remark, unless_full
+from hpcfed.errors import UserError, remark, unless_full
 from hpcfed.options import RunConfig, Settings
-from hpcfed.results.stored import check_start, is_silent, keeps_last
+from hpcfed.results.stored import check_start, is_silent, keeps_last, read_run, runs
 from hpcfed.runtime import compiler
 from hpcfed.runtime.imports import without_collecting
 from hpcfed.runtime.launcher import launched
@@ -23,6 +25,8 @@ def command(arguments: list[str]) -> None:
     config, resume = settings.config, settings.config.resume
     if resume is not None and complete(resume, config.rounds):
         silent = is_silent(resume, config.generate)
+        if silent and not keeps_last(resume):
+            _refuse_later_prompts(resume, config.generate)
         if not silent or not keeps_last(resume):
             if launched().rank == 0:
                 remark(
@@ -49,6 +53,16 @@ def _compile_early(config: RunConfig) -> None:
     # One rank is enough: by then the others find it in the cache.
     if convolves and not config.expects_gpu and launched().rank == 0:
         compiler.begin(compiler.CONVOLUTION)
+
+
+def _refuse_later_prompts(folder: Path, prompts: int) -> None:
+    """Refuse what a complete run is asked for now, and cannot do."""
+    asked = min(read_run(run).config.get("generate", 0) for run in runs(folder))
+    if prompts > asked:
+        raise UserError(
+            f"--generate {prompts}: {folder} is complete and has no checkpoint of its last "
+            "round, so there is no model to continue prompts"
+        )
 
 
 def _hint(settings: Settings, *, silent: bool) -> str:

@@ -24,7 +24,7 @@ from hpcfed.data.shards import Shard
 from hpcfed.kernels import cuda
 from hpcfed.kernels import squares as kernels
 from hpcfed.models.cost import Cost
-from hpcfed.models.frozen import own_copies
+from hpcfed.models.frozen import frozen_weights_of, own_copies
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import answers
 
@@ -173,7 +173,8 @@ class Fisher:
 
     def _evaluating(self) -> nn.Module:
         """Return the network in evaluation mode; only its structure is used."""
-        if self._network.training:
+        shares = next(frozen_weights_of(self._network), None) is not None
+        if self._network.training or shares:
             # With weights of its own, whose type changes here.
             own = copy.deepcopy(self._network, own_copies(self._network))
             self._network = own.eval()

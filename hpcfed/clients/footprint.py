@@ -119,7 +119,9 @@ def planned_step(
         # What the trial has left, and nothing uses any more.
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device)
-        arrived = place_of(network)[0].type == "cuda"
+        # A base that came in bfloat16 and computes in float32 has yet to be widened.
+        there, kept_type = place_of(network)
+        arrived = there.type == "cuda" and size == kept_type.itemsize
         rest = free if arrived else max(1.0, free - found.base)
         found = replace(found, free=rest)
     blocks = find_blocks(network)
@@ -148,7 +150,7 @@ def too_large(parameters: int, size: int, free: float, *, gpu: bool = True) -> s
         return ""
     halves = ""
     if gpu and size > HALF and parameters * HALF <= free:
-        halves = ", or these in bfloat16: --lora 8 --precision bf16"
+        halves = ", or these in bfloat16: --precision bf16"
     room = bytes_text(free)
     there = f"the device has {room} free" if gpu else f"this machine has {room}"
     return (

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
-from zipfile import ZipFile, is_zipfile
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import numpy as np
 import torch
@@ -153,7 +153,9 @@ def base_of(path: Path) -> BaseReference | None:
     source = _source(path)
     if source.suffix != ".npz" or not is_zipfile(source):
         return None
-    with ZipFile(source) as archive, suppress(ValueError, TypeError, RecursionError):
+    # A damaged file is told by whoever reads its arrays.
+    damaged = (ValueError, TypeError, RecursionError, BadZipFile)
+    with suppress(*damaged), ZipFile(source) as archive:
         return BaseReference(**json.loads(archive.comment))
     return None
 

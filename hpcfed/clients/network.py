@@ -97,6 +97,9 @@ def base_reference(config: RunConfig) -> BaseReference | None:
         return None
     if not hugging_face.is_hugging_face(name):
         return None
+    # A classifier's head is drawn: the folder of a language model lacks it.
+    if config.data().task != "next-token":
+        return None
     init = config.init
     # Weights of --init may have replaced those of the folder.
     if init is not None and not peft_files.is_folder(init) and base_of(init) is None:
@@ -116,9 +119,13 @@ def _check_base(config: RunConfig) -> None:
     theirs, ours = base_of(config.init), base_reference(config)
     if theirs is None or ours is None or theirs.drawn == ours.drawn:
         return
+    whose = f"--init {config.init}: its adapters belong to "
+    if theirs.drawn:
+        raise UserError(
+            f"{whose}random weights of {theirs.folder}; give {theirs.drawn}"
+        )
     raise UserError(
-        f"--init {config.init}: its adapters belong to random weights of "
-        f"{theirs.folder}; give {theirs.drawn or 'the folder with weights'}"
+        f"{whose}the weights in {theirs.folder}; give --model hf:that folder"
     )
 
 
@@ -191,7 +198,8 @@ def network_of_run(config: RunConfig, device: torch.device) -> nn.Module:
     """
     known = list(_tried)
     _tried.clear()
-    _check_fits(config, device)
+    if device.type == "cuda":
+        _check_fits(config, device)
     if keeps_halves(config, device):
         return client_network(config, onto=device)
     for other, network in known:
@@ -206,10 +214,14 @@ def _check_fits(config: RunConfig, device: torch.device) -> None:
     """
     if not has_frozen_base(config):
         return
-    network = client_network(config, onto=META)
-    parameters = sum(p.numel() for p in frozen_weights_of(network))
+    # Adapters from a file would be read, but do not count.
+    described = client_network(config.model_copy(update={"init": None}), onto=META)
+    parameters = sum(p.numel() for p in frozen_weights_of(described))
     size = HALF if keeps_halves(config, device) else FLOAT
     gpu = device.type == "cuda"
+    if gpu:
+        # What earlier seeds have left, and nothing uses any more.
+        torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0] if gpu else machine.usable()
     why = too_large(parameters, size, free, gpu=gpu)
     if why:

@@ -32,8 +32,10 @@ TODAY = datetime(2024, 7, 26)
 """What chat templates write as today's date: a run's tokens must not depend on the day.
 It is the date that Llama's template falls back to.
 """
-ASKS_FOR_DATE = re.compile(r"strftime_now\(\s*(['\"])(?P<format>[^'\"]*)\1\s*\)")
+ASKS_FOR_DATE = re.compile(r"strftime_now\s*\(\s*(['\"])(?P<format>[^'\"]*)\1\s*\)")
 """How a chat template asks for it."""
+MENTIONS_DATE = re.compile(r"strftime_now(?!\s+is\s+(not\s+)?defined)")
+"""Any other use of today's date."""
 
 Turn = Mapping[str, str]
 """A turn of a chat: its role and its content."""
@@ -126,7 +128,7 @@ class Tokeniser:
             lambda found: repr(TODAY.strftime(found["format"])),
             self.made.get_chat_template(),
         )
-        if "strftime_now(" in template:
+        if MENTIONS_DATE.search(template):
             raise UserError(
                 f"the chat template of {self.folder} computes today's date, so that runs "
                 "of different days would differ; write a date into the template"

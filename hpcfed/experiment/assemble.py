@@ -13,7 +13,7 @@ from torch import Tensor
 from hpcfed import methods
 from hpcfed.attacks.tampering import tampering
 from hpcfed.clients.dp_sgd import PrivateSteps
-from hpcfed.clients.initial import BaseReference, differing_constant, frozen_tensors
+from hpcfed.clients.initial import BaseReference, frozen_tensors
 from hpcfed.clients.job import RowEngine
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.network import base_reference
@@ -21,11 +21,11 @@ from hpcfed.clients.placement import Clients
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import class_counts
 from hpcfed.data.shards import Shard
-from hpcfed.errors import UserError
 from hpcfed.experiment.data import Dealt, fingerprint, load_dataset
 from hpcfed.experiment.materials import (
     Material,
     RankData,
+    check_same_constants,
     dtype_of,
     holding_of,
     load_shard,
@@ -173,7 +173,7 @@ def assemble_stacked(
         # The first run's engine serves all: they have the same network.
         first = materials[0] if materials else None
         materials.append(make_material(one, datasets[drawn_by], world, first))
-    _check_same_constants(materials, names)
+    check_same_constants(materials, names)
     data = load_stacked_shards(
         materials, names, device=world.device, dtype=dtype_of(config)
     )
@@ -203,20 +203,6 @@ def assemble_stacked(
         setup.stacked = len(settings)
         setups.append(setup)
     return lockstep, setups
-
-
-def _check_same_constants(materials: Sequence[Material], names: Sequence[str]) -> None:
-    """Refuse runs with different frozen weights, or with constants that their seeds have
-    drawn: the engine that they share has one of each.
-    """
-    first, layout = materials[0].network, materials[0].engine.layout
-    for material, name in zip(materials, names, strict=True):
-        if tensor := differing_constant(material.network, first, layout):
-            raise UserError(
-                f"{name} has another frozen {tensor} than {names[0]}, and runs that "
-                "advance together share it; start each seed by --seed, or give weights "
-                "that are the same for all by --init"
-            )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ the test set, continued by the likeliest token, again and again.
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,8 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import in_groups
 from hpcfed.results.checkpoints import Checkpoint
-from hpcfed.results.folder import GENERATED
+from hpcfed.results.folder import GENERATED, RECORD
+from hpcfed.results.format import check_data
 from hpcfed.results.publish import publish
 from hpcfed.results.stored import is_complete, read_run
 from hpcfed.runtime.timer import Timer
@@ -64,6 +64,10 @@ def is_only_asked(setup: Setup, folder: Path, found: Checkpoint | None) -> bool:
             f"--resume {folder} --generate {config.generate}: its checkpoint of the last "
             "round is damaged, so there is no model to continue prompts"
         )
+    if setup.world.is_root:
+        # A prompt may have been a sample of training otherwise.
+        before = read_run(folder).facts.get("data")
+        check_data(folder / RECORD, before=before, now=setup.data)
     return True
 
 
@@ -103,7 +107,9 @@ def generate(
 
 
 def _short(text: str) -> str:
-    return shorten(text, SHOWN, placeholder=" …")
+    """Return the first letters: not every language has blanks between words."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else f"{line[: SHOWN - 2].rstrip()} …"
 
 
 def _by_clients(setup: Setup, state: Any, texts: InMemory) -> list[dict[str, str]]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from hpcfed import methods
 from hpcfed.clients.engine import Engine
+from hpcfed.clients.initial import differing_constant
 from hpcfed.clients.network import (
     client_layout,
     client_network,
@@ -345,3 +346,17 @@ def _joined(
             )
         )
     return shards[0] if len(shards) == 1 else join(shards)
+
+
+def check_same_constants(materials: Sequence[Material], names: Sequence[str]) -> None:
+    """Refuse runs with different frozen weights, or with constants that their seeds have
+    drawn: the engine that they share has one of each.
+    """
+    first, layout = materials[0].network, materials[0].engine.layout
+    for material, name in zip(materials, names, strict=True):
+        if tensor := differing_constant(material.network, first, layout):
+            raise UserError(
+                f"{name} has another frozen {tensor} than {names[0]}, and runs that "
+                "advance together share it; start each seed by --seed, or give weights "
+                "that are the same for all by --init"
+            )

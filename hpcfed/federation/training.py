@@ -73,7 +73,9 @@ class LocalTraining:
             return self.initial_row()
         seed = self._members.generator("fresh weights", client).integers(2**32)
         # A row of adapters does not need the network below them.
-        onto = META if has_frozen_base(self._config) else None
+        adapters_alone = all(e.trainable for e in self.layout.entries)
+        described = adapters_alone and has_frozen_base(self._config)
+        onto = META if described else None
         network = client_network(self._config, seed=int(seed), onto=onto)
         row = self.layout.row(network, dtype=self._first_row.dtype)
         return row.to(self.device)

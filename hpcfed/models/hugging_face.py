@@ -25,6 +25,8 @@ SAFE = {
 """How weights are read."""
 LOOK = "find_packed_sequence_indices"
 """The function by which transformers finds several texts in a row."""
+_looks: dict[str, Any] = {}
+"""That function, as it was before any network was called."""
 
 
 def is_hugging_face(name: str) -> bool:
@@ -127,11 +129,13 @@ def without_looks(network: "nn.Module") -> "nn.Module":
 
     Without a mask there is one text. Rows of several texts come with their mask.
     """
-    from transformers import masking_utils
-
-    own = getattr(masking_utils, LOOK, None)
-    if own is None:  # another version
+    try:
+        from transformers import masking_utils
+    except ImportError:  # another version
         return network
+    if not hasattr(masking_utils, LOOK):
+        return network
+    own = _looks.setdefault(LOOK, getattr(masking_utils, LOOK))
 
     def before(*_: Any) -> None:
         setattr(masking_utils, LOOK, lambda positions: None)

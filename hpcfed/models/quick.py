@@ -109,11 +109,24 @@ def _call_quickly(module: nn.Module, forward: FunctionType) -> None:
 def _with_rotation(forward: FunctionType) -> FunctionType | None:
     """Return a method that calls our own rotation, if its own one does the same."""
     names = forward.__globals__
-    if not _rotates_halves(names[ROTATION]):
+    own = names[ROTATION]
+    if not _rotates_halves(own):
         return None
+
+    def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *more: Any) -> Any:
+        # Some rotate a part of a head only, or take angles in float32.
+        same_type = query.dtype == key.dtype == cos.dtype == sin.dtype
+        if (
+            more
+            or not same_type
+            or not query.shape[-1] == key.shape[-1] == cos.shape[-1]
+        ):
+            return own(query, key, cos, sin, *more)
+        return rotated(query, key, cos, sin)
+
     ours = FunctionType(
         forward.__code__,
-        names | {ROTATION: rotated},
+        names | {ROTATION: rotate},
         forward.__name__,
         forward.__defaults__,
         forward.__closure__,

@@ -41,5 +41,6 @@ class Substitution:
                     table[key] = tensor
             return answers(self._network(x))
         finally:
-            for table, key, tensor in own:
+            # The first of several that had the same place is the network's own.
+            for table, key, tensor in reversed(own):
                 table[key] = tensor
