@@ -186,7 +186,7 @@ def test_a_base_that_must_compute_in_float32_becomes_that(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As where the trial finds that bfloat16 does not serve. On a CPU it never does."""
+    """The trial finds that bfloat16 does not serve; on a CPU it never does."""
     transformers = pytest.importorskip("transformers")
     base = network_folder("Llama", tmp_path / "base")
     rounded = tmp_path / "rounded"

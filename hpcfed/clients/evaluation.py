@@ -28,11 +28,13 @@ EVALUATION_SAMPLES = 4096
 EVALUATION_FLOATS = 2**28
 """Activations of the samples in flight; a sample may be a long text."""
 BASE_FLOATS = 2**30
-"""The same over a frozen network in bfloat16, which is on a GPU: 4 GiB. Some thousand
-tokens of a large vocabulary fill it, and the GPU.
+"""Activations of the samples in flight over a frozen network in bfloat16, which is on a
+GPU: 4 GiB. Some thousand tokens of a large vocabulary fill it, and the GPU.
 """
 LAYERS = 16
-"""Of the activations that training keeps, evaluation needs a layer's at a time."""
+"""Layers among which training's activations are shared, roughly: evaluation holds those
+of one layer at a time.
+"""
 LOGITS = 2
 """Floats per logit in evaluation: itself in float32, and its log-softmax."""
 

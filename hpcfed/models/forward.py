@@ -159,8 +159,8 @@ class Forward:
     evaluation.
     """
     causal_in_training = False
-    """The same in training: dropout draws a number for every position, so that a longer
-    text would draw others.
+    """Whether they depend on these alone in training, too. Dropout draws a number for
+    every position, so that a longer text would draw others.
     """
     over_halves = False
     """Whether clients share a frozen network that computes in bfloat16."""
