@@ -109,8 +109,9 @@ class Differentiation:
             is_aligned = e.start % HALVES_ALIGNMENT == 0
             if e.trainable and e.name in names and is_aligned:
                 self._halved.append(e)
-        # The network infers the rows' own type from the remaining tensors.
-        if len(self._halved) == len(self._layout.entries):
+        # The network infers the rows' own type from the tensors that keep it.
+        keeps = self._network.over_halves
+        if not keeps and len(self._halved) == len(self._layout.entries):
             self._halved = []
         return bool(self._halved)
 
@@ -127,10 +128,13 @@ class Differentiation:
             new_statistics = statistics.clone()
             views = self._layout.views(parameters, new_statistics)
         tensors = {name: view.detach() for name, view in views.items()}
+        halves = {}
         if memory.halves is not None:
             for e in self._halved:
-                half = self._layout.view(memory.halves, e)
-                tensors[e.name] = half.detach()
+                halves[e.name] = self._layout.view(memory.halves, e).detach()
+        # Adapters keep their type: their gradients are not rounded.
+        if not self._network.over_halves:
+            tensors |= halves
         updates = self._updates(tensors, len(batch.inputs) // len(parameters))
         entries = self._entries_with_gradient(updates)
         # Our own layers write gradients straight to their sinks, which are slices of
@@ -147,6 +151,7 @@ class Differentiation:
             valid=batch.valid,
             keys=batch.keys,
             sinks=sinks,
+            halves=halves,
             updates=updates,
             bounded=self._objective.bounded,
         )

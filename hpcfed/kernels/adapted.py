@@ -5,7 +5,7 @@ forward and backward, so that results of the layer's size are written once. In b
 gradients of adapters are summed and returned in float32.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,18 @@ EIGHT = 8
 """Numbers of bfloat16 that are loaded at once, and must begin at a multiple of 16 bytes."""
 IMPOSSIBLE = -1e4
 """The logit of a token that does not exist."""
+
+
+class Memory(NamedTuple):
+    """What an adapter's owner holds for it."""
+
+    halves: tuple[Tensor | None, Tensor | None] = (None, None)
+    """Both factors in bfloat16."""
+    sinks: tuple[Tensor | None, Tensor | None] = (None, None)
+    """Where their gradients go, instead of new memory."""
+
+
+OWN = Memory()
 
 
 def padding_of(outputs: int) -> int:
@@ -42,6 +54,7 @@ def adapted(
     down: Tensor,
     up: Tensor,
     scale: float,
+    memory: Memory = OWN,
 ) -> Tensor:
     """Return [clients, samples, outputs] of [clients, samples, inputs].
 
@@ -54,7 +67,7 @@ def adapted(
         x, weight = (each.to(torch.get_autocast_dtype(kind)) for each in (x, weight))
         bias = None if bias is None else bias.to(x.dtype)
     with torch.autocast(kind, enabled=False):
-        y: Tensor = _Adapted.apply(x, weight, bias, down, up, scale)
+        y: Tensor = _Adapted.apply(x, weight, bias, down, up, scale, memory)
     return y
 
 
@@ -68,9 +81,11 @@ class _Adapted(torch.autograd.Function):
         down: Tensor,
         up: Tensor,
         scale: float,
+        memory: Memory,
     ) -> Tensor:
         ctx.types = down.dtype, up.dtype
-        down, up = down.to(x.dtype), up.to(x.dtype)
+        ctx.sinks = memory.sinks
+        down, up = map(_converted, (down, up), memory.halves, (x, x))
         inner = _scaled_product(x, down.mT, scale)
         ctx.save_for_backward(x, weight, down, up, inner)
         ctx.scale = scale
@@ -81,17 +96,25 @@ class _Adapted(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, down, up, inner = ctx.saved_tensors
-        needs_x, _, _, needs_down, needs_up, _ = ctx.needs_input_grad
+        needs_x, _, _, needs_down, needs_up = ctx.needs_input_grad[:5]
+        to_down, to_up = ctx.sinks
         dx = of_down = of_up = None
         if needs_x or needs_down:
             d_inner = _scaled_product(dy, up, ctx.scale)
         if needs_up:
-            of_up = _product(dy.mT, inner, ctx.types[1])
+            of_up = _product(dy.mT, inner, ctx.types[1], to_up)
         if needs_down:
-            of_down = _product(d_inner.mT, x, ctx.types[0])
+            of_down = _product(d_inner.mT, x, ctx.types[0], to_down)
         if needs_x:
             dx = torch.matmul(dy, weight).baddbmm_(d_inner, down)
-        return dx, None, None, of_down, of_up, None
+        return dx, None, None, of_down, of_up, None, None
+
+
+def _converted(factor: Tensor, half: Tensor | None, like: Tensor) -> Tensor:
+    """Return a factor in the type of `like`; perhaps its owner has it already."""
+    if half is not None and half.dtype == like.dtype:
+        return half
+    return factor.to(like.dtype)
 
 
 def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -100,10 +123,8 @@ def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     return torch.baddbmm(nothing, a, b, beta=0, alpha=scale)
 
 
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype, sink: Tensor | None) -> Tensor:
     """Return a · b of every client, not rounded to a shorter type."""
-    if a.dtype == dtype:
-        return torch.bmm(a, b)
-    if a.is_cuda:
-        return torch.bmm(a, b, out_dtype=dtype)
-    return torch.bmm(a.to(dtype), b.to(dtype))
+    if a.is_cuda and a.dtype != dtype:
+        return torch.bmm(a, b, out_dtype=dtype, out=sink)
+    return torch.bmm(a.to(dtype), b.to(dtype), out=sink)

@@ -8,6 +8,14 @@ struct Eight {
 #if BF16
 typedef unsigned short Number;
 
+__device__ __forceinline__ float number(Number bits) { return __uint_as_float((unsigned)bits << 16); }
+
+__device__ __forceinline__ Number rounded(float x) {
+  Number bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+
 __device__ __forceinline__ Eight load(const Number* from) {
   const uint4 bits = *(const uint4*)from;
   const unsigned pairs[4] = {bits.x, bits.y, bits.z, bits.w};
@@ -29,6 +37,10 @@ __device__ __forceinline__ void store(Number* to, const Eight& e) {
 }
 #else
 typedef float Number;
+
+__device__ __forceinline__ float number(Number x) { return x; }
+
+__device__ __forceinline__ Number rounded(float x) { return x; }
 
 __device__ __forceinline__ Eight load(const Number* from) {
   const float4 a = *(const float4*)from, b = *(const float4*)(from + 4);

@@ -6,98 +6,135 @@ typedef long long int64;
 
 #define NOTHING __int_as_float(0xff800000)  // −∞, the largest of no numbers
 
-__device__ float largest(float a, float b) { return fmaxf(a, b); }
-__device__ float sum(float a, float b) { return a + b; }
-
-// Combines the values of all threads of a block; every thread gets the result.
-template <typename Combine>
-__device__ float over_block(float value, float neutral, Combine combine) {
-  __shared__ float of_warps[32];
-  for (int offset = 16; offset; offset /= 2) value = combine(value, __shfl_xor_sync(0xffffffff, value, offset));
-  // Threads may still read what an earlier call has left here.
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = threadIdx.x % 32 < blockDim.x / 32 ? of_warps[threadIdx.x % 32] : neutral;
-  for (int offset = 16; offset; offset /= 2) value = combine(value, __shfl_xor_sync(0xffffffff, value, offset));
-  return value;
-}
-
-#if BF16 && VOCABULARY % 8 == 0
+#if VOCABULARY % 8 == 0
 #define AT_ONCE 8
 __device__ Eight part(const Number* x) { return load(x); }
 __device__ void put(Number* x, const Eight& e) { store(x, e); }
 #else
 #define AT_ONCE 1
-#if BF16
-__device__ float number(Number x) { return __uint_as_float((unsigned)x << 16); }
-__device__ Number rounded(float x) {
-  Number bits;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-  return bits;
-}
-#else
-__device__ float number(Number x) { return x; }
-__device__ Number rounded(float x) { return x; }
-#endif
 __device__ Eight part(const Number* x) { return {{number(*x)}}; }
 __device__ void put(Number* x, const Eight& e) { *x = rounded(e.v[0]); }
 #endif
 
+// exp(x − shift). In bfloat16 the result is rounded to far fewer digits than this has.
 #if BF16
-#define EXP __expf  // the result is rounded to far fewer digits
+#define LOG2_E 1.4426950408889634f
+struct Exponential {
+  float shift;
+  __device__ Exponential(float shift) : shift(-LOG2_E * shift) {}
+  __device__ float operator()(float x) const {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(LOG2_E, x, shift)));
+    return y;
+  }
+};
 #else
-#define EXP expf
+struct Exponential {
+  float shift;
+  __device__ Exponential(float shift) : shift(shift) {}
+  __device__ float operator()(float x) const { return expf(x - shift); }
+};
 #endif
 
-extern __shared__ uint4 row_of_token[];
+// Σ exp(x − most) of some numbers, of which `most` is the largest.
+struct Sum {
+  float most, all;
+};
+
+__device__ Sum over_warp(Sum own) {
+  float most = own.most;
+  for (int offset = 16; offset; offset /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, offset));
+  // Not of −∞ − −∞, which is NaN: whoever met no number has the sum 0.
+  float all = own.all ? own.all * Exponential(most)(own.most) : 0;
+  for (int offset = 16; offset; offset /= 2) all += __shfl_xor_sync(0xffffffff, all, offset);
+  return {most, all};
+}
+
+// Every thread of the block gets the result. `of_warps` must not be that of the call before: its threads may still read.
+__device__ Sum over_block(Sum own, Sum* of_warps) {
+  own = over_warp(own);
+  if (THREADS == 32) return own;
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = own;
+  __syncthreads();
+  return over_warp(threadIdx.x % 32 < THREADS / 32 ? of_warps[threadIdx.x % 32] : Sum{NOTHING, 0});
+}
+
+#define EACH_PART for (int k = AT_ONCE * threadIdx.x; k < VOCABULARY; k += AT_ONCE * THREADS)
+
+// Begins to copy what this thread will read of a token's logits; nobody else reads its copy.
+__device__ void fetch(Number* to, const Number* from) {
+  constexpr int whole = 16 / sizeof(Number);
+#pragma unroll 4
+  EACH_PART
+    for (int i = 0; i < AT_ONCE; i += whole)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to + k + i)),
+                   "l"(from + k + i)
+                   : "memory");
+}
+
+extern __shared__ uint4 rows_of_tokens[];
 
 // Replaces a token's logits by the gradient of its client's mean loss, and leaves the token's loss in losses[token].
 // A client has `tokens` of them in a row, counts[client] with a target; one without, below 0, counts nothing.
-// A block is a token. Logits are read once if they fit in shared memory (KEPT), and twice otherwise.
-extern "C" __global__ void next_token(Number* logits, float* losses, const int64* targets, const int64* counts,
-                                      int64 tokens) {
-  const int64 token = blockIdx.x, target = targets[token];
-  const int first = AT_ONCE * threadIdx.x, step = AT_ONCE * blockDim.x;
-  Number* x = logits + token * VOCABULARY;
-  Number* kept = KEPT ? (Number*)row_of_token : x;
-  if (target < 0) {
-    // Not a product with 0: padded slots may hold NaN.
-    const Eight zeros = {};
-    for (int k = first; k < VOCABULARY; k += step) put(x + k, zeros);
-    if (threadIdx.x == 0) losses[token] = 0;
-    return;
-  }
-  // Σ exp(x − most) of the thread's logits, with the largest that it has met so far.
-  float own = NOTHING, all = 0, at_target = 0;
+// A block takes token by token. Logits are read once if two rows fit in shared memory (KEPT): the next one comes
+// while this one is worked on. Otherwise they are read twice.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    next_token(Number* logits, float* losses, const int64* targets, const int64* counts, int64 tokens, int64 end) {
+  __shared__ Sum of_warps[2][32];
+  Number* kept = (Number*)rows_of_tokens;
+  bool turn = false;  // whose half of `kept` and `of_warps` it is
+  if (KEPT) fetch(kept, logits + blockIdx.x * (int64)VOCABULARY);
+  for (int64 token = blockIdx.x; token < end; token += gridDim.x) {
+    Number* x = logits + token * VOCABULARY;
+    const Number* from = x;
+    if (KEPT) {
+      asm volatile("cp.async.commit_group;" ::: "memory");
+      from = kept + turn * VOCABULARY;
+      const int64 next = token + gridDim.x;
+      if (next < end) fetch(kept + !turn * VOCABULARY, logits + next * VOCABULARY);
+      asm volatile("cp.async.commit_group;" ::: "memory");
+      asm volatile("cp.async.wait_group 1;" ::: "memory");
+    }
+    turn = !turn;
+    const int64 target = targets[token];
+    if (target < 0) {
+      // Not a product with 0: padded slots may hold NaN.
+      const Eight zeros = {};
+      EACH_PART put(x + k, zeros);
+      if (threadIdx.x == 0) losses[token] = 0;
+      // Rows without a target do not sum up, and two sums in a row need different memory.
+      __syncthreads();
+      continue;
+    }
+    Sum own = {NOTHING, 0};
 #pragma unroll 4
-  for (int k = first; k < VOCABULARY; k += step) {
-    const Eight e = part(x + k);
-    if (KEPT) put(kept + k, e);
-    float larger = own;
+    EACH_PART {
+      const Eight e = part(from + k);
+      float larger = own.most;
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) larger = fmaxf(larger, e.v[i]);
-    if (larger > own) all *= EXP(own - larger), own = larger;
-    // −∞ − −∞ would be NaN.
-    const float base = own > NOTHING ? own : 0;
+      for (int i = 0; i < AT_ONCE; i++) larger = fmaxf(larger, e.v[i]);
+      if (larger > own.most) own = {larger, own.all ? own.all * Exponential(larger)(own.most) : 0};
+      // −∞ − −∞ would be NaN.
+      const Exponential exponential(own.most > NOTHING ? own.most : 0);
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-      all += EXP(e.v[i] - base);
-      if (k + i == target) at_target = e.v[i];
+      for (int i = 0; i < AT_ONCE; i++) own.all += exponential(e.v[i]);
+    }
+    const Sum sum = over_block(own, of_warps[turn]);
+    const float count = counts[token / tokens], scale = 1 / (sum.all * count);
+    const Exponential exponential(sum.most);
+    // Before its logit is replaced; one thread has read it.
+    const bool met = target / AT_ONCE % THREADS == threadIdx.x;
+    const float at_target = met ? number(from[target]) : 0;
+#pragma unroll 4
+    EACH_PART {
+      Eight e = part(from + k);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) e.v[i] = exponential(e.v[i]) * scale;
+      put(x + k, e);
+    }
+    if (met) {
+      x[target] = rounded(exponential(at_target) * scale - 1 / count);
+      losses[token] = logf(sum.all) + sum.most - at_target;
     }
   }
-  const float most = over_block(own, NOTHING, largest);
-  // A thread without logits has no largest one.
-  all = over_block(all ? all * EXP(own - most) : 0, 0, sum);
-  const float count = counts[token / tokens], scale = 1 / (all * count);
-  // Only one thread has met the target.
-  const bool met = target / AT_ONCE % blockDim.x == threadIdx.x;
-#pragma unroll 4
-  for (int k = first; k < VOCABULARY; k += step) {
-    Eight e = part(kept + k);
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) e.v[i] = EXP(e.v[i] - most) * scale - (k + i == target) / count;
-    put(x + k, e);
-  }
-  if (met) losses[token] = logf(all) + most - at_target;
 }

@@ -18,11 +18,6 @@ _MOST_THREADS = 1024
 _PER_THREAD = 8
 """Logits that a thread reads, if the vocabulary is small enough."""
 
-_MOST_KEPT = 110 * 1024
-"""Bytes of a token's logits that stay in shared memory: twice as many fit in that of a
-multiprocessor, so that one block reads while another writes.
-"""
-
 _OF_KERNEL = 1024
 """Bytes of shared memory that the kernel and the driver take besides."""
 
@@ -116,7 +111,8 @@ def _differentiate(logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
     if known and aligned and cuda.available(logits.device):
         losses = logits.new_empty(len(flat), dtype=torch.float32)
         kernel = _kernel(logits.device.index, logits.shape[1], halves)
-        kernel((len(flat), 1), logits, losses, flat, counts, tokens)
+        blocks = min(len(flat), kernel.capacity)
+        kernel((blocks, 1), logits, losses, flat, counts, tokens, len(flat))
         # Tell autograd: a layer that needs its output must not silently get this.
         torch.autograd.graph.increment_version(logits)
         return losses
@@ -146,16 +142,20 @@ def _differentiate(logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
 
 @cache
 def _kernel(device: int, vocabulary: int, halves: bool) -> cuda.Kernel:
-    row = vocabulary * (2 if halves else 4)
-    properties = torch.cuda.get_device_properties(device)
-    most = properties.shared_memory_per_block_optin - _OF_KERNEL
-    kept = row <= min(_MOST_KEPT, most)
-    macros = (("VOCABULARY", vocabulary), ("BF16", int(halves)), ("KEPT", int(kept)))
     # Whole warps, because the kernel reduces warp by warp.
     warps = -(-vocabulary // (32 * _PER_THREAD))
     threads = min(_MOST_THREADS, 32 * warps)
-    # Whole vectors.
-    shared = -(-row // cuda.WIDEST_LOAD) * cuda.WIDEST_LOAD if kept else 0
+    properties = torch.cuda.get_device_properties(device)
+    most = properties.shared_memory_per_block_optin - _OF_KERNEL
+    two_rows = 2 * vocabulary * (2 if halves else 4)
+    kept = vocabulary % _PER_THREAD == 0 and two_rows <= most
+    macros = (
+        ("VOCABULARY", vocabulary),
+        ("BF16", int(halves)),
+        ("THREADS", threads),
+        ("KEPT", int(kept)),
+    )
+    shared = two_rows if kept else 0
     return cuda.Kernel(
         "tokens.cu", "next_token", macros, threads=threads, shared=shared
     )

@@ -191,13 +191,15 @@ class Forward:
         valid: Tensor | None = None,
         keys: Tensor | None = None,
         sinks: dict[str, Tensor] | None = None,
+        halves: dict[str, Tensor] | None = None,
         updates: dict[str, linear.Update] | None = None,
         bounded: bool = False,
     ) -> Tensor:
         """Pass [clients · slots, …] forward through tensors [clients, …].
 
         Gradients of a tensor may be written to its sink, in the shape of the tensor,
-        instead of new memory; they are complete after `join`. Weights named in
+        instead of new memory; they are complete after `join`. `halves` are the tensors
+        that `halved` names, in bfloat16: layers need not round them. Weights named in
         `updates` update themselves in the backward pass and have no gradient. Gradients
         of the outputs are `bounded` if they are at most 1: then kernels may take them
         in halves.
@@ -211,6 +213,7 @@ class Forward:
         # A copy, because layers remove their sinks. Tied weights get several gradients,
         # which autograd adds up.
         batch.sinks = _without(sinks or {}, self._tied)
+        batch.halves = halves or {}
         batch.updates = updates or {}
         batch.bounded = bounded and self.takes_halves
         self._shared.move(like, halves=self.over_halves)

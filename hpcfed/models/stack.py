@@ -138,7 +138,8 @@ class StackedNetwork(Forward):
         if x.is_floating_point():
             x = x.to(torch.bfloat16)
         # Sinks are float32: autograd converts the gradients of rounded weights.
-        self._batch.sinks = {}
+        sinks = self._batch.sinks
+        self._batch.sinks = {n: sink for n, sink in sinks.items() if n in self._fused}
         with self._catching_drops():
             return self._with(halves, x)
 
@@ -165,6 +166,8 @@ class StackedNetwork(Forward):
 
     def halved(self, clients: int, device: torch.device) -> set[str]:
         """Return the weights that may be bfloat16: they are rounded anyway."""
+        if self.over_halves:
+            return self._fused - self._tied
         if not self._halves or clients > 1 or device.type != "cuda":
             return set()
         return {layer.name + "weight" for layer in self._weighted} - self._tied

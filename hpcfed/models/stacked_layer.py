@@ -24,6 +24,8 @@ class Batch:
     """[random layers, clients]: this step's keys; None outside of training."""
     sinks: dict[str, Tensor] = field(default_factory=dict)
     """Where gradients go, by name. A layer may take its own, and write there."""
+    halves: dict[str, Tensor] = field(default_factory=dict)
+    """Weights that somebody holds in bfloat16, too, by name."""
     updates: dict[str, linear.Update] = field(default_factory=dict)
     """How the weights that update themselves do so, by name."""
     bounded: bool = False
@@ -72,6 +74,11 @@ class StackedLayer(nn.Module):
             if "replaced" not in self.__dict__:  # while it is being made or copied
                 raise
             return getattr(self.replaced, name)
+
+    @property
+    def half(self) -> Tensor | None:
+        """The weight in bfloat16, if somebody holds it."""
+        return self.batch.halves.get(self.name + "weight")
 
     def take_sinks(self) -> tuple[Tensor | None, Tensor | None]:
         """Remove and return the sinks of weight and bias.

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed.kernels import batch_norm, dropout, linear
-from hpcfed.kernels.adapted import adapted, padded
+from hpcfed.kernels.adapted import Memory, adapted, padded
 from hpcfed.models.lora import LoraLinear
 from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.runtime import randomness
@@ -53,11 +53,13 @@ class StackedLora(LoraLinear):
         if not isinstance(self.base, nn.Linear):
             weight = weight.mT
         weight, bias = padded(weight, self.base.bias, self.padding)  # type: ignore[arg-type]
-        up = self.up.weight
+        up, half, sink = self.up.weight, self.up.half, self.up.take_sinks()[0]
         if self.padding:
-            up = F.pad(up, (0, 0, 0, self.padding))
+            # Memory of the padded factor is nobody's.
+            up, half, sink = F.pad(up, (0, 0, 0, self.padding)), None, None
+        memory = Memory((self.down.half, half), (self.down.take_sinks()[0], sink))
         x_by_client = x.reshape(self.down.batch.num_clients, -1, x.shape[-1])
-        y = adapted(x_by_client, weight, bias, self.down.weight, up, self.scale)
+        y = adapted(x_by_client, weight, bias, self.down.weight, up, self.scale, memory)
         return y.view(*x.shape[:-1], -1)
 
 
