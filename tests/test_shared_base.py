@@ -19,7 +19,8 @@ from hpcfed.clients.evaluation import BASE_FLOATS, samples_in_flight
 from hpcfed.clients.job import Recipe, TrainingJob
 from hpcfed.data.shards import Shard
 from hpcfed.kernels import linear
-from hpcfed.kernels.adapted import adapted
+from hpcfed.kernels.adapted import Memory, Parts, adapted
+from hpcfed.kernels.feed_forward import feed_forward
 from hpcfed.kernels.gated import gated
 from hpcfed.kernels.residual import FrozenNorm, normalised
 from hpcfed.kernels.rotary import rotated
@@ -111,6 +112,54 @@ def test_in_bfloat16_gradients_of_adapters_are_float32(
     # Each is a product of at most three rounded factors, and is rounded itself.
     for ours, theirs in zip(found, expected, strict=True):
         assert relative(ours, theirs) < 2 * ROUNDED
+
+
+def in_a_row(tensor: Tensor) -> Tensor:
+    """Return the same tensor of every client, as a part of a longer row."""
+    rows = tensor.new_zeros(len(tensor), tensor[0].numel() + 16)
+    part = rows[:, 8:-8].unflatten(1, tensor.shape[1:])
+    return part.copy_(tensor)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("samples", "width", "rank"), [(64, 32, 8), (131, 264, 5), (50, 520, 32)]
+)
+def test_two_layers_with_gelu_between(
+    device: str, samples: int, width: int, rank: int
+) -> None:
+    x = random(3, samples, 32, device=device).bfloat16().requires_grad_()
+    by = random(3, samples, 32, seed=1, device=device).bfloat16()
+    leaves, exact, parts, exact_parts, sinks = [x], [x], [], [], []
+    for seed, (inputs, outputs) in enumerate([(32, width), (width, 32)]):
+        # So that results of a layer are about as large as what goes in.
+        weight = random(outputs, inputs, seed=2 + seed, device=device) / inputs**0.5
+        bias = random(outputs, seed=4 + seed, device=device).bfloat16()
+        factors = []
+        for shape in ((3, rank, inputs), (3, outputs, rank)):
+            factor = random(*shape, seed=6 + seed, device=device) / shape[2] ** 0.5
+            factors.append(in_a_row(factor.bfloat16().float()).requires_grad_())
+        halves = [in_a_row(each.detach().bfloat16()) for each in factors]
+        sinks += [in_a_row(torch.zeros_like(each)) for each in factors]
+        memory = Memory((halves[0], halves[1]), (sinks[-2], sinks[-1]))
+        weight = weight.bfloat16()
+        parts.append(Parts(weight, bias, factors[0], factors[1], 0.5, memory))
+        leaves += factors
+        exact_factors = [f.detach().double().requires_grad_() for f in factors]
+        exact_parts.append(
+            Parts(weight.double(), bias.double(), *exact_factors, scale=0.5)
+        )
+        exact += exact_factors
+    exact[0] = x.detach().double().requires_grad_()
+    y = feed_forward(x, *parts)
+    found = (y, *torch.autograd.grad(y, leaves, by))
+    z = feed_forward(exact[0], *exact_parts)
+    expected = (z, *torch.autograd.grad(z, exact, by.double()))
+    # A chain of at most eight tensors is rounded, each by half of this.
+    for ours, theirs in zip(found, expected, strict=True):
+        assert relative(ours, theirs) < 4 * ROUNDED
+    for gradient, sink in zip(found[2:], sinks, strict=True):
+        assert gradient.data_ptr() == sink.data_ptr()
 
 
 def language_model(kind: str, vocabulary: int = VOCABULARY) -> nn.Module:

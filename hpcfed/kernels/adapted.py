@@ -30,6 +30,25 @@ class Memory(NamedTuple):
 OWN = Memory()
 
 
+class Parts(NamedTuple):
+    """A layer and the clients' adapters."""
+
+    weight: Tensor
+    """[outputs, inputs]; a constant, like the bias."""
+    bias: Tensor | None
+    down: Tensor
+    """[clients, rank, inputs]."""
+    up: Tensor
+    """[clients, outputs, rank]."""
+    scale: float
+    memory: Memory = OWN
+
+    def factors(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both factors in the type of `like`; their owner may have them."""
+        (half_down, half_up), dtype = self.memory.halves, like.dtype
+        return _either(self.down, half_down, dtype), _either(self.up, half_up, dtype)
+
+
 def padding_of(outputs: int) -> int:
     """Return how many outputs make their number a multiple of eight."""
     return -outputs % EIGHT
@@ -56,75 +75,61 @@ def adapted(
     scale: float,
     memory: Memory = OWN,
 ) -> Tensor:
-    """Return [clients, samples, outputs] of [clients, samples, inputs].
-
-    `weight` [outputs, inputs] and `bias` are constants. `down` is [clients, rank,
-    inputs], and `up` is [clients, outputs, rank].
-    """
+    """Return [clients, samples, outputs] of [clients, samples, inputs]; see Parts."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         # Not within: autocast would convert some of the operands only.
         x, weight = (each.to(torch.get_autocast_dtype(kind)) for each in (x, weight))
         bias = None if bias is None else bias.to(x.dtype)
     with torch.autocast(kind, enabled=False):
-        y: Tensor = _Adapted.apply(x, weight, bias, down, up, scale, memory)
+        parts = Parts(weight, bias, down, up, scale, memory)
+        y: Tensor = _Adapted.apply(x, down, up, parts)
     return y
 
 
 class _Adapted(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        down: Tensor,
-        up: Tensor,
-        scale: float,
-        memory: Memory,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, down: Tensor, up: Tensor, parts: Parts) -> Tensor:
         ctx.types = down.dtype, up.dtype
-        ctx.sinks = memory.sinks
-        down, up = map(_converted, (down, up), memory.halves, (x, x))
-        inner = _scaled_product(x, down.mT, scale)
-        ctx.save_for_backward(x, weight, down, up, inner)
-        ctx.scale = scale
-        y = F.linear(x, weight, bias)
-        return y.baddbmm_(inner, up.mT)
+        ctx.sinks = parts.memory.sinks
+        ctx.scale = parts.scale
+        down, up = parts.factors(x)
+        inner = scaled_product(x, down.mT, parts.scale)
+        ctx.save_for_backward(x, parts.weight, down, up, inner)
+        return F.linear(x, parts.weight, parts.bias).baddbmm_(inner, up.mT)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, down, up, inner = ctx.saved_tensors
-        needs_x, _, _, needs_down, needs_up = ctx.needs_input_grad[:5]
+        needs_x, needs_down, needs_up, _ = ctx.needs_input_grad
         to_down, to_up = ctx.sinks
         dx = of_down = of_up = None
         if needs_x or needs_down:
-            d_inner = _scaled_product(dy, up, ctx.scale)
+            d_inner = scaled_product(dy, up, ctx.scale)
         if needs_up:
-            of_up = _product(dy.mT, inner, ctx.types[1], to_up)
+            of_up = gradient_of(dy.mT, inner, ctx.types[1], to_up)
         if needs_down:
-            of_down = _product(d_inner.mT, x, ctx.types[0], to_down)
+            of_down = gradient_of(d_inner.mT, x, ctx.types[0], to_down)
         if needs_x:
             dx = torch.matmul(dy, weight).baddbmm_(d_inner, down)
-        return dx, None, None, of_down, of_up, None, None
+        return dx, of_down, of_up, None
 
 
-def _converted(factor: Tensor, half: Tensor | None, like: Tensor) -> Tensor:
-    """Return a factor in the type of `like`; perhaps its owner has it already."""
-    if half is not None and half.dtype == like.dtype:
-        return half
-    return factor.to(like.dtype)
+def _either(factor: Tensor, half: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return factor.to(dtype) if half is None or half.dtype != dtype else half
 
 
-def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     """Return scale · a · b of every client."""
     nothing = a.new_empty(()).expand(*a.shape[:2], b.shape[2])
     return torch.baddbmm(nothing, a, b, beta=0, alpha=scale)
 
 
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype, sink: Tensor | None) -> Tensor:
-    """Return a · b of every client, not rounded to a shorter type."""
+def gradient_of(
+    a: Tensor, b: Tensor, dtype: torch.dtype, sink: Tensor | None
+) -> Tensor:
+    """Return a · b of every client, not rounded to a shorter type, in its sink."""
     if a.is_cuda and a.dtype != dtype:
         return torch.bmm(a, b, out_dtype=dtype, out=sink)
     return torch.bmm(a.to(dtype), b.to(dtype), out=sink)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed.kernels.adapted import EIGHT, padded, padding_of
+from hpcfed.kernels.feed_forward import feed_forward
 from hpcfed.kernels.gated import gated
 from hpcfed.kernels.residual import FrozenNorm, normalised
 from hpcfed.kernels.rotary import rotated, turned
@@ -85,6 +86,9 @@ def _quick(network: nn.Module) -> nn.Module:
         return _Norm(network, eps=network.variance_epsilon, rms=True)
     if kind.__name__ in GATED and type(network.act_fn).__name__ in SILU:
         return _GatedLayers(network)
+    if kind.__name__ == "GPT2MLP" and _have_adapters(network.c_fc, network.c_proj):
+        # By what its activation has become.
+        return _GeluLayers(network) if type(network.act) is nn.GELU else network
     if isinstance(kind.forward, FunctionType):
         _call_quickly(network, kind.forward)
     return network
@@ -195,6 +199,27 @@ BLOCKS = (
 """Blocks that are x + attention(norm(x)), and then x + layers(norm(x)): their names, those
 of their norms, and what does the same.
 """
+
+
+def _have_adapters(*layers: Any) -> bool:
+    return all(isinstance(each, StackedLora) for each in layers)
+
+
+class _GeluLayers(nn.Module):
+    c_fc: StackedLora
+    c_proj: StackedLora
+    dropout: nn.Module
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        for name, layer in layers.named_children():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        by_client = self.c_fc.by_client(x)
+        y = feed_forward(by_client, self.c_fc.parts(), self.c_proj.parts())
+        z: Tensor = self.dropout(y.view(*x.shape[:-1], -1))
+        return z
 
 
 class _GatedLayers(nn.Module):

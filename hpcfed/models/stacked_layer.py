@@ -76,7 +76,7 @@ class StackedLayer(nn.Module):
             return getattr(self.replaced, name)
 
     @property
-    def half(self) -> Tensor | None:
+    def in_halves(self) -> Tensor | None:
         """The weight in bfloat16, if somebody holds it."""
         return self.batch.halves.get(self.name + "weight")
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed.kernels import batch_norm, dropout, linear
-from hpcfed.kernels.adapted import Memory, adapted, padded
+from hpcfed.kernels.adapted import Memory, Parts, adapted, padded
 from hpcfed.models.lora import LoraLinear
 from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.runtime import randomness
@@ -48,19 +48,26 @@ class StackedLora(LoraLinear):
         self.scale = plain.scale
 
     def forward(self, x: Tensor) -> Tensor:
+        y = adapted(self.by_client(x), *self.parts())
+        return y.view(*x.shape[:-1], -1)
+
+    def by_client(self, x: Tensor) -> Tensor:
+        """Return samples as [clients, …, inputs], with a single dimension between."""
+        return x.reshape(self.down.batch.num_clients, -1, x.shape[-1])
+
+    def parts(self) -> Parts:
+        """Return what this pass multiplies with; it may be asked once in a pass."""
         weight: Tensor = self.base.weight  # type: ignore[assignment]
         # Hugging Face's Conv1D stores its weight as [inputs, outputs].
         if not isinstance(self.base, nn.Linear):
             weight = weight.mT
         weight, bias = padded(weight, self.base.bias, self.padding)  # type: ignore[arg-type]
-        up, half, sink = self.up.weight, self.up.half, self.up.take_sinks()[0]
+        up, half, sink = self.up.weight, self.up.in_halves, self.up.take_sinks()[0]
         if self.padding:
             # Memory of the padded factor is nobody's.
             up, half, sink = F.pad(up, (0, 0, 0, self.padding)), None, None
-        memory = Memory((self.down.half, half), (self.down.take_sinks()[0], sink))
-        x_by_client = x.reshape(self.down.batch.num_clients, -1, x.shape[-1])
-        y = adapted(x_by_client, weight, bias, self.down.weight, up, self.scale, memory)
-        return y.view(*x.shape[:-1], -1)
+        memory = Memory((self.down.in_halves, half), (self.down.take_sinks()[0], sink))
+        return Parts(weight, bias, self.down.weight, up, self.scale, memory)
 
 
 class StackedBatchNorm2d(StackedLayer):
