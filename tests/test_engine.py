@@ -36,6 +36,7 @@ from hpcfed.clients.schedule import (
     step_shapes,
     training_samples,
     training_shifts,
+    work_of,
 )
 from hpcfed.clients.stacks import Stacks
 from hpcfed.clients.training import StackTraining
@@ -733,6 +734,29 @@ def test_steps_of_equal_shape_are_taken_together() -> None:
     shapes = step_shapes(np.array([9, 7, 7]), Length(1, 1))
     found = [(shape.clients, steps) for shape, steps in in_a_row(shapes, 3)]
     assert found == [(3, 3), (3, 3), (3, 1), (1, 1), (1, 1)]
+
+
+def test_work_of_clients_in_any_order() -> None:
+    """Two epochs in batches of 2; then the last client may take three steps only."""
+    sizes, length = np.array([3, 0, 5]), Length(2, 2)
+    work = work_of(sizes, length)
+    assert (work.steps.tolist(), work.samples) == ([4, 0, 6], 16)
+    assert (work.order.tolist(), work.in_order) == ([2, 0], False)
+    late = work_of(sizes, length, np.array([9, 9, 3]))
+    assert (late.steps.tolist(), late.samples) == ([4, 0, 3], 11)
+    assert late.order.tolist() == [0, 2]
+    # As asked for the first time, and not what was kept for other limits.
+    assert work_of(sizes, length).order.tolist() == [2, 0]
+    assert work_of(np.array([5, 3]), length).in_order
+
+
+def test_a_subset_of_one_expanded_row_stays_one_row() -> None:
+    shard = make_shard((1, 2, 2), FEW, torch.float32)
+    rows, keys = torch.arange(4.0).expand(3, -1), torch.arange(3)
+    job = TrainingJob(rows, shard, np.arange(3), SGD, keys)
+    part = job.subset(np.array([2, 0]))
+    assert torch.equal(part.rows, rows[[2, 0]])
+    assert part.rows.stride(0) == 0
 
 
 def test_sizes_to_which_shapes_are_rounded() -> None:

@@ -158,17 +158,20 @@ class Engine:
 
         Returns new rows, and each client's loss in training.
         """
-        rows = job.rows
-        self.samples += int(job.num_samples().sum())
-        steps = job.num_steps()
-        order = longest_first(steps)
+        rows, work = job.rows, job.work
+        self.samples += work.samples
         # Not empty_like: the rows may be a single row, expanded.
         trained = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
-        losses = Losses.none(rows, texts=job.shard.task == "next-token")
-        # `order` leaves out clients without data, or without time for a step.
-        if len(order) < len(rows):
-            idle = on_device(np.flatnonzero(steps == 0), rows.device)
-            trained[idle] = 0 if job.recipe.gradient else rows[idle]
+        has_lanes = self._has_lanes(rows) and len(work.order) > 1
+        # Before lanes open, which have streams of their own; else when first needed.
+        losses = _no_losses(job) if has_lanes else None
+
+        def put(at: Tensor | slice, found: Losses) -> None:
+            """Take over the losses of some clients."""
+            nonlocal losses
+            if losses is None:
+                losses = _no_losses(job)
+            losses.put(at, found)
 
         def one_by_one(members: np.ndarray) -> None:
             tasks = [partial(alone, int(member)) for member in members]
@@ -181,34 +184,38 @@ class Engine:
             found = yield from training.steps(
                 job.subset(np.array([member])), trained[only]
             )
-            losses.put(only, found)
+            put(only, found)
 
         def advance(members: np.ndarray) -> None:
+            nonlocal losses
             training = self._training(job)
             # All clients in their order, which is usual if all have equally much to do:
             # nothing needs to be gathered.
-            if np.array_equal(members, np.arange(len(rows))):
-                found = training.run(job, trained)
-                losses.put(slice(None), found)
+            if work.in_order and len(members) == len(rows):
+                losses = training.run(job, trained)
                 return
             at = on_device(members, rows.device)
             members_trained = torch.empty(
                 len(members), rows.shape[1], dtype=rows.dtype, device=rows.device
             )
-            found = training.run(job.subset(members), members_trained)
-            losses.put(at, found)
+            put(at, training.run(job.subset(members, at), members_trained))
             trained[at] = members_trained
 
+        # It leaves out clients without data, or without time for a step.
+        order = work.order
+        if len(order) < len(rows):
+            idle = on_device(np.flatnonzero(work.steps == 0), rows.device)
+            trained[idle] = 0 if job.recipe.gradient else rows[idle]
         # Longest clients first, so that clients of a stack have about the same number
         # of steps and few rows idle.
         ids = job.shard.clients[job.clients]
-        if self._has_lanes(rows) and len(order) > 1:
+        if has_lanes:
             self.stacks.halving(one_by_one, order, ids, "training", free=self.forget)
-            return trained, losses
+            return trained, losses or _no_losses(job)
         batch_size, matrices = job.recipe.batch_size, num_matrices(job)
         for members in self.stacks.cut(order, batch_size, rows, matrices=matrices):
             self.stacks.halving(advance, members, ids, "training", free=self.forget)
-        return trained, losses
+        return trained, losses or _no_losses(job)
 
     def _has_lanes(self, rows: Tensor) -> bool:
         """Tell whether stacks of one may train concurrently.
@@ -329,7 +336,7 @@ class Engine:
             job.gates is not None,
             job.rates is not None,
             job.limits is not None,
-            replace(job.recipe, lr=0.0),  # the learning rate may change between rounds
+            job.recipe.without_rate,  # which may change between rounds
             job.rows.dtype,
             lane,
         )
@@ -358,6 +365,11 @@ class Engine:
                 dtype=job.rows.dtype,
             )
         return self._trainings[key]
+
+
+def _no_losses(job: TrainingJob) -> Losses:
+    """Return the losses of a job's clients before they train."""
+    return Losses.none(job.rows, texts=job.shard.task == "next-token")
 
 
 def _score(sums: Sums, sizes: np.ndarray) -> Score:

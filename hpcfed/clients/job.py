@@ -1,6 +1,7 @@
 """What the engine is asked to do, and what it answers."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.objective import NOTHING, Sums, Wanted
 from hpcfed.clients.pull import Pull
-from hpcfed.clients.schedule import Length, num_samples, num_steps
+from hpcfed.clients.schedule import Length, Work, num_samples, num_steps, work_of
 from hpcfed.data.shards import Shard
 from hpcfed.models.cost import Cost
 from hpcfed.models.layout import Layout
@@ -109,9 +110,15 @@ class Recipe:
     nesterov: bool = False
     """Whether to use Nesterov momentum, as torch.optim.SGD does."""
 
-    @property
+    # Kept, as is the next one: a run asks for them in every round.
+    @cached_property
     def length(self) -> Length:
         return Length(self.epochs, self.batch_size, self.steps, self.repeat)
+
+    @cached_property
+    def without_rate(self) -> "Recipe":
+        """The recipe apart from its learning rate."""
+        return replace(self, lr=0.0)
 
     @property
     def num_moments(self) -> int:
@@ -152,6 +159,12 @@ class TrainingJob:
     training went on. None: no limit.
     """
 
+    @cached_property
+    def work(self) -> Work:
+        """What the clients do, all together."""
+        sizes = self.shard.samples[self.clients]
+        return work_of(sizes, self.recipe.length, self.limits)
+
     def num_steps(self) -> np.ndarray:
         """Return the steps that each client takes."""
         steps = num_steps(self.shard.samples[self.clients], self.recipe.length)
@@ -162,13 +175,18 @@ class TrainingJob:
         sizes = self.shard.samples[self.clients]
         return num_samples(sizes, self.recipe.length, self.limits)
 
-    def subset(self, positions: np.ndarray) -> "TrainingJob":
-        """Return the job of the clients at these positions."""
-        at = on_device(positions, self.rows.device)
+    def subset(self, positions: np.ndarray, at: Tensor | None = None) -> "TrainingJob":
+        """Return the job of the clients at these positions, which `at` has on the
+        device.
+        """
+        if at is None:
+            at = on_device(positions, self.rows.device)
+        shared = len(self.rows) > 1 and self.rows.stride(0) == 0
         return replace(
             self,
-            # `columns` is one mask for all clients, so it stays as it is.
-            rows=self.rows[at],
+            # `columns` is one mask for all clients, so it stays as it is. A single row,
+            # expanded, stays one.
+            rows=self.rows[: len(positions)] if shared else self.rows[at],
             clients=self.clients[positions],
             keys=self.keys[at],
             pull=None if self.pull is None else self.pull.subset(at),

@@ -1,6 +1,7 @@
 """The optimiser of a stack of clients: its rates, its moments and its steps."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from math import nan
 
 import numpy as np
 import torch
@@ -58,6 +59,8 @@ class StackOptimiser:
             self._bias = adam.bias_corrections(self._adam, steps, like)
         # On the device: a captured step must read it there.
         self._lr = like.new_zeros(())
+        self._lr_there = nan
+        """The rate that `_lr` holds for all clients; NaN: none yet."""
         self._rates: Tensor | None = None
         """[steps, clients], if rates change from step to step."""
         self._moments: list[Tensor] = []
@@ -74,6 +77,7 @@ class StackOptimiser:
         for _ in range(self._recipe.num_moments):
             self._moments.append(torch.zeros_like(gradient))
         clients = len(gradient)
+        self._lr_there = nan
         if self._rate_each:
             self._lr = self._like.new_zeros(clients)
         if self._recipe.schedule is not None:
@@ -83,19 +87,23 @@ class StackOptimiser:
             # step reads it.
             self._lr = self._current_rates[0]
 
-    def load(self, lr: float | Tensor, steps: np.ndarray) -> None:
-        """Take in the learning rate, one or one per client, and each client's steps."""
+    def load(self, lr: float | Tensor, steps: Callable[[], np.ndarray]) -> None:
+        """Take in the learning rate, one or one per client. A schedule also needs each
+        client's steps.
+        """
         schedule = self._recipe.schedule
         if self._rates is None or schedule is None:
             if isinstance(lr, Tensor):
                 self._lr[: len(lr)] = lr
-            else:
+            elif lr != self._lr_there:
+                # Usually it is the last round's, and nothing is to be launched.
                 self._lr.fill_(lr)
+                self._lr_there = lr
             return
         # A client's schedule spans its own steps, independent of the rest of the stack.
-        total = on_device(steps, self._like.device)
+        total = on_device(steps(), self._like.device)
         at = torch.arange(self._steps, device=self._like.device)[:, None]
-        self._rates[:, : len(steps)] = lr * schedule.factors(at, total)
+        self._rates[:, : len(total)] = lr * schedule.factors(at, total)
 
     def begin(self) -> None:
         """Set all moments to zero."""

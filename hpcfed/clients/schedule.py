@@ -9,6 +9,7 @@ device.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -21,6 +22,10 @@ from hpcfed.runtime import randomness
 
 _LAST = 2**62
 """Larger than all random ranks, so that it sorts last."""
+KEPT = 8
+"""Plans that are kept, because rounds repeat them: those of a cohort's training and of
+a few evaluations.
+"""
 
 
 class Length(NamedTuple):
@@ -96,10 +101,65 @@ def longest_first(lengths: np.ndarray) -> np.ndarray:
     return order[lengths[order] > 0]
 
 
+class Work(NamedTuple):
+    """What clients do in a local training."""
+
+    steps: np.ndarray
+    """Steps of each client."""
+    samples: int
+    """Samples of all these steps."""
+    order: np.ndarray
+    """Positions of clients with something to do, the busiest first."""
+    in_order: bool
+    """Whether `order` lists all clients as they come."""
+
+
+def work_of(
+    sizes: np.ndarray, length: Length, limits: np.ndarray | None = None
+) -> Work:
+    """Return what clients of these sizes do, up to `limits`; do not change it."""
+    return _work(*_as_bytes(sizes, limits), length)
+
+
 def step_shapes(
     sizes: np.ndarray, length: Length, limits: np.ndarray | None = None
-) -> list[StepShape]:
+) -> tuple[StepShape, ...]:
     """Return the shapes of all steps of clients in this order, up to `limits`."""
+    return _step_shapes(*_as_bytes(sizes, limits), length)
+
+
+# Bytes can be looked up, arrays cannot.
+def _as_bytes(
+    sizes: np.ndarray, limits: np.ndarray | None
+) -> tuple[bytes, bytes | None]:
+    kept = None if limits is None else limits.astype(np.int64).tobytes()
+    return sizes.astype(np.int64).tobytes(), kept
+
+
+def _as_arrays(
+    sizes: bytes, limits: bytes | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    kept = None if limits is None else np.frombuffer(limits, np.int64)
+    return np.frombuffer(sizes, np.int64), kept
+
+
+@lru_cache(KEPT)
+def _work(sizes_kept: bytes, limits_kept: bytes | None, length: Length) -> Work:
+    sizes, limits = _as_arrays(sizes_kept, limits_kept)
+    steps = num_steps(sizes, length)
+    if limits is not None:
+        steps = np.minimum(steps, limits)
+    samples = int(num_samples(sizes, length, limits).sum())
+    order = longest_first(steps)
+    in_order = np.array_equal(order, np.arange(len(sizes)))
+    return Work(steps, samples, order, in_order)
+
+
+@lru_cache(KEPT)
+def _step_shapes(
+    sizes_kept: bytes, limits_kept: bytes | None, length: Length
+) -> tuple[StepShape, ...]:
+    sizes, limits = _as_arrays(sizes_kept, limits_kept)
     steps_of = num_steps(sizes, length)
     if limits is not None:
         steps_of = np.minimum(steps_of, limits)
@@ -114,7 +174,7 @@ def step_shapes(
     slots = counts.max(axis=1, initial=0)
     full = counts.sum(axis=1) == active * slots
     columns = active.tolist(), slots.tolist(), full.tolist()
-    return [StepShape(*shape) for shape in zip(*columns, strict=True)]
+    return tuple(StepShape(*shape) for shape in zip(*columns, strict=True))
 
 
 def in_a_row(

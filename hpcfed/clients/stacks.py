@@ -71,6 +71,8 @@ class Stacks:
             size = self.size(batch_size, rows, matrices=matrices)
         # After a halving all later stacks stay small, also those of evaluations.
         size = min(size, self.most or size, MOST_CLIENTS)
+        if len(order) <= size:
+            return [order]
         # Equal stacks, rather than full ones and a small remainder.
         return np.array_split(order, -(-len(order) // size))
 

@@ -1,6 +1,6 @@
 """Local training of a stack of clients, in place, so that a step can be captured."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 
 import numpy as np
@@ -132,12 +132,11 @@ class StackTraining:
         """
         count = len(job.rows)
         sizes = self._tables.sizes[job.clients]
-        shapes = step_shapes(sizes, self._recipe.length, job.limits)
+        shapes: Sequence[StepShape] = step_shapes(
+            sizes, self._recipe.length, job.limits
+        )
         self._reserve(count)
-        kernel_rows = self._first(count)
-        # A diverged client may have left NaN between the tensors of the gradient;
-        # loading sets the padding of rows to zero.
-        self._layout.clear_padding(self._gradient[:count])
+        kernel_rows = self._memory(count).rows
         self._layout.load(job.rows, kernel_rows)
         if self._pull is not None:
             assert job.pull is not None, "made for clients that are pulled"
@@ -152,7 +151,7 @@ class StackTraining:
             self._layout.load(job.gates, (parameters[:count], statistics[:count]))
         self._tables.load(job.clients, job.keys, job.limits)
         lr = job.recipe.lr if job.rates is None else job.rates
-        self._optimiser.load(lr, num_steps(sizes, self._recipe.length))
+        self._optimiser.load(lr, partial(num_steps, sizes, self._recipe.length))
         self._replays.run(count, partial(self._begin, count))
         # Clients are sorted from long to short, so they finish from the end of the
         # stack.
@@ -189,7 +188,9 @@ class StackTraining:
         positions = self._positions(shapes, count)
         return Losses(self._total_loss[:count] / seen, seen, positions)
 
-    def _with_lengths(self, shapes: list[StepShape], count: int) -> list[StepShape]:
+    def _with_lengths(
+        self, shapes: Sequence[StepShape], count: int
+    ) -> Sequence[StepShape]:
         """Return the steps with no more positions than their texts need."""
         if self._lengths is None:
             return shapes
@@ -200,7 +201,7 @@ class StackTraining:
         pairs = zip(shapes, found, strict=True)
         return [shape._replace(length=length) for shape, length in pairs]
 
-    def _positions(self, shapes: list[StepShape], count: int) -> Tensor | None:
+    def _positions(self, shapes: Sequence[StepShape], count: int) -> Tensor | None:
         """Return the positions of each client's texts in all steps."""
         if not self._objective.counts_tokens:
             return None
@@ -277,6 +278,9 @@ class StackTraining:
 
     def _begin(self, clients: int) -> None:
         """Draw the order of samples, and reset losses, step and moments."""
+        # A diverged client may have left NaN between the tensors of the gradient;
+        # loading sets the padding of rows to zero.
+        self._layout.clear_padding(self._gradient[:clients])
         self._tables.draw(clients)
         self._total_loss.zero_()
         self._tokens.zero_()

@@ -26,7 +26,6 @@ from hpcfed.federation.cohort import Cohort, without_diverged
 from hpcfed.federation.participants import Participants
 from hpcfed.models.frozen import META
 from hpcfed.runtime import randomness
-from hpcfed.runtime.device import on_device
 
 Shards = Callable[[Split, np.ndarray], Shard]
 """Gathers the samples of clients, by id, from one split of the data set."""
@@ -58,6 +57,8 @@ class LocalTraining:
         self._members = members
         self._first_row = first_row
         self._timer = members.timer
+        self._augments = members.config.augment == "crop-flip"
+        self._last_recipe: Recipe | None = None
         self._costs: dict[bytes, int] = {}
         """Multiply-adds of a sample, by the columns to train."""
 
@@ -85,8 +86,10 @@ class LocalTraining:
         return self._keys(purpose, cohort.round, cohort.here)
 
     def _keys(self, purpose: str, round: int, clients: np.ndarray) -> Tensor:
-        ids = on_device(self._members.clients[clients], self.device)
-        return randomness.client_keys(self._config.seed, purpose, round, ids)
+        ids = torch.from_numpy(self._members.clients[clients])
+        # On the host, where the few numbers of a cohort take no launches.
+        keys = randomness.client_keys(self._config.seed, purpose, round, ids)
+        return keys.to(self.device, non_blocking=True)
 
     def reload(self, shards: Shards) -> None:
         """Load the data of this rank's clients again, after some have changed ranks."""
@@ -115,20 +118,30 @@ class LocalTraining:
             if c.lr_schedule_by == "round":
                 lr *= schedule.factor(round, c.rounds)
                 schedule = None
-        return Recipe(
-            c.epochs if epochs is None else epochs,
-            c.batch_size,
+        epochs = c.epochs if epochs is None else epochs
+        last = self._last_recipe
+        # Usually the last round's: with it, what the engine has derived is kept.
+        if last is None or (last.epochs, last.lr, last.schedule) != (
+            epochs,
             lr,
-            momentum=c.momentum if c.optimiser == "sgd" else 0.0,
-            weight_decay=c.weight_decay,
-            clip=c.clip,
-            optimiser=c.optimiser,
-            beta1=c.beta1,
-            beta2=c.beta2,
-            epsilon=c.adam_epsilon,
-            schedule=schedule,
-            nesterov=c.nesterov and c.optimiser == "sgd",
-        )
+            schedule,
+        ):
+            self._last_recipe = last = Recipe(
+                epochs,
+                c.batch_size,
+                lr,
+                momentum=c.momentum if c.optimiser == "sgd" else 0.0,
+                weight_decay=c.weight_decay,
+                clip=c.clip,
+                augment=self._augments,
+                optimiser=c.optimiser,
+                beta1=c.beta1,
+                beta2=c.beta2,
+                epsilon=c.adam_epsilon,
+                schedule=schedule,
+                nesterov=c.nesterov and c.optimiser == "sgd",
+            )
+        return last
 
     def num_steps(self, cohort: Cohort, recipe: Recipe | None = None) -> np.ndarray:
         """Return the local steps that each member on this rank takes in a round, by
@@ -313,15 +326,16 @@ class LocalTraining:
 
     def _descend(self, job: TrainingJob) -> tuple[Tensor, Losses]:
         # A method's own recipe also augments images as the run wants.
-        recipe = replace(job.recipe, augment=self._config.augment == "crop-flip")
-        job = replace(job, recipe=recipe)
+        if job.recipe.augment != self._augments:
+            recipe = replace(job.recipe, augment=self._augments)
+            job = replace(job, recipe=recipe)
         rows, losses = self.engine.train(job)
         self._count(job, losses)
         return rows, losses
 
     def _count(self, job: TrainingJob, losses: Losses) -> None:
         """Count what clients have trained, for the round in progress."""
-        log, samples = self._members.log, int(job.num_samples().sum())
+        log, samples = self._members.log, job.work.samples
         flops: Tensor | float = FLOPS * samples * self._multiply_adds(job.columns)
         evaluates = self._timer.current == "evaluate"
         if losses.positions is not None and samples:
@@ -337,7 +351,7 @@ class LocalTraining:
             log.finetuned_samples += samples
             log.finetune_flops = log.finetune_flops + flops
         else:
-            log.add_steps(job.clients, job.num_steps(), samples, flops)
+            log.add_steps(job.clients, job.work.steps, samples, flops)
 
     def _multiply_adds(self, columns: Tensor | None) -> int:
         """Return the multiply-adds of a sample in a step that trains these columns."""

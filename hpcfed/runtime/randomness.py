@@ -10,6 +10,7 @@ or a GPU, alone or in a stack.
 import math
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from torch import Tensor
 # unsigned integer arithmetic.
 _GOLDEN = -0x61C8864680B583EB
 
+FEW = 2**12
+"""Up to so many numbers numpy is faster than torch, which takes longer to begin."""
 mix_on_gpu: Callable[[Tensor], Tensor | None] | None = None
 """Does the same as `_mix`, if it can; `kernels` sets it when imported."""
 
@@ -102,6 +105,12 @@ def _mix(x: Tensor) -> Tensor:
         mixed = mix_on_gpu(x)
         if mixed is not None:
             return mixed
+    elif x.device.type == "cpu" and x.dim() and x.numel() <= FEW:
+        return torch.from_numpy(_finalised(x.numpy()))
+    return _finalised(x)
+
+
+def _finalised(x: Any) -> Any:
     x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return x ^ (x >> 31 & 0x1FFFFFFFF)
