@@ -1,6 +1,8 @@
 """Arguments that the programs of this folder share."""
 
 import argparse
+import os
+from pathlib import Path
 
 
 def parser_of(docstring: str | None) -> argparse.ArgumentParser:
@@ -13,3 +15,14 @@ def parser_of(docstring: str | None) -> argparse.ArgumentParser:
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Let the user choose the device; `auto` takes a GPU if there is one."""
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+
+
+def add_data_root(parser: argparse.ArgumentParser) -> None:
+    """Let the user name the folder of real data sets."""
+    parser.add_argument(
+        "--data-root",
+        type=Path,
+        default=os.environ.get("HPCFED_DATA"),
+        help="folder of the data sets; synthetic samples stand in for those that are "
+        "not there (default: HPCFED_DATA)",
+    )

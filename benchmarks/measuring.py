@@ -1,5 +1,6 @@
 """Settings, rounds and clocks that several benchmarks share."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +17,17 @@ from hpcfed.runtime.world import World
 
 
 def settings_of(values: dict[str, Any]) -> Settings:
-    """Return the settings of a FedAvg run with these options."""
+    """Return the settings of a run with these options, of FedAvg unless they name a
+    method.
+    """
     # Sources are for messages about mistakes, of which there are none.
     sources = {name: name for name in values}
-    return resolve(values, sources, methods.load("fedavg").Options)
+    method = methods.load(values.get("method", "fedavg"))
+    return resolve(values, sources, method.Options)
 
 
 def setup_of(values: dict[str, Any], world: World) -> Setup:
-    """Assemble a FedAvg run with these options."""
+    """Assemble a run with these options, of FedAvg unless they name a method."""
     return assemble(settings_of(values), world, Timer(world.device))
 
 
@@ -41,12 +45,25 @@ def rounds_of(setup: Setup) -> Callable[[int], RoundLog]:
     return one
 
 
+LEAST = 3
+"""Rounds that are counted, however long they take."""
+
+
 def milliseconds(
-    work: Callable[[int], object], device: torch.device, *, rounds: int, warmup: int = 3
+    work: Callable[[int], object],
+    device: torch.device,
+    *,
+    rounds: int,
+    warmup: int = 3,
+    until: float = math.inf,
 ) -> np.ndarray:
-    """Return the milliseconds of each round of work, without those that warm up."""
-    seconds = []
+    """Return the milliseconds of each round of work, without those that warm up. No
+    round begins after `until`, on time.perf_counter, once there are a few.
+    """
+    seconds: list[float] = []
     for round in range(warmup + rounds):
+        if len(seconds) >= warmup + LEAST and time.perf_counter() > until:
+            break
         begin = time.perf_counter()
         work(round)
         synchronize(device)

@@ -535,10 +535,15 @@ def convolutions(name: str) -> list[ConvolutionLayer]:
     return found
 
 
-# LeNet's six channels are no multiple of eight: torch convolves them.
+CONVOLVED_BY_TORCH = ("cnn-lenet", "cnn-pfllib")
+"""LeNet's six channels are no multiple of eight. The gradients of PFLlib's second
+layer, 64 × 32 kernels of 5 × 5, do not fit into shared memory.
+"""
+
+
 @pytest.mark.parametrize(
     "name",
-    [name for name in MODELS if name.startswith("cnn") and name != "cnn-lenet"],
+    [n for n in MODELS if n.startswith("cnn") and n not in CONVOLVED_BY_TORCH],
 )
 def test_every_convolution_of_the_small_networks_fits(name: str) -> None:
     for layer in convolutions(name):

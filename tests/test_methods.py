@@ -351,6 +351,10 @@ def test_layout_matches_the_papers_counts() -> None:
     # 400 features; then 400 · 120 + 120 = 48,120, 10,164 and 850.
     lenet = layout("cnn-lenet", (3, 32, 32), 10)
     assert lenet.num_columns == 456 + 2_416 + 48_120 + 10_164 + 850 == 62_006
+    # Convolutions 1 · 32 · 25 + 32 = 832 and 32 · 64 · 25 + 64 = 51,264 leave 64 · 4 · 4 =
+    # 1,024 features; then 1,024 · 512 + 512 = 524,800 and 5,130.
+    pfllib = layout("cnn-pfllib", (1, 28, 28), 10)
+    assert pfllib.num_columns == 832 + 51_264 + 524_800 + 5_130 == 582_026
     # Group norm has no running statistics. The wide stem has 3 · 64 · (49 − 9) = 7,680
     # weights more, a head for 100 classes 90 · 513 = 46,170.
     groups = layout("resnet18-gn", (3, 32, 32), 100)

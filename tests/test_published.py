@@ -21,6 +21,7 @@ TINY = {
     "cohort": 1,
     "train_per_client": 20,
     "test_per_client": 5,
+    "validation": 0,
     "batch_size": 20,
     "epochs": 1,
     "rounds": 1,
@@ -53,14 +54,27 @@ def test_files_ask_for_the_published_local_steps(name: str, steps: int) -> None:
     assert told["lr"] == 0.1 and told["momentum"] == 0.0
 
 
+def test_pfllibs_quick_start_trains_on_as_many_images_by_its_defaults() -> None:
+    told = tomllib.loads((BENCHMARKS / "published/pfllib-mnist.toml").read_text())
+    # It trains on 75 % of MNIST's 60,000 + 10,000 images.
+    assert 60_000 - told["validation"] == 0.75 * 70_000
+    assert (told["clients"], told["alpha"], told["rounds"]) == (20, 0.1, 2000)
+    assert (told["batch_size"], told["epochs"], told["lr"]) == (10, 1, 0.005)
+    assert "cohort" not in told and told["evaluate_every"] == 1
+
+
 @pytest.mark.parametrize("path", SETTINGS, ids=lambda path: path.stem)
 def test_a_plain_run_takes_every_file(path: Path, tmp_path: Path) -> None:
     run = hpcfed.run(path, progress=False, out=tmp_path / "run", **TINY)
-    made = published.outcome(tmp_path / "run", command=100.0)
+    made = published.outcome(
+        tmp_path / "run", command=100.0, all_rounds=3, told="cifar10"
+    )
     seconds = float(run.rounds["seconds"].sum())
     assert made.rounds == 1
     assert made.training + made.evaluation == pytest.approx(seconds)
     assert made.start == pytest.approx(100 - seconds)
+    # Two more rounds like the only one.
+    assert made.remaining == pytest.approx(2 * seconds)
     assert 0 <= made.accuracy <= 1
     assert path.stem in published.line(path.stem, made)
 

@@ -18,6 +18,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,24 +49,32 @@ class Point:
     """Peak of the device's memory; NaN on a CPU."""
 
 
-def measure(
-    network: str, clients: int, options: argparse.Namespace, world: World
-) -> Point:
-    """Time rounds with this number of clients."""
-    values = {
+def settings(
+    network: str, clients: int, *, samples: int = 100, batch_size: int = 50
+) -> dict[str, Any]:
+    """Return the settings of a round in which all clients train for one epoch."""
+    return {
         "dataset": "synthetic",
         "synthetic_shape": NETWORKS[network],
         "model": network,
         "partition": "iid",
         "clients": clients,
-        "train_per_client": options.samples,
+        "train_per_client": samples,
         "test_per_client": 1,
         "epochs": 1,
-        "batch_size": options.batch_size,
+        "batch_size": batch_size,
         "momentum": 0.0,
-        "precision": options.precision,
-        "device": options.device,
     }
+
+
+def measure(
+    network: str, clients: int, options: argparse.Namespace, world: World
+) -> Point:
+    """Time rounds with this number of clients."""
+    values = settings(
+        network, clients, samples=options.samples, batch_size=options.batch_size
+    )
+    values |= {"precision": options.precision, "device": options.device}
     cuda = world.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()

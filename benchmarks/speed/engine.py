@@ -16,8 +16,10 @@ examples:
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +27,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.arguments import add_device, parser_of
-from benchmarks.measuring import (
-    milliseconds,
-    rounds_of,
-    settings_of,
-    setup_of,
-)
+from benchmarks.data import dealt
+from benchmarks.measuring import milliseconds, rounds_of, settings_of, setup_of
+from benchmarks.speed.round import WORKS
 from hpcfed.experiment.assemble import Setup, assemble, assemble_stacked
 from hpcfed.models.networks import build
 from hpcfed.options import Settings
@@ -53,37 +52,77 @@ CIFAR = SYNTHETIC | {
 }
 
 
-def uneven(
-    world: World, rounds: int, device: str, *, clients: int = 100, samples: int = 600
-) -> None:
-    """Compare a round of uneven clients with the least that any schedule takes: all
-    samples at the pace of even clients, or the longest client's steps, one by one.
+@dataclass(frozen=True)
+class Uneven:
+    """Rounds of uneven clients, and what bounds them: milliseconds of each round, and
+    samples of each client.
     """
 
-    def timed(name: str, **values: Any) -> tuple[float, np.ndarray]:
-        setup = setup_of(CIFAR | {"device": device} | values, world)
-        sizes = setup.federation.sizes
-        found = milliseconds(rounds_of(setup), world.device, rounds=rounds)
-        ms = float(np.median(found))
-        print(
-            f"  {name:18} {ms:9.2f} ms a round, {sizes.sum()} samples, {sizes.max()} of "
-            "one client"
-        )
-        return ms, sizes
+    even: np.ndarray
+    """Rounds of as many clients with the same number of samples."""
+    found: np.ndarray
+    alone: np.ndarray
+    """Rounds of the longest client alone."""
+    even_sizes: np.ndarray
+    sizes: np.ndarray
 
-    each = {"clients": clients, "train_per_client": samples}
-    even, even_sizes = timed("even", partition="iid", **each)
-    found, sizes = timed("Dirichlet(0.1)", partition="dirichlet", alpha=0.1, **each)
+    @property
+    def all_work(self) -> float:
+        """What all samples take at the pace of even clients."""
+        pace = np.median(self.even) / self.even_sizes.sum()
+        return float(pace * self.sizes.sum())
+
+    @property
+    def bound(self) -> float:
+        """The least that any schedule takes: all samples at the pace of even clients,
+        or the longest client's steps, one by one.
+        """
+        return max(self.all_work, float(np.median(self.alone)))
+
+    @property
+    def limit(self) -> str:
+        """What the bound is set by."""
+        return "all samples" if self.bound == self.all_work else "the longest client"
+
+
+def measure_uneven(
+    world: World,
+    timed: Callable[[Setup], np.ndarray],
+    values: dict[str, Any],
+    *,
+    root: Path | None = None,
+) -> Uneven:
+    """Time rounds of clients by Dirichlet(0.1), of even ones, and of the longest."""
+
+    def found(real: str, **changes: Any) -> tuple[np.ndarray, np.ndarray]:
+        mine = dealt(values | changes, "cifar10", root, partition=real)
+        setup = setup_of(mine, world)
+        return timed(setup), setup.federation.sizes
+
+    # Of synthetic samples iid deals as many to each, of real ones dominant does.
+    even, even_sizes = found("dominant", partition="iid")
+    uneven, sizes = found("dirichlet", partition="dirichlet", alpha=0.1)
     longest = int(sizes.max())
-    alone, _ = timed(
-        "its longest, alone", partition="iid", clients=1, train_per_client=longest
-    )
-    all_work = even * sizes.sum() / even_sizes.sum()
-    bound = max(all_work, alone)
-    limit = "the longest client" if alone > all_work else "all samples"
+    one = {"clients": 1, "train_per_client": longest}
+    alone, _ = found("dominant", partition="iid", **one)
+    return Uneven(even, uneven, alone, even_sizes, sizes)
+
+
+def uneven(world: World, rounds: int, device: str) -> None:
+    """Compare a round of uneven clients with the least that any schedule takes."""
+
+    def timed(setup: Setup) -> np.ndarray:
+        return milliseconds(rounds_of(setup), world.device, rounds=rounds)
+
+    values = WORKS["pfedgpa-cifar10"] | {"device": device}
+    made = measure_uneven(world, timed, values)
+    even, found, alone = map(np.median, (made.even, made.found, made.alone))
+    longest = made.sizes.max()
     print(
-        f"  {found / even:.3f} times the even round; {bound / found:.0%} of the bound of "
-        f"{bound:.2f} ms, which {limit} set{'s' if alone > all_work else ''} (goal: 80%)"
+        f"  even {even:.2f} ms a round, Dirichlet(0.1) {found:.2f}, {made.sizes.sum()} "
+        f"samples; its longest client, with {longest} of them, {alone:.2f} alone\n"
+        f"  {found / even:.3f} times the even round; {made.bound / found:.0%} of the bound "
+        f"of {made.bound:.2f} ms, which is set by {made.limit} (goal: 80%)"
     )
 
 

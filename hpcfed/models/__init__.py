@@ -160,6 +160,11 @@ MODELS: dict[str, ModelInfo] = {
             dropout=(0.25, 0.5),
         ),
     ),
+    "cnn-pfllib": ModelInfo(
+        "conv 32, 64 (5×5), FC 512: PFLlib's CNN, 582,026 parameters on MNIST",
+        smallest=16,
+        structure=ConvNet(convs=(Conv(32, 5), Conv(64, 5)), hidden=(512,)),
+    ),
     "cnn-lenet": ModelInfo(
         "conv 6, 16 (5×5), FC 120, 84: LeNet-5 with ReLU and max-pool, as in torch's "
         "tutorial and BlazeFL's benchmark",
