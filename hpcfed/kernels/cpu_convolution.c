@@ -2,8 +2,8 @@
 //
 // Images are channels-last. So for one row of a kernel the values that a pixel needs lie
 // side by side in the image, kernel · channels of them, and the convolution is a matrix
-// product without any patches in memory. A tile of the product stays in registers: up to
-// PIXELS rows and VECTORS vectors of outputs. Outputs are padded to whole vectors.
+// product without any patches in memory. A tile of the product stays in registers: some
+// rows by up to VECTORS vectors of outputs. Outputs are padded to whole vectors.
 //
 // cpu.py compiles this file with the machine's own compiler, for its own instructions.
 
@@ -18,15 +18,23 @@
 #define BYTES 16
 #endif
 #define LANES (BYTES / 4)
-#define PIXELS 6
-// Tiles fill the registers: AVX has 16, the others 32.
+// Rows of tiles of 1, 2 … vectors. Tiles fill the registers: AVX has 16, the others 32.
+// With fewer sums, each would wait for the one before.
 #if defined(__AVX__) && !defined(__AVX512F__)
 #define VECTORS 2
+static const int most_rows[] = {10, 6};
 #else
 #define VECTORS 4
+static const int most_rows[] = {10, 12, 8, 6};
 #endif
+#define ROWS 12
+// Floats of a gradient that stay in the nearest cache while weights' gradients are summed.
+#define NEAR 6144
 
 typedef float vector __attribute__((vector_size(BYTES), aligned(4)));
+typedef int integers __attribute__((vector_size(BYTES)));
+typedef short shorts __attribute__((vector_size(BYTES / 2)));
+typedef signed char bytes __attribute__((vector_size(LANES), aligned(1)));
 #define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
@@ -41,64 +49,88 @@ typedef struct {
 
 long lanes(void) { return LANES; }
 
-// Adds to `tile` the product of `count` rows, `row` floats apart, with weights. Each row
-// is a sum over `lines` pieces of `length` values, `line` floats apart.
-INLINE void multiply(const float* x, long row, long lines, long line, long length,
-                     const float* weights, long stride, vector tile[PIXELS][VECTORS],
-                     const int count, const int vectors) {
-    for (long i = 0; i < lines; i++) {
-        const float* values = x + i * line;
-        for (long q = 0; q < length; q++) {
-            vector w[VECTORS];
-            for (int v = 0; v < vectors; v++) w[v] = *(const vector*)(weights + v * LANES);
-            for (int p = 0; p < count; p++)
-                for (int v = 0; v < vectors; v++) tile[p][v] += values[p * row + q] * w[v];
-            weights += stride;
-        }
-    }
+// Memory of zeros in which no vector crosses a line of the cache.
+static float* zeros(long count) {
+    size_t size = (sizeof(float) * count + 63) / 64 * 64;
+    float* memory = aligned_alloc(64, size);
+    if (memory) memset(memory, 0, size);
+    return memory;
 }
 
-// Computes `count` neighbouring pixels of a row of results, for some vectors of outputs.
-INLINE void pixels(const float* x, long step, long lines, long line, long length,
-                   const float* weights, long outputs, float* y, const int count,
-                   const int vectors) {
-    vector tile[PIXELS][VECTORS];
-    for (int p = 0; p < count; p++)
-        for (int v = 0; v < vectors; v++) tile[p][v] = (vector){0};
-    multiply(x, step, lines, line, length, weights, outputs, tile, count, vectors);
-    for (int p = 0; p < count; p++)
+// Where the values of one operand of a product lie, in floats.
+typedef struct {
+    long row;   // from one row of the tile to the next
+    long step;  // from one term of the sum to the next
+    long line;  // from one line of terms to the next
+} Strides;
+
+// Computes a tile of a product, or adds it to y. Each result is a sum over `lines` lines of
+// `length` terms.
+INLINE void tile_of(const float* x, Strides by, long lines, long length,
+                    const float* weights, long stride, long line, float* y, long outputs,
+                    const int adds, const int rows, const int vectors) {
+    vector tile[ROWS][VECTORS];
+#pragma GCC unroll 12
+    for (int p = 0; p < rows; p++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            tile[p][v] = adds ? *(vector*)(y + p * outputs + v * LANES) : (vector){0};
+    for (long i = 0; i < lines; i++) {
+        const float* values = x + i * by.line;
+        const float* factors = weights + i * line;
+        for (long q = 0; q < length; q++) {
+            vector w[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) w[v] = *(const vector*)(factors + v * LANES);
+#pragma GCC unroll 12
+            for (int p = 0; p < rows; p++)
+#pragma GCC unroll 4
+                for (int v = 0; v < vectors; v++) tile[p][v] += values[p * by.row] * w[v];
+            values += by.step;
+            factors += stride;
+        }
+    }
+#pragma GCC unroll 12
+    for (int p = 0; p < rows; p++)
+#pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) *(vector*)(y + p * outputs + v * LANES) = tile[p][v];
 }
 
-// Adds the products of `count` neighbouring values of x with dy, over a row of pixels.
-INLINE void outer(const float* x, long step, const float* dy, long outputs, long width,
-                  float* dw, const int count, const int vectors) {
-    vector tile[PIXELS][VECTORS];
-    for (int p = 0; p < count; p++)
-        for (int v = 0; v < vectors; v++) tile[p][v] = *(vector*)(dw + p * outputs + v * LANES);
-    // Pixels are what is summed over here, so they are the pieces of length 1.
-    multiply(x, 1, width, step, 1, dy, outputs, tile, count, vectors);
-    for (int p = 0; p < count; p++)
-        for (int v = 0; v < vectors; v++) *(vector*)(dw + p * outputs + v * LANES) = tile[p][v];
-}
-
 // Calls CALL with constants for the size of a tile, so that it can stay in registers.
-#define WITH_VECTORS(count, CALL) \
-    switch (vectors) { \
-        case 1: CALL(count, 1); break; \
-        case 2: CALL(count, 2); break; \
-        case 3: CALL(count, VECTORS < 3 ? VECTORS : 3); break; \
-        default: CALL(count, VECTORS); \
-    }
+#define WITH_ROWS_TO_6(v, CALL) \
+    case 1: CALL(1, v); break; \
+    case 2: CALL(2, v); break; \
+    case 3: CALL(3, v); break; \
+    case 4: CALL(4, v); break; \
+    case 5: CALL(5, v); break; \
+    case 6: CALL(6, v); break;
+#define WITH_ROWS_TO_8(v, CALL) \
+    WITH_ROWS_TO_6(v, CALL) \
+    case 7: CALL(7, v); break; \
+    case 8: CALL(8, v); break;
+#define WITH_ROWS_TO_10(v, CALL) \
+    WITH_ROWS_TO_8(v, CALL) \
+    case 9: CALL(9, v); break; \
+    case 10: CALL(10, v); break;
+#define WITH_ROWS_TO_12(v, CALL) \
+    WITH_ROWS_TO_10(v, CALL) \
+    case 11: CALL(11, v); break; \
+    case 12: CALL(12, v); break;
+#if VECTORS == 2
 #define WITH_TILE(CALL) \
-    switch (count) { \
-        case 1: WITH_VECTORS(1, CALL) break; \
-        case 2: WITH_VECTORS(2, CALL) break; \
-        case 3: WITH_VECTORS(3, CALL) break; \
-        case 4: WITH_VECTORS(4, CALL) break; \
-        case 5: WITH_VECTORS(5, CALL) break; \
-        default: WITH_VECTORS(6, CALL) \
+    switch (vectors) { \
+        case 1: switch (rows) { WITH_ROWS_TO_10(1, CALL) } break; \
+        default: switch (rows) { WITH_ROWS_TO_6(2, CALL) } \
     }
+#else
+#define WITH_TILE(CALL) \
+    switch (vectors) { \
+        case 1: switch (rows) { WITH_ROWS_TO_10(1, CALL) } break; \
+        case 2: switch (rows) { WITH_ROWS_TO_12(2, CALL) } break; \
+        case 3: switch (rows) { WITH_ROWS_TO_8(3, CALL) } break; \
+        default: switch (rows) { WITH_ROWS_TO_6(4, CALL) } \
+    }
+#endif
 
 // Number of tiles, and where the i-th begins, when `total` is cut into about equal tiles.
 INLINE long tiles_of(long total, long most) { return (total + most - 1) / most; }
@@ -107,80 +139,135 @@ INLINE long begin_of(long i, long total, long tiles) { return i * total / tiles;
 // Computes a row of results: `width` pixels of `outputs`, from `lines` rows of an image.
 static void row_of_results(const float* x, long step, long lines, long line, long length,
                            const float* weights, long outputs, float* y, long width) {
-    long tiles = tiles_of(width, PIXELS);
     for (long o = 0; o < outputs; o += VECTORS * LANES) {
         int vectors = (outputs - o) / LANES < VECTORS ? (int)((outputs - o) / LANES) : VECTORS;
+        long tiles = tiles_of(width, most_rows[vectors - 1]);
         for (long t = 0; t < tiles; t++) {
             long first = begin_of(t, width, tiles);
-            int count = (int)(begin_of(t + 1, width, tiles) - first);
-#define CALL(c, v) \
-    pixels(x + first * step, step, lines, line, length, weights + o, outputs, \
-           y + first * outputs + o, c, v)
+            int rows = (int)(begin_of(t + 1, width, tiles) - first);
+#define CALL(r, v) \
+    tile_of(x + first * step, (Strides){step, 1, line}, lines, length, weights + o, outputs, \
+            length * outputs, y + first * outputs + o, outputs, 0, r, v)
             WITH_TILE(CALL)
 #undef CALL
         }
     }
 }
 
-// Adds what a row of pixels contributes to the gradient of one row of a kernel.
-static void row_of_gradient(const float* x, long step, long length, const float* dy,
-                            long outputs, long width, float* dw) {
-    long tiles = tiles_of(length, PIXELS);
+// Adds what `height` rows of pixels contribute to the gradient of one row of a kernel.
+static void rows_of_gradient(const float* x, long step, long line, long length,
+                             const float* dy, long dline, long outputs, long height,
+                             long width, float* dw) {
     for (long o = 0; o < outputs; o += VECTORS * LANES) {
         int vectors = (outputs - o) / LANES < VECTORS ? (int)((outputs - o) / LANES) : VECTORS;
+        long tiles = tiles_of(length, most_rows[vectors - 1]);
         for (long t = 0; t < tiles; t++) {
             long first = begin_of(t, length, tiles);
-            int count = (int)(begin_of(t + 1, length, tiles) - first);
-#define CALL(c, v) \
-    outer(x + first, step, dy + o, outputs, width, dw + first * outputs + o, c, v)
+            int rows = (int)(begin_of(t + 1, length, tiles) - first);
+            // Pixels are what is summed over here.
+#define CALL(r, v) \
+    tile_of(x + first, (Strides){1, step, line}, height, width, dy + o, outputs, dline, \
+            dw + first * outputs + o, outputs, 1, r, v)
             WITH_TILE(CALL)
 #undef CALL
         }
     }
 }
 
-// All of a value below zero that the activation leaves; of minus infinity ReLU leaves
-// zero, and NaN stays.
-INLINE float lowered(float value, float slope) {
-    return slope == 0 ? (value != value ? value : 0) : slope * value;
+// Copies less than a vector. Networks often have half a vector of outputs.
+INLINE void copy(void* to, const void* from, long size, long count) {
+    if (count == LANES / 2)
+        memcpy(to, from, size * LANES / 2);
+    else
+        memcpy(to, from, size * count);
 }
 
-// Whether a value takes the place of the largest so far; NaN does, as in torch.
-INLINE int wins(float value, float largest) { return (value > largest) | (value != value); }
+// Read and write a vector of which `count` values are in memory.
+INLINE vector loaded(const float* from, const long count) {
+    if (count == LANES) return *(const vector*)from;
+    vector values = {0};
+    copy(&values, from, sizeof(float), count);
+    return values;
+}
+INLINE void store(float* to, vector values, const long count) {
+    if (count == LANES)
+        *(vector*)to = values;
+    else
+        copy(to, &values, sizeof(float), count);
+}
 
-// Chooses among 2 × 2 pixels of two rows, for each output; the first of equal ones wins.
-static void pool_row(const float* restrict rows, long width, long outputs, long padded,
-                     const float* restrict bias, float slope, float* restrict y,
-                     signed char* restrict winner) {
+INLINE vector either(integers mask, vector yes, vector no) {
+    return (vector)((mask & (integers)yes) | (~mask & (integers)no));
+}
+
+// Calls CALL for every vector of outputs; the last may be cut short.
+#define FOR_OUTPUTS(outputs, CALL) \
+    for (long o = 0; o < outputs; o += LANES) { \
+        if (outputs - o >= LANES) \
+            CALL(LANES); \
+        else \
+            CALL(outputs - o); \
+    }
+
+// The activation; of minus infinity ReLU leaves zero, and NaN stays.
+INLINE vector activated(vector value, float slope) {
+    vector lowered = slope == 0 ? either(value != value, value, (vector){0}) : slope * value;
+    return either(value > 0, value, lowered);
+}
+
+// Whether values take the place of the largest so far; NaN does, as in torch.
+INLINE integers wins(vector value, vector largest) {
+    return (value > largest) | (value != value);
+}
+
+// Chooses among 2 × 2 pixels of two rows; the first of equal ones wins.
+INLINE void pool_outputs(const float* rows, long width, long outputs, long padded,
+                         const float* bias, float slope, float* y, signed char* winner,
+                         const long count) {
+    vector biases = loaded(bias, count);
     for (long w = 0; w < width / 2; w++) {
         const float* top = rows + 2 * w * padded;
-        const float* bottom = top + width * padded;
-        for (long o = 0; o < outputs; o++) {
-            float largest = top[o], second = top[padded + o];
-            float third = bottom[o], fourth = bottom[padded + o];
-            signed char chosen = 0;
-            chosen = wins(second, largest) ? 1 : chosen;
-            largest = wins(second, largest) ? second : largest;
-            chosen = wins(third, largest) ? 2 : chosen;
-            largest = wins(third, largest) ? third : largest;
-            chosen = wins(fourth, largest) ? 3 : chosen;
-            largest = wins(fourth, largest) ? fourth : largest;
-            winner[o] = chosen;
-            float value = largest + bias[o];
-            y[o] = value > 0 ? value : lowered(value, slope);
+        const float* pixels[] = {top + padded, top + width * padded,
+                                 top + width * padded + padded};
+        vector largest = *(const vector*)top;
+        integers chosen = {0};
+#pragma GCC unroll 3
+        for (int place = 0; place < 3; place++) {
+            vector value = *(const vector*)pixels[place];
+            integers won = wins(value, largest);
+            largest = either(won, value, largest);
+            chosen = (won & (place + 1)) | (~won & chosen);
         }
-        y += outputs;
-        winner += outputs;
+        store(y + w * outputs, activated(largest + biases, slope), count);
+        shorts narrower = __builtin_convertvector(chosen, shorts);
+        bytes places = __builtin_convertvector(narrower, bytes);
+        copy(winner + w * outputs, &places, 1, count);
     }
 }
 
-static void plain_row(const float* restrict row, long width, long outputs, long padded,
-                      const float* restrict bias, float slope, float* restrict y) {
-    for (long w = 0; w < width; w++)
-        for (long o = 0; o < outputs; o++) {
-            float value = row[w * padded + o] + bias[o];
-            y[w * outputs + o] = value > 0 ? value : lowered(value, slope);
-        }
+static void pool_row(const float* rows, long width, long outputs, long padded,
+                     const float* bias, float slope, float* y, signed char* winner) {
+#define CALL(count) \
+    pool_outputs(rows + o, width, outputs, padded, bias + o, slope, y + o, winner + o, count)
+    FOR_OUTPUTS(outputs, CALL)
+#undef CALL
+}
+
+INLINE void plain_outputs(const float* row, long width, long outputs, long padded,
+                          const float* bias, float slope, float* y, const long count) {
+    vector biases = loaded(bias, count);
+    for (long w = 0; w < width; w++) {
+        vector value = *(const vector*)(row + w * padded) + biases;
+        store(y + w * outputs, activated(value, slope), count);
+    }
+}
+
+static void plain_row(const float* row, long width, long outputs, long padded,
+                      const float* bias, float slope, float* y) {
+#define CALL(count) \
+    plain_outputs(row + o, width, outputs, padded, bias + o, slope, y + o, count)
+    FOR_OUTPUTS(outputs, CALL)
+#undef CALL
 }
 
 // Images [clients, slots, height, width, channels], weights [clients, kernel, kernel,
@@ -194,7 +281,7 @@ int forward(const Layer* l, const float* x, const float* weights, const float* b
     int failed = 0;
 #pragma omp parallel
     {
-        float* rows = malloc(sizeof(float) * step * width * l->padded_outputs);
+        float* rows = zeros(step * width * l->padded_outputs);
         if (!rows) failed = 1;
 #pragma omp for schedule(dynamic, 4)
         for (long sample = 0; sample < l->clients * l->slots; sample++) {
@@ -222,47 +309,72 @@ int forward(const Layer* l, const float* x, const float* weights, const float* b
     return failed;
 }
 
-// Writes the gradient before the activation to `dproduct`, whose rows are `line` floats
-// apart, and adds it up for the bias.
-static void expand(const float* restrict dy, const float* restrict y, long height, long width,
-                   long outputs, long padded, float slope, float* restrict dproduct, long line,
-                   float* restrict dbias) {
+// What the activation leaves of the gradient dy, where y is its output.
+INLINE vector slanted(vector dy, vector y, float slope) {
+    vector lowered = slope == 0 ? (vector){0} : slope * dy;
+    return either(y <= 0, lowered, dy);
+}
+
+INLINE void expand_outputs(const float* dy, const float* y, long height, long width,
+                           long outputs, long padded, float slope, float* dproduct,
+                           long line, float* dbias, const long count) {
+    vector sum = loaded(dbias, count);
     for (long h = 0; h < height; h++)
         for (long w = 0; w < width; w++) {
-            float* pixel = dproduct + h * line + w * padded;
-            for (long o = 0; o < outputs; o++) {
-                float below = slope == 0 ? 0 : slope * dy[o];
-                pixel[o] = y[o] <= 0 ? below : dy[o];
-                dbias[o] += pixel[o];
-            }
+            vector value = slanted(loaded(dy, count), loaded(y, count), slope);
+            *(vector*)(dproduct + h * line + w * padded) = value;
+            sum += value;
             dy += outputs;
             y += outputs;
         }
+    store(dbias, sum, count);
 }
 
-// Does so before pooling, too: all goes to the pixel that has won.
-static void expand_pooled(const float* restrict dy, const float* restrict y,
-                          const signed char* restrict winner, long height, long width,
-                          long outputs, long padded, float slope, float* restrict dproduct,
-                          long line, float* restrict dbias) {
+// Writes the gradient before the activation to `dproduct`, whose rows are `line` floats
+// apart, and adds it up for the bias.
+static void expand(const float* dy, const float* y, long height, long width, long outputs,
+                   long padded, float slope, float* dproduct, long line, float* dbias) {
+#define CALL(count) \
+    expand_outputs(dy + o, y + o, height, width, outputs, padded, slope, dproduct + o, line, \
+                   dbias + o, count)
+    FOR_OUTPUTS(outputs, CALL)
+#undef CALL
+}
+
+INLINE void expand_pooled_outputs(const float* dy, const float* y, const signed char* winner,
+                                  long height, long width, long outputs, long padded,
+                                  float slope, float* dproduct, long line, float* dbias,
+                                  const long count) {
+    vector sum = loaded(dbias, count);
     for (long h = 0; h < height / 2; h++)
         for (long w = 0; w < width / 2; w++) {
+            vector value = slanted(loaded(dy, count), loaded(y, count), slope);
+            bytes places = {0};
+            copy(&places, winner, 1, count);
+            shorts wider = __builtin_convertvector(places, shorts);
+            integers chosen = __builtin_convertvector(wider, integers);
             float* top = dproduct + 2 * h * line + 2 * w * padded;
-            float* bottom = top + line;
-            for (long o = 0; o < outputs; o++) {
-                float below = slope == 0 ? 0 : slope * dy[o];
-                float value = y[o] <= 0 ? below : dy[o];
-                int chosen = winner[o];
-                dbias[o] += value;
-                top[o] = chosen == 0 ? value : 0;
-                top[padded + o] = chosen == 1 ? value : 0;
-                bottom[o] = chosen == 2 ? value : 0;
-                bottom[padded + o] = chosen == 3 ? value : 0;
-            }
+            float* pixels[] = {top, top + padded, top + line, top + line + padded};
+#pragma GCC unroll 4
+            for (int place = 0; place < 4; place++)
+                *(vector*)pixels[place] = either(chosen == place, value, (vector){0});
+            sum += value;
             dy += outputs;
             y += outputs;
             winner += outputs;
         }
+    store(dbias, sum, count);
+}
+
+// Does so before pooling, too: all goes to the pixel that has won.
+static void expand_pooled(const float* dy, const float* y, const signed char* winner,
+                          long height, long width, long outputs, long padded, float slope,
+                          float* dproduct, long line, float* dbias) {
+#define CALL(count) \
+    expand_pooled_outputs(dy + o, y + o, winner + o, height, width, outputs, padded, slope, \
+                          dproduct + o, line, dbias + o, count)
+    FOR_OUTPUTS(outputs, CALL)
+#undef CALL
 }
 
 // Gradients: dweights [splits, clients, kernel, kernel, channels, padded outputs] and
@@ -281,10 +393,12 @@ int backward(const Layer* l, const float* x, const float* turned, const float* y
     long edge = kernel - 1 - l->padding, dline = (width + 2 * edge) * outputs;
     long rows = l->height - 2 * l->padding, columns = l->width - 2 * l->padding;
     long size = (height + 2 * edge) * dline;
+    long groups = tiles_of(height * width * outputs, NEAR);
+    if (groups > height) groups = height;
     int failed = 0;
 #pragma omp parallel
     {
-        float* memory = calloc(size + columns * channels, sizeof(float));
+        float* memory = zeros(size + columns * channels);
         if (!memory) failed = 1;
 #pragma omp for schedule(dynamic, 1)
         for (long task = 0; task < l->clients * l->splits; task++) {
@@ -305,11 +419,14 @@ int backward(const Layer* l, const float* x, const float* turned, const float* y
                     expand(dy + at, y + at, height, width, l->outputs, outputs, l->slope, inner,
                            dline, db);
                 const float* image = x + sample * l->height * line;
-                for (long h = 0; h < height; h++)
+                for (long g = 0; g < groups; g++) {
+                    long h = begin_of(g, height, groups);
+                    long count = begin_of(g + 1, height, groups) - h;
                     for (long i = 0; i < kernel; i++)
-                        row_of_gradient(image + (h + i) * line, l->channels, length,
-                                        inner + h * dline, outputs, width,
-                                        dw + i * length * outputs);
+                        rows_of_gradient(image + (h + i) * line, l->channels, line, length,
+                                         inner + h * dline, dline, outputs, count, width,
+                                         dw + i * length * outputs);
+                }
                 if (!dx) continue;
                 for (long h = 0; h < rows; h++) {
                     // Only rows of the gradient that are not all zero.
