@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hpcfed.experiment.failures import Failed
+from hpcfed.federation.cohort import all_finite
 from hpcfed.results.stored import read_run
 from tests.runs import flags, started
 
@@ -62,3 +64,13 @@ def test_clients_without_test_data_have_lost_nothing(tmp_path: Path) -> None:
     record = read_run(started(*common))
     assert record.status == "complete"
     assert np.isnan(record.last_client_accuracy).any()
+
+
+def test_finite_rows_are_told_from_others_also_where_their_sum_overflows() -> None:
+    big = torch.finfo(torch.float32).max
+    assert all_finite(torch.tensor([1.0, -2.0]))
+    assert all_finite(torch.tensor([big, big]))
+    assert all_finite(torch.empty(0))
+    for bad in (np.nan, np.inf, -np.inf):
+        assert not all_finite(torch.tensor([1.0, bad]))
+    assert not all_finite(torch.tensor([np.inf, -np.inf]))

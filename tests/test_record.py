@@ -199,6 +199,10 @@ def test_ranks_figures_are_reduced_as_the_table_says() -> None:
     nobody = [{"loss_sum": 0.0, "samples_seen": 0.0, "train_seconds": 0.0}] * 2
     gathered = np.stack([series.as_vector(figures) for figures in nobody])
     assert np.isnan(list(series.round_figures(series.by_rank(gathered)).values())).all()
+    alone = series.by_rank(np.arange(1.0, 1 + len(series.RANK_FIGURES))[None])
+    for name, value in series.round_figures(alone).items():
+        made = series.ROUND_SERIES[name]
+        assert value == made.reduce(*(alone[figure] for figure in made.figures))
     with pytest.raises(AssertionError, match="no series is made of seconds_per_year"):
         series.as_vector({"seconds_per_year": 1.0})
 

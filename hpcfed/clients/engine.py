@@ -30,7 +30,7 @@ from hpcfed.clients.job import Losses, Score, TrainingJob
 from hpcfed.clients.lanes import Lanes, Task, take_turns
 from hpcfed.clients.lengths import LENGTHS
 from hpcfed.clients.objective import NOTHING, OBJECTIVES, Sums, Wanted
-from hpcfed.clients.schedule import longest_first
+from hpcfed.clients.schedule import Length, work_of
 from hpcfed.clients.stacks import COPIES, COPIES_OVER_HALVES, Stacks, num_matrices
 from hpcfed.clients.training import StackTraining
 from hpcfed.data.shards import Shard
@@ -253,7 +253,8 @@ class Engine:
             of_row, _ = self._evaluation(shard, wanted, rows.dtype)
             return _score(of_row.run(rows[:1], clients), sizes)
         sums = OBJECTIVES[shard.task].zeros(len(rows), rows, wanted)
-        order = longest_first(sizes)
+        # As if each sample were a step: the largest clients come first.
+        work = work_of(sizes, Length(1, 1))
         # Only determines the size of stacks; each stack chooses its own batches.
         in_flight = self._in_flight(shard)
         samples_each = max(1, in_flight // max(1, len(rows)))
@@ -263,7 +264,7 @@ class Engine:
             # Look it up again after a failure, which frees the old memory.
             of_row, of_stack = self._evaluation(shard, wanted, rows.dtype)
             judge = of_row if len(members) == 1 else of_stack
-            if np.array_equal(members, np.arange(len(rows))):
+            if work.in_order and len(members) == len(rows):
                 # All clients in their order: nothing needs to be gathered.
                 sums.update(judge.run(rows, clients))
                 return
@@ -272,7 +273,7 @@ class Engine:
             for name, values in of_members.items():
                 sums[name][at] = values
 
-        for members in self.stacks.cut(order, batch_size, rows):
+        for members in self.stacks.cut(work.order, batch_size, rows):
             ids = shard.clients[clients]
             self.stacks.halving(score, members, ids, "evaluating", free=self.forget)
         return _score(sums, sizes)

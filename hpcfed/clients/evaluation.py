@@ -274,10 +274,9 @@ class RowEvaluation(_Evaluation):
                 length = int(self._sorted[step * slots])
             self._replays.run((slots, length), partial(self._add, slots, length))
         first_clients = slice(1, 1 + len(clients))
-        like = self._objective.zeros(0, self._like, self._judged.wanted)
         sums = {}
         for name, values in self._sums.items():
-            sums[name] = values[first_clients].to(like[name].dtype, copy=True)
+            sums[name] = values[first_clients].to(self._types[name], copy=True)
         return sums
 
     def _slots(self, total: int, steps: int) -> int:
@@ -301,6 +300,8 @@ class RowEvaluation(_Evaluation):
         exact = self._like.double()
         wanted = self._judged.wanted
         self._sums = self._objective.zeros(1 + self._capacity, exact, wanted)
+        plain = self._objective.zeros(0, self._like, wanted)
+        self._types = {name: values.dtype for name, values in plain.items()}
 
     def _look_up(self, clients: np.ndarray, total: int) -> None:
         """List all samples of these clients in a row, and the owner of each."""

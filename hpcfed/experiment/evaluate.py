@@ -103,10 +103,12 @@ class AfterTraining:
             accuracy = metric("accuracy", score.sums).where(has_data, torch.nan)
             # A method may finish a client's training in several calls: the last one
             # counts.
-            others = np.flatnonzero(~np.isin(self._ids, ids))
-            earlier = self._accuracy[on_device(others, fed.device)]
-            self._ids = np.concatenate([self._ids[others], ids])
-            self._accuracy = torch.cat([earlier, accuracy])
+            if len(self._ids):
+                others = np.flatnonzero(~np.isin(self._ids, ids))
+                earlier = self._accuracy[on_device(others, fed.device)]
+                ids = np.concatenate([self._ids[others], ids])
+                accuracy = torch.cat([earlier, accuracy])
+            self._ids, self._accuracy = ids, accuracy
 
     def totals(self) -> Tensor:
         """Return the sum of the accuracies of this rank's participants with test data,
@@ -207,12 +209,20 @@ def _add_personal(
         score = fed.evaluate(rows, members, wanted)
         # From this rank's positions to columns of the record, whose ids ascend.
         places = np.searchsorted(setup.evaluated, fed.clients[members])
-        at = on_device(places, fed.device)
+        at = _in_place(places, fed.device)
         for values, name in zip(by_client, names, strict=True):
             values[at] = metric(name, score.sums)
         lost[at] = (~score.loss.isfinite()).double()
         if CLASSES in wanted:
             by_class += score.sums[CLASSES].sum(0)
+
+
+def _in_place(places: np.ndarray, device: torch.device) -> Tensor | slice:
+    """Return ascending places on the device, or a slice if none is left out between."""
+    first, last = int(places[0]), int(places[-1])
+    if last - first + 1 == len(places):
+        return slice(first, last + 1)
+    return on_device(places, device)
 
 
 def in_groups(setup: Setup, clients: np.ndarray) -> Iterator[np.ndarray]:
@@ -235,9 +245,12 @@ def _evaluated_here(setup: Setup, fed: Federation) -> np.ndarray:
 def _global_sums(setup: Setup, row: Tensor | None, wanted: Wanted) -> Sums:
     """Return the global model's sums over this rank's test samples, float64, or 0."""
     objective = OBJECTIVES[setup.global_test.task]
-    like = setup.federation.initial_row()
-    sums = objective.zeros(1, like, wanted)
-    if row is not None:
+    if row is None:
+        like = setup.federation.initial_row()
+        sums = objective.zeros(1, like, wanted)
+    else:
+        # Only their names and order count.
+        sums = objective.zeros(0, row, wanted)
         # The engine only knows clients: the test set is the data of client 0.
         client = np.zeros(1, np.int64)
         rows = row.unsqueeze(0)

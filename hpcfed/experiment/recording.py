@@ -178,8 +178,7 @@ def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
     """
     figures = {}
     for name, value in vars(log).items():
-        is_number = isinstance(value, int | float | Tensor)
-        if is_number and name in series.RANK_FIGURES:
+        if name in series.KNOWN and isinstance(value, int | float | Tensor):
             figures[name] = float(value)
     for name, value in log.measured.items():
         figures[name] = float(value)

@@ -36,6 +36,8 @@ class Aggregation:
     def __init__(self, config: RunConfig, collectives: Collectives) -> None:
         self._config = config
         self._collectives = collectives
+        self._shares: tuple[np.ndarray, Tensor] | None = None
+        """The last weights of this rank's members, and these on the device."""
 
     def __call__(self, rows: Tensor, cohort: Cohort) -> Tensor:
         """Combine the cohort's rows into one on every rank; `rows` are this rank's."""
@@ -86,9 +88,22 @@ class Aggregation:
             return rows.new_empty(0)
         if self._config.deterministic:
             return self._mean_in_client_order(rows, cohort)
-        weights = _weights_here(rows, cohort)
+        weights = self._weights_here(rows, cohort)
         # A vector times a matrix, which a GPU does not round to TensorFloat-32.
         return self._collectives.allreduce(weights @ rows)
+
+    def _weights_here(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        """Return the weights of this rank's members."""
+        weights = cohort.weights[cohort.chosen]
+        if self._shares is not None:
+            known, there = self._shares
+            same_kind = (there.dtype, there.device) == (rows.dtype, rows.device)
+            # Often those of the last round, which then need not travel again.
+            if same_kind and np.array_equal(known, weights):
+                return there
+        there = on_device(weights, rows.device).to(rows.dtype, copy=True)
+        self._shares = weights, there
+        return there
 
     def cluster_sums(
         self, rows: Tensor, cohort: Cohort, clusters: Tensor, count: int
@@ -105,7 +120,7 @@ class Aggregation:
         numbers = torch.arange(count, device=rows.device)
         # [clusters, members]: a member's weight in its cluster, 0 in all others.
         in_cluster = here == numbers[:, None]
-        weights = in_cluster * _weights_here(rows, cohort)
+        weights = in_cluster * self._weights_here(rows, cohort)
         # Row by row: a product of matrices would be rounded to TensorFloat-32 on a GPU.
         sums = [of_cluster @ rows for of_cluster in weights]
         return self._collectives.allreduce(torch.stack(sums))
@@ -211,12 +226,6 @@ def least_krum(squares: np.ndarray, malicious: int) -> np.ndarray:
     ascending = np.sort(others, 1)
     sums = ascending[:, :count].sum(1)
     return np.argsort(sums, kind="stable")
-
-
-def _weights_here(rows: Tensor, cohort: Cohort) -> Tensor:
-    """Return the weights of this rank's members."""
-    weights = on_device(cohort.weights[cohort.chosen], rows.device)
-    return weights.to(rows.dtype)
 
 
 def _rank_order(cohort: Cohort) -> np.ndarray:

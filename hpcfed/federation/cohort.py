@@ -1,6 +1,7 @@
 """The clients of a round, on this rank and on the others."""
 
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 import numpy as np
 import torch
@@ -152,6 +153,13 @@ def update_norms(start: Tensor, rows: Tensor, sent: Sent | None) -> Tensor:
 NAMED = 8
 """How many clients a message names; of more, it names the first."""
 ADVICE = "try a smaller --lr, --clip 10, or less noise if the run is private"
+
+
+def all_finite(row: Tensor) -> bool:
+    """Tell whether all numbers of a row are finite; the host waits for it."""
+    # One that is not makes the sum neither. Only a sum that overflows needs a look at
+    # every number, which takes a GPU several launches.
+    return isfinite(row.sum().item()) or bool(torch.isfinite(row).all())
 
 
 def finite_members(

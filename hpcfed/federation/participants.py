@@ -1,5 +1,7 @@
 """Who the clients are: the clients of this rank, and the members of a round."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from hpcfed.clients.placement import Clients
@@ -11,6 +13,15 @@ from hpcfed.options.privacy import Weighing
 from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.timer import Timer
+
+
+class _Seats(NamedTuple):
+    """Where the members of a cohort are; as in `Cohort`."""
+
+    clients: np.ndarray
+    weights: np.ndarray
+    here: np.ndarray
+    per_rank: list[np.ndarray]
 
 
 class Participants:
@@ -46,6 +57,8 @@ class Participants:
         self.log = RoundLog()
         """The log of that round."""
         self._rank_of = clients.rank
+        self._seats: _Seats | None = None
+        """Of the last cohort."""
         self.collectives = collectives
         self.timer = timer
         self._clock = clock
@@ -151,26 +164,36 @@ class Participants:
         """Update which clients each rank has."""
         self.clients = clients.on(self.collectives.world.role_rank)
         self._rank_of = clients.rank
+        self._seats = None
 
     def _cohort(
         self, round: int, clients: np.ndarray, log: RoundLog, in_flight: RoundInFlight
     ) -> Cohort:
+        # Often the same clients as in the last round, for example all of them.
+        if self._seats is None or not np.array_equal(self._seats.clients, clients):
+            self._seats = self._seats_of(clients)
+        seats = self._seats
+        # Copies: a method may change its cohort's arrays.
+        return Cohort(
+            round=round,
+            clients=clients,
+            weights=seats.weights.copy(),
+            here=seats.here.copy(),
+            chosen=seats.per_rank[self.collectives.world.role_rank].copy(),
+            per_rank=[chosen.copy() for chosen in seats.per_rank],
+            log=log,
+            in_flight=in_flight,
+        )
+
+    def _seats_of(self, clients: np.ndarray) -> "_Seats":
         hosts = self._rank_of[clients]
         per_rank = []
         for rank in range(self.collectives.size):
             per_rank.append(np.flatnonzero(hosts == rank))
         chosen = per_rank[self.collectives.world.role_rank]
-        return Cohort(
-            round=round,
-            clients=clients,
-            weights=shares(self.weights[clients]),
-            # From ids to positions among this rank's clients, which ascend, too.
-            here=np.searchsorted(self.clients, clients[chosen]),
-            chosen=chosen,
-            per_rank=per_rank,
-            log=log,
-            in_flight=in_flight,
-        )
+        # From ids to positions among this rank's clients, which ascend, too.
+        here = np.searchsorted(self.clients, clients[chosen])
+        return _Seats(clients.copy(), shares(self.weights[clients]), here, per_rank)
 
     def num_holders_in(self, cohort: Cohort) -> int:
         """Return the number of members with training data, who have traffic."""

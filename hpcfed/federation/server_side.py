@@ -19,6 +19,7 @@ from hpcfed.federation.clustering import left_vectors
 from hpcfed.federation.cohort import (
     Cohort,
     Sent,
+    all_finite,
     count_excluded,
     finite_members,
     member_rows,
@@ -94,7 +95,7 @@ class ServerSide:
                 row = self._aggregated(rows, self._exchange.late_at_zero(cohort))
             # Check the resulting row, which is the same on every rank: checking all
             # rows would cost a pass over them.
-            if not is_plain or not bool(torch.isfinite(row).all()):
+            if not is_plain or not all_finite(row):
                 row, cohort = self._mean_of_finite(rows, cohort)
             if self._exchange.channel.after_mean is not None:
                 row = self._exchange.channel.after_mean(
@@ -109,7 +110,7 @@ class ServerSide:
         rows, cohort = self._exchange.arrived(rows, cohort)
         rows, cohort = self._finite_only(rows, cohort)
         row = self._aggregated(rows, cohort)
-        if not bool(torch.isfinite(row).all()):
+        if not all_finite(row):
             raise ArithmeticError(
                 f"all updates of round {cohort.round + 1} are finite, but their "
                 "aggregate is not"

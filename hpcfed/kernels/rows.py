@@ -62,7 +62,8 @@ def row_distances(a: Tensor, b: Tensor) -> Tensor:
     kernel = _kernel("distances.cu", "squared_distances", a.device.index, macros)
     kernel((chunks, len(a)), a, b, parts, columns, *strides)
     # Not by atomic adds, whose order changes from run to run.
-    return parts.sum(1).sqrt()
+    squares = parts.sum(1) if chunks > 1 else parts[:, 0]
+    return squares.sqrt()
 
 
 def fill(rows: Tensor, to: Tensor, table: Tensor) -> None:

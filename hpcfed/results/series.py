@@ -16,6 +16,7 @@ For code that shows figures:
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 
 import numpy as np
 
@@ -272,14 +273,19 @@ def _rank_figures() -> tuple[str, ...]:
 
 RANK_FIGURES = _rank_figures()
 """What a rank sends after a round, in this order."""
+KNOWN = frozenset(RANK_FIGURES)
+"""The same without an order, to look names up."""
+_AS_IT_IS = {summed, largest, agreed}
+_OF_ONE_RANK = {s.name: s.figures[0] for s in _ROUND_TABLE if s.reduce in _AS_IT_IS}
+"""By series: the figure that it is if there is one rank."""
 
 
 def as_vector(figures: Mapping[str, float]) -> np.ndarray:
     """Return a rank's figures in the order of `RANK_FIGURES`; NaN for missing ones."""
-    unknown = figures.keys() - set(RANK_FIGURES)
+    unknown = figures.keys() - KNOWN
     assert not unknown, f"no series is made of {', '.join(sorted(unknown))}"
     # The table's order, not the caller's: the vectors of all ranks must match.
-    vector = [figures.get(name, float("nan")) for name in RANK_FIGURES]
+    vector = [figures.get(name, nan) for name in RANK_FIGURES]
     return np.array(vector)
 
 
@@ -290,8 +296,13 @@ def by_rank(gathered: np.ndarray) -> dict[str, np.ndarray]:
 
 def round_figures(figures: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Reduce the ranks' figures to the round's; NaN if no rank has sent any."""
+    # Most runs have one rank, and would call numpy for every number.
+    is_one = len(figures["wall"]) == 1
     reduced = {}
     for series in _ROUND_TABLE:
+        if is_one and series.name in _OF_ONE_RANK:
+            reduced[series.name] = float(figures[_OF_ONE_RANK[series.name]][0])
+            continue
         taken = [figures[name] for name in series.figures]
         reduced[series.name] = series.reduce(*taken)
     return reduced

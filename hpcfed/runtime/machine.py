@@ -118,7 +118,9 @@ def peak(status: Path = Path("/proc/self/status")) -> int:
     # Not by getrusage: Linux passes its peak on to programs that a process starts, so a
     # run would begin with the peak of a study or a notebook.
     try:
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+        # As bytes, without an encoding: this is read in every round.
+        with open(status, "rb", 0) as file:
+            found = re.search(rb"^VmHWM:\s+(\d+) kB$", file.read(), re.MULTILINE)
     except OSError:
         found = None
     if found is not None:

@@ -44,6 +44,10 @@ class Timer:
         self._cuda = device.type == "cuda"
         self._marks: list[tuple[str, Any]] = []
         """Phases of this round, each with the time or event at which it began."""
+        self._free: list[Any] = []
+        """Events of earlier rounds."""
+        self._taken: list[Any] = []
+        """This timer's own events among the marks."""
         self._inside = False
         self._round_began = 0.0
         self.current = "other"
@@ -56,20 +60,25 @@ class Timer:
         """Discard all measurements; the first round begins now."""
         self._synchronize()
         self._marks.clear()
+        self._free += self._taken
+        self._taken.clear()
         self._mark("other")
         self._round_began = time.perf_counter()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> "_Phase":
         """Count the time within the block for this phase, or an outer one."""
+        return _Phase(self, name)
+
+    def _enter(self, name: str) -> bool:
+        """Begin a phase, and return True, unless another is open."""
         # A phase may call a function that opens another phase; the caller's counts.
         if self._inside:
-            yield
-            return
+            return False
         self._inside = True
         self._mark(name)
-        # No finally: after an exception `current` must still name the phase that failed.
-        yield
+        return True
+
+    def _leave(self) -> None:
         self._mark("other")
         self._inside = False
 
@@ -95,12 +104,14 @@ class Timer:
         self._round_began = now
         # The last mark begins the next round, so no time is lost between two.
         del self._marks[:-1]
+        self._free += self._taken[:-1]
+        del self._taken[:-1]
         return seconds, wall
 
     def _mark(self, name: str, at: Any = None) -> None:
         self.current = name
         self.changes += 1
-        self._marks.append((name, self.stamp() if at is None else at))
+        self._marks.append((name, self._own_stamp() if at is None else at))
 
     def stamp(self) -> Any:
         """Return a time stamp; on a GPU, an event in the stream."""
@@ -113,11 +124,45 @@ class Timer:
         event.record()
         return event
 
+    def _own_stamp(self) -> Any:
+        """Return a stamp that no other timer gets: its event is recorded again after
+        this round, because making one takes the host as long as recording it.
+        """
+        if not self._cuda:
+            return time.perf_counter()
+        if self._free:
+            event = self._free.pop()
+            event.record()
+        else:
+            event = self.stamp()
+        self._taken.append(event)
+        return event
+
     def _synchronize(self) -> None:
         if self._cuda:
             import torch
 
             torch.cuda.synchronize()
+
+
+class _Phase:
+    """The context of a phase. Not by contextlib, whose generators take longer than all
+    else here.
+    """
+
+    __slots__ = ("_name", "_opened", "_timer")
+
+    def __init__(self, timer: Timer, name: str) -> None:
+        self._timer = timer
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._opened = self._timer._enter(self._name)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        # After an exception `current` must still name the phase that failed.
+        if self._opened and kind is None:
+            self._timer._leave()
 
 
 # Who observes a run: no one, unless a profile was asked for.  A process has one
