@@ -298,6 +298,44 @@ def test_networks_of_the_catalogue_may_be_called_by_vmap(name: str) -> None:
     torch.testing.assert_close(by_vmap, batched, rtol=1e-9, atol=1e-10)
 
 
+def test_a_single_sample_passes_norms_of_images_and_of_one_pixel() -> None:
+    torch.manual_seed(0)
+    # No activation follows the last norm, which turns a single value into about zero:
+    # its sign would be a matter of rounding.
+    network = nn.Sequential(
+        *(nn.Conv2d(1, 4, 1), nn.BatchNorm2d(4)),
+        *(nn.Conv2d(4, 6, 2), nn.BatchNorm2d(6)),
+        *(nn.Flatten(), nn.Linear(6, 10)),
+    )
+    shard = make_shard((1, 2, 2), (1, 1), torch.float64)
+    sgd, keys = replace(SGD, epochs=1), torch.arange(2)
+    batched, alone = (
+        trained(mode, network, shard, sgd, keys)[0] for mode in ("batched", "loop")
+    )
+    torch.testing.assert_close(alone, batched, rtol=1e-9, atol=1e-10)
+
+
+def test_cudnn_tries_kernels_for_full_batches_of_a_lone_client_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = set()
+
+    def advance(self: StackTraining, shape: StepShape) -> None:
+        tried.add((shape.slots, torch.backends.cudnn.benchmark))
+
+    monkeypatch.setattr(StackTraining, "_advance", advance)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    network = build("mlp", shape=(1, 8, 8), classes=10, seed=0)
+    shard = make_shard((1, 8, 8), (7, 2), torch.float32)
+    sgd, keys = Recipe(1, 4, 0.1), torch.arange(2)
+    trained("loop", network, shard, sgd, keys)
+    assert tried == {(4, True), (3, False), (2, False)}
+    tried.clear()
+    trained("batched", network, shard, sgd, keys)
+    assert tried == {(4, True), (3, True)}
+    assert torch.backends.cudnn.benchmark
+
+
 def test_augmented_images_are_the_same_in_a_stack_and_alone(device: str) -> None:
     """And wherever a client lives: with other clients' data beside its own."""
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)

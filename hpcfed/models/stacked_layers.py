@@ -171,8 +171,10 @@ class StackedBatchNorm2d(StackedLayer):
         with torch.no_grad():
             # At least 1: a client with a single value has no unbiased variance.
             unbiased = var * count / (count - 1).clamp(min=1)
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(unbiased, self.momentum)
+            # By `data`, which has a version of its own: all layers' statistics share
+            # memory, and torch's norm of another layer refuses memory that has changed.
+            self.running_mean.data.lerp_(mean, self.momentum)
+            self.running_var.data.lerp_(unbiased, self.momentum)
         return mean, var
 
 
