@@ -19,7 +19,9 @@ def main() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # Importing takes a while, so wait until the handlers are in place.
     from hpcfed.runtime.imports import keep_bytecode, without_collecting
+    from hpcfed.runtime.starting import starting
 
+    starting.begin_program()
     keep_bytecode()
     with without_collecting():
         from hpcfed.cli import main as command

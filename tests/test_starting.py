@@ -19,6 +19,7 @@ from hpcfed.experiment.materials import SMALL, threads_for_work
 from hpcfed.models.cost import Cost
 from hpcfed.runtime import mpi, sharing
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.starting import FIGURES, Starting
 
 ARRAYS = {
     "images": np.arange(60, dtype=np.uint8).reshape(5, 3, 4),
@@ -42,6 +43,39 @@ def test_arrays_are_found_where_another_process_has_put_them() -> None:
     os.close(place.file)
     assert sharing.attach(place) is None
     assert here["images"].sum() == ARRAYS["images"].sum(), "they outlive the file"
+
+
+def test_parts_of_a_start_follow_each_other_until_rounds_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([0, 2, 3, 7, 8, 10, 15, 20, 30, 34, 40, 41])
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    starting = Starting()
+    starting.begin_program()  # 0
+    starting.begin_run()  # 2
+    starting.reached("world")  # 3
+    starting.reached("data")  # 7
+    starting.reached("network")  # 8
+    starting.reached("data")  # 10: of another run that is stacked
+    starting.reached("opening")  # 15
+    starting.reached("opening")  # 20: another stacked run begins its rounds
+    with starting.counted("captured"):  # 30 to 34
+        pass
+    first = starting.figures()
+    assert set(first) == set(FIGURES)
+    assert {name: value for name, value in first.items() if value} == {
+        "start_imports": 2,
+        "start_world": 1,
+        "start_data": 4 + 2,
+        "start_network": 1,
+        "start_opening": 5,
+        "captured": 1,
+        "captured_seconds": 4,
+    }
+    starting.begin_run()  # 40: a second run of the process imports nothing
+    starting.reached("world")  # 41
+    again = starting.figures()
+    assert {name: value for name, value in again.items() if value} == {"start_world": 1}
 
 
 def test_small_networks_get_one_thread_unless_the_user_says_otherwise(

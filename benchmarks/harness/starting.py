@@ -9,11 +9,17 @@ The last lines of a case are median and least. Several packages take turns. `--c
 each call with an empty cache of its own; else the calls share one, and a first call that
 is not counted fills it.
 
+A second table has the parts of each run as the run itself recorded them, medians in
+seconds: what came before its rounds, one after the other; the first round beyond a
+usual one, and what was done once in the rounds, with its number; files after the last
+round; what the command prints; the end of the process.
+
 examples:
   python -m benchmarks.harness.starting
   python -m benchmarks.harness.starting --cases cnn pfedgpa --repeats 5 --cold
   python -m benchmarks.harness.starting --cases first --repeats 7 --package ../before .
   python -m benchmarks.harness.starting --cases cifar10 ranks --data-root data
+  python -m benchmarks.harness.starting --cases pfl resnet --repeats 1 --cold
 """
 
 import argparse
@@ -25,6 +31,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import h5py
+import numpy as np
 
 from benchmarks import launching
 from benchmarks.arguments import parser_of
@@ -42,6 +51,9 @@ MILESTONES = (
     "exit",
 )
 COLUMNS = (*MILESTONES, "torch import", "cpu")
+STARTED = ("imports", "world", "data", "network", "samples", "opening")
+ONCE = ("compiled", "first_steps", "captured")
+ENDED = ("files", "printing", "exiting")
 FEW = "--clients 10 --partition dominant --train-per-client 20 --test-per-client 10"
 CASES: dict[str, tuple[int, str]] = {
     "help": (1, "--help"),
@@ -61,6 +73,17 @@ CASES: dict[str, tuple[int, str]] = {
         "run --method pfedgpa --server-ranks 1 --server tiny --clients 4 --rounds 1 "
         "--autoencoder-samples 100 --denoiser-samples 100",
     ),
+    "pfl": (
+        1,
+        "run --dataset synthetic --synthetic-shape 3x32x32 --model cnn-pfl --clients 1000 "
+        "--partition iid --train-per-client 50 --test-per-client 10 --cohort 50 "
+        "--batch-size 10 --epochs 1 --lr 0.1 --momentum 0 --evaluate-clients 1 "
+        "--evaluate-every 10 --rounds 30",
+    ),
+    "resnet": (
+        1,
+        "run --model resnet18 --clients 10 --epochs 1 --batch-size 32 --rounds 4",
+    ),
     "show": (1, "show RUN"),
 }
 """Ranks and words of each command; those with real images need --data-root."""
@@ -71,13 +94,17 @@ def main() -> None:
     options = _parse()
     print(f"| case | {' | '.join(COLUMNS)} |")
     print("|---|" + "---:|" * len(COLUMNS))
+    parts = []
     with tempfile.TemporaryDirectory() as folder:
         for case in options.cases:
-            _time_case(case, options, Path(folder))
+            parts += _time_case(case, options, Path(folder))
+    print("\n".join(["", *_head_of_parts(), *parts]))
 
 
-def _time_case(case: str, options: argparse.Namespace, folder: Path) -> None:
-    """Time a case with each package by turns, and print its lines."""
+def _time_case(case: str, options: argparse.Namespace, folder: Path) -> list[str]:
+    """Time a case with each package by turns, and print its lines; return those of its
+    parts.
+    """
     calls: dict[Path, list[dict[str, float]]] = {}
     for call in range(options.repeats + 1):
         for number, package in enumerate(options.package):
@@ -92,6 +119,11 @@ def _time_case(case: str, options: argparse.Namespace, folder: Path) -> None:
         for name, of in (("median", statistics.median), ("least", min)):
             line = _line(f"**{case}, {package}, {name}**", _over(timed, of))
             print(line, flush=True)
+    return [
+        _line_of_parts(f"{case}, {package}", _over(timed, statistics.median))
+        for package, timed in calls.items()
+        if CASES[case][1].startswith("run")
+    ]
 
 
 def _timed(
@@ -120,7 +152,49 @@ def _timed(
     seconds["cpu"] = _cpu_seconds() - used
     if "torch" in seconds:
         seconds["torch import"] = seconds["torch"] - seconds["torch begins"]
+    if words[0] == "run":
+        seconds |= _parts(folder / "run/run.h5")
+        seconds["files"] = seconds["written"] - seconds["last round"]
+        seconds["printing"] = seconds["end"] - seconds["written"]
+        seconds["exiting"] = seconds["exit"] - seconds["end"]
     return seconds
+
+
+def _parts(file: Path) -> dict[str, float]:
+    """Return what the root of a run recorded; older versions record less."""
+    found = {}
+    with h5py.File(file) as run:
+        wall = run["timing/wall"][: run.attrs["rounds_done"]].max(1)
+        usual = np.median(wall[1:]) if len(wall) > 1 else np.nan
+        found["a usual round"] = float(usual)
+        found["first round beyond it"] = float(wall[0] - usual)
+        for part in STARTED:
+            found[f"start_{part}"] = _of_root(run, f"start_{part}")
+        for work in ONCE:
+            found[work] = _of_root(run, work)
+            found[f"{work}_seconds"] = _of_root(run, f"{work}_seconds")
+    return found
+
+
+def _of_root(run: h5py.File, name: str) -> float:
+    return float(run[f"timing/{name}"][0]) if f"timing/{name}" in run else np.nan
+
+
+def _head_of_parts() -> list[str]:
+    titles = [*STARTED, "first round beyond a usual one", "a usual round"]
+    titles += [work.replace("_", " ") for work in ONCE]
+    titles += ENDED
+    return [f"| case | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
+
+
+def _line_of_parts(name: str, seconds: dict[str, float]) -> str:
+    cells = [f"{seconds[f'start_{part}']:.2f}" for part in STARTED]
+    cells.append(f"{seconds['first round beyond it']:.2f}")
+    cells.append(f"{seconds['a usual round']:.4f}")
+    for work in ONCE:
+        cells.append(f"{seconds[work]:.0f} in {seconds[f'{work}_seconds']:.2f}")
+    cells += [f"{seconds[part]:.2f}" for part in ENDED]
+    return f"| {name} | {' | '.join(cells)} |"
 
 
 def _cpu_seconds() -> float:

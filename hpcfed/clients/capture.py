@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from hpcfed.runtime.starting import starting
+
 
 class Replays:
     """Functions by key: the first call runs plainly, the second is captured, then
@@ -41,7 +43,8 @@ class Replays:
             return
         if key not in self._graphs:
             self._graphs[key] = None
-            function()
+            with starting.counted("first_steps"):
+                function()
             return
         graph = self._graphs[key]
         if graph is None:
@@ -56,7 +59,8 @@ class Replays:
 
     def _tried(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         try:
-            return self._captured(function)
+            with starting.counted("captured"):
+                return self._captured(function)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:

@@ -18,6 +18,7 @@ from hpcfed.clients.objective import CLASSES, OBJECTIVES, Sums, Wanted
 from hpcfed.clients.schedule import Length, evaluation_samples, rounded_up, step_shapes
 from hpcfed.data.shards import Shard
 from hpcfed.kernels.batch import MOST_CLIENTS, gather_inputs, gatherable, of_step
+from hpcfed.kernels.cuda import without_trials
 from hpcfed.models.cost import Cost
 from hpcfed.models.forward import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
@@ -124,7 +125,10 @@ class _Evaluation:
         if length:
             inputs = inputs[..., :length].contiguous()
             targets = targets[:, :length]
-        outputs = self._judged.network(tensors, inputs)
+        # Batches that are not rounded up have many sizes: cuDNN's trials of its kernels
+        # would take longer than the passes.
+        with without_trials(unless=self._judged.captured):
+            outputs = self._judged.network(tensors, inputs)
         return self._objective.figures(outputs, targets, self._judged.wanted)
 
 

@@ -29,6 +29,7 @@ from hpcfed.clients.schedule import (
 from hpcfed.clients.step_tables import StepTables
 from hpcfed.data.shards import Shard
 from hpcfed.kernels.batch import gather_inputs, gatherable
+from hpcfed.kernels.cuda import without_trials
 from hpcfed.kernels.pull import Spans
 from hpcfed.models.forward import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
@@ -298,8 +299,11 @@ class StackTraining:
 
     def _advance_by(self, steps: int, shape: StepShape) -> None:
         """Take a number of steps with the first clients."""
-        for _ in range(steps):
-            self._advance(shape)
+        # A client alone keeps the exact size of its short batches. cuDNN would try its
+        # kernels for every size, and take seconds for a deep network.
+        with without_trials(unless=self._capacity > 1 or shape.slots == self._slots):
+            for _ in range(steps):
+                self._advance(shape)
 
     def _advance(self, shape: StepShape) -> None:
         """Take one step with the first clients."""

@@ -49,6 +49,7 @@ from hpcfed.options import RunConfig, Settings, weighs_by
 from hpcfed.options.metrics import chosen
 from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.starting import starting
 from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 from hpcfed.server.options import server_options
@@ -134,6 +135,7 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     begin = time.perf_counter()
     data = material.holdings.each(load)
     gather_seconds = time.perf_counter() - begin
+    starting.reached("samples")
     setup = _Assembly(
         settings=settings,
         world=world,
@@ -177,6 +179,7 @@ def assemble_stacked(
     data = load_stacked_shards(
         materials, names, device=world.device, dtype=dtype_of(config)
     )
+    starting.reached("samples")
     engine = materials[0].engine
     lockstep = Lockstep(engine, names, timers)
     transport = open_transport(settings, engine.layout, world)

@@ -34,6 +34,7 @@ from hpcfed.results.results import ResultsWriter
 from hpcfed.results.run import at_target
 from hpcfed.runtime.energy import ENERGIES, Used
 from hpcfed.runtime.signals import Stop
+from hpcfed.runtime.starting import starting
 from hpcfed.server.options import server_options
 from hpcfed.server.schedule import rows_are_due
 
@@ -125,6 +126,7 @@ class _Rounds:
         # All ranks begin together, so that waiting is not counted as the first round.
         self._setup.collectives.barrier()
         self._setup.timer.start()
+        starting.reached("opening")
         if self._is_over(done):
             return state, False
         for round in range(done, self._planned):
@@ -243,7 +245,7 @@ def _finish(
             # A later run adds the model's updates to this.
             start = row[fed.generated]
         fed.server.save(str(folder / SERVER), start)
-    mine = used.until_now()
+    mine = used.until_now() | starting.figures()
     everyones = setup.collectives.gather_vectors(np.array(list(mine.values())))
     measured = {}
     if everyones is not None:

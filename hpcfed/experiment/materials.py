@@ -31,6 +31,7 @@ from hpcfed.models.frozen import share_frozen
 from hpcfed.options import RunConfig, Settings
 from hpcfed.runtime import device
 from hpcfed.runtime.location import omp_threads
+from hpcfed.runtime.starting import starting
 from hpcfed.runtime.world import World
 
 SMALL = 500_000
@@ -129,6 +130,7 @@ def make_material(
     """
     config = settings.config
     dealt = deal(config, dataset, validates=validates(settings))
+    starting.reached("data")
     network = network_of_run(config, world.device)
     own = config.model_info() is None
     if own:
@@ -155,6 +157,7 @@ def make_material(
     if config.init is not None and dtype_of(config) is torch.float64:
         # Torch makes networks in float32, which would round given float64 weights.
         network = client_network(config, double=True)
+    starting.reached("network")
     # Clients that join later come after all others, and are placed separately.
     partition = dealt.partition
     known = slice(0, config.clients)

@@ -44,6 +44,7 @@ from hpcfed.results.folder import (
 from hpcfed.results.stored import is_complete, is_silent, keeps_last
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.signals import STOPPED, Stop
+from hpcfed.runtime.starting import starting
 from hpcfed.runtime.timer import Observer, observer
 from hpcfed.runtime.world import World
 
@@ -198,6 +199,7 @@ def run_stacked(
     The root gets their folders, other ranks none. If one of several points fails, the
     others go on.
     """
+    starting.begin_run()
     config = points[0].config
     stop = stop or Stop(60 * config.checkpoint_minutes)
     if config.deterministic:
@@ -211,6 +213,7 @@ def run_stacked(
     world = worlds.enter(
         device=config.device, server_ranks=config.server_ranks, backend=config.backend
     )
+    starting.reached("world")
     # Some defaults depend on the device, which is known only now.
     places = world.server_locations
     on_gpu = all(location.device != "cpu" for location in places)

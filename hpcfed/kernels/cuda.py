@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.runtime import cache as disk
+from hpcfed.runtime.starting import starting
 
 WIDEST_LOAD = 16
 """The most bytes that a thread loads at once; such a load must begin at a multiple."""
@@ -98,8 +99,11 @@ def _architecture(device: int) -> str:
 
 
 @contextmanager
-def without_trials() -> Iterator[None]:
+def without_trials(*, unless: bool = False) -> Iterator[None]:
     """Let cuDNN choose kernels by heuristics, if benchmarking takes too long."""
+    if unless:
+        yield
+        return
     before = torch.backends.cudnn.benchmark
     # Not by its `flags`, which would turn cuDNN itself off.
     torch.backends.cudnn.benchmark = False
@@ -205,7 +209,8 @@ def compiled(source: str, macros: Macros, architecture: str) -> bytes:
     kept = _cache_name(text, options)
     code = disk.read(kept)
     if code is None:
-        code = _compile(source, text, options)
+        with starting.counted("compiled"):
+            code = _compile(source, text, options)
         disk.write(kept, code)
     return code
 

@@ -17,6 +17,7 @@ from hpcfed.errors import UserError
 from hpcfed.options.metrics import METRICS, PER_CLASS, of_clients
 from hpcfed.results.safe import Reader
 from hpcfed.results.series import RANK_SERIES, ROUND_SERIES, metric_series
+from hpcfed.runtime.starting import FIGURES
 from hpcfed.runtime.timer import PHASES
 
 SCHEMA = 1
@@ -58,6 +59,7 @@ AT_THE_END = {
     ),
     "load_at_start": ("1", "load of each rank's host, over a minute, as the run began"),
     "load_at_end": ("1", "the same as it ended"),
+    **FIGURES,
 }
 """What each rank measures over a complete run: unit and meaning, under `timing/`."""
 FINAL = "accuracy on the client's own test data at the end; NaN: not asked for"
