@@ -5,12 +5,16 @@ forward and backward, so that results of the layer's size are written once. In b
 gradients of adapters are summed and returned in float32.
 """
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from hpcfed.kernels import cuda
 
 EIGHT = 8
 """Numbers of bfloat16 that are loaded at once, and must begin at a multiple of 16 bytes."""
@@ -25,6 +29,20 @@ class Memory(NamedTuple):
     """Both factors in bfloat16."""
     sinks: tuple[Tensor | None, Tensor | None] = (None, None)
     """Where their gradients go, instead of new memory."""
+    branch: cuda.Branch | None = None
+    """Where gradients that go to sinks are computed."""
+
+    def aside(
+        self, needed: Sequence[bool], *tensors: Tensor
+    ) -> AbstractContextManager[None]:
+        """Let the branch compute the gradients that are needed from these tensors.
+
+        Autograd waits for a gradient without a sink, so it cannot go there.
+        """
+        waits = any(n and s is None for n, s in zip(needed, self.sinks, strict=True))
+        if self.branch is None or waits:
+            return nullcontext()
+        return self.branch.work(*tensors)
 
 
 OWN = Memory()
@@ -91,7 +109,7 @@ class _Adapted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, down: Tensor, up: Tensor, parts: Parts) -> Tensor:
         ctx.types = down.dtype, up.dtype
-        ctx.sinks = parts.memory.sinks
+        ctx.memory = parts.memory
         ctx.scale = parts.scale
         down, up = parts.factors(x)
         inner = scaled_product(x, down.mT, parts.scale)
@@ -103,14 +121,16 @@ class _Adapted(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, down, up, inner = ctx.saved_tensors
         needs_x, needs_down, needs_up, _ = ctx.needs_input_grad
-        to_down, to_up = ctx.sinks
+        to_down, to_up = ctx.memory.sinks
         dx = of_down = of_up = None
+        d_inner = inner
         if needs_x or needs_down:
             d_inner = scaled_product(dy, up, ctx.scale)
-        if needs_up:
-            of_up = gradient_of(dy.mT, inner, ctx.types[1], to_up)
-        if needs_down:
-            of_down = gradient_of(d_inner.mT, x, ctx.types[0], to_down)
+        with ctx.memory.aside((needs_down, needs_up), dy, inner, d_inner, x):
+            if needs_up:
+                of_up = gradient_of(dy.mT, inner, ctx.types[1], to_up)
+            if needs_down:
+                of_down = gradient_of(d_inner.mT, x, ctx.types[0], to_down)
         if needs_x:
             dx = torch.matmul(dy, weight).baddbmm_(d_inner, down)
         return dx, of_down, of_up, None

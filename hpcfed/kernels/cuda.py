@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import re
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -23,6 +24,9 @@ from hpcfed.runtime.starting import starting
 
 WIDEST_LOAD = 16
 """The most bytes that a thread loads at once; such a load must begin at a multiple."""
+
+_MOST_HELD = 512 * 2**20
+"""Bytes that a branch may keep from being reused."""
 
 Macros = tuple[tuple[str, str | int], ...]
 """Names and values; hashable, so that kernels can be cached by them."""
@@ -136,13 +140,14 @@ class Branch:
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
         self._open = False
-        self._held: list[Tensor | None] = []
+        self._held: deque[tuple[torch.cuda.Event, tuple[Tensor | None, ...]]] = deque()
+        """Pieces of work that may not be done, and what they read."""
 
     @contextmanager
     def work(self, *tensors: Tensor | None) -> Iterator[None]:
         """Send what is launched within the block to the branch.
 
-        The memory of the tensors that it reads is not reused before `join`.
+        The memory of the tensors that it reads is not reused before the work is done.
         """
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             yield
@@ -152,12 +157,16 @@ class Branch:
         if self._stream is None:
             self._stream = torch.cuda.Stream()
         self._open = True
-        # The allocator does not know about this stream: references keep the memory.
-        self._held += tensors
         # Everything captured so far comes before the branch.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield
+            done = self._stream.record_event()
+        # The allocator does not know about this stream: references keep the memory.
+        self._held.append((done, tensors))
+        while sum(map(_bytes_of, self._held)) > _MOST_HELD:
+            done, _ = self._held.popleft()
+            torch.cuda.current_stream().wait_event(done)
 
     def join(self) -> None:
         """Wait for the branch; required before the capture ends, or fails."""
@@ -165,6 +174,10 @@ class Branch:
             torch.cuda.current_stream().wait_stream(self._stream)
             self._open = False
             self._held.clear()
+
+
+def _bytes_of(held: tuple[torch.cuda.Event, tuple[Tensor | None, ...]]) -> int:
+    return sum(tensor.nbytes for tensor in held[1] if tensor is not None)
 
 
 _threads = threading.local()

@@ -27,7 +27,7 @@ __device__ __forceinline__ float derivative(float y) {
 // `sums` [clients, rows, columns] become sums + inner · factor. FORWARD: `other` becomes GELU of that.
 // Otherwise sums are then multiplied by GELU's derivative at `other`.
 // A factor is [columns, RANK] of a client for FORWARD, and [RANK, columns] otherwise; clients are `stride` apart.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     between(Number* sums, Number* other, const Number* inner, const Number* factor, int64 rows, int64 columns,
             int64 stride) {
   // The first four of a thread's columns, and the other four: so that neighbours read neighbouring numbers.
@@ -51,15 +51,27 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   const int c = 8 * (threadIdx.x % 32), warp = threadIdx.x / 32;
   if (first_column + c >= columns) return;
   const int64 start = (client * rows + first_row) * columns + first_column + c;
-  for (int row = warp * AT_ONCE; row < ROWS && first_row + row < rows; row += WARPS * AT_ONCE) {
-    Eight sum[AT_ONCE], at[AT_ONCE];
+  // What comes next is on its way while this is worked on.
+  uint4 next[AT_ONCE], next_at[AT_ONCE];
+  const auto fetch = [&](int row) {
 #pragma unroll
     for (int t = 0; t < AT_ONCE; t++) {
-      if (first_row + row + t >= rows) break;
-      sum[t] = load(sums + start + (row + t) * columns);
-      if (!FORWARD) at[t] = load(other + start + (row + t) * columns);
+      if (row + t >= ROWS || first_row + row + t >= rows) break;
+      next[t] = *(const uint4*)(sums + start + (row + t) * columns);
+      if (!FORWARD) next_at[t] = *(const uint4*)(other + start + (row + t) * columns);
     }
-#pragma unroll 8
+  };
+  fetch(warp * AT_ONCE);
+  for (int row = warp * AT_ONCE; row < ROWS && first_row + row < rows; row += WARPS * AT_ONCE) {
+    Eight sum[AT_ONCE];
+    uint4 at[AT_ONCE];
+#pragma unroll
+    for (int t = 0; t < AT_ONCE; t++) {
+      sum[t] = load((const Number*)&next[t]);
+      at[t] = next_at[t];
+    }
+    fetch(row + WARPS * AT_ONCE);
+#pragma unroll 2
     for (int r = 0; r < RANK; r++) {
       const float4 a = of_factor[r][0][threadIdx.x % 32], b = of_factor[r][1][threadIdx.x % 32];
       const Eight by = {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
@@ -83,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         store(other + place, y);
       } else {
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum[t].v[i] *= derivative(at[t].v[i]);
+        for (int i = 0; i < 8; i++) sum[t].v[i] *= derivative(load((const Number*)&at[t]).v[i]);
         store(sums + place, sum[t]);
       }
     }

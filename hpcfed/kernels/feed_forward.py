@@ -4,6 +4,7 @@ One pass adds what the adapter adds, and applies GELU: the widest tensors of a b
 read and written less often than by a layer, an activation, and a layer.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from hpcfed.kernels import cuda
-from hpcfed.kernels.adapted import Parts, adapted, gradient_of, scaled_product
+from hpcfed.kernels.adapted import (
+    Memory,
+    Parts,
+    adapted,
+    gradient_of,
+    scaled_product,
+)
 
 _THREADS = 256
 _WIDTH = 256
@@ -54,7 +61,7 @@ class _FeedForward(torch.autograd.Function):
         second: Parts,
     ) -> Tensor:
         ctx.scales = first.scale, second.scale
-        ctx.sinks = *first.memory.sinks, *second.memory.sinks
+        ctx.memories = first.memory, second.memory
         ctx.dtype = first_down.dtype
         factors = *first.factors(x), *second.factors(x)
         inner = scaled_product(x, factors[0].mT, first.scale)
@@ -83,24 +90,34 @@ class _FeedForward(torch.autograd.Function):
         )
         down, up, second_down, second_up = factors
         scale, second_scale = ctx.scales
+        memory, second_memory = ctx.memories
+        needs_x, *needs = ctx.needs_input_grad[:5]
         d_second = scaled_product(dy, second_up, second_scale)
+        pairs = ((d_second, active), (dy, second_inner))
+        of_second = _gradients(pairs, second_memory, needs[2:], ctx.dtype)
         d_hidden = torch.matmul(dy, second_weight)
         _pass_between(d_hidden, hidden, d_second, second_down, forward=False)
         d_inner = scaled_product(d_hidden, up, scale)
-        needs_x, *needs_factors = ctx.needs_input_grad[:5]
-        gradients: list[Tensor | None] = []
-        pairs = (
-            (d_inner, x),
-            (d_hidden, inner),
-            (d_second, active),
-            (dy, second_inner),
-        )
-        for (a, b), sink, needed in zip(pairs, ctx.sinks, needs_factors, strict=True):
-            gradients.append(gradient_of(a.mT, b, ctx.dtype, sink) if needed else None)
+        pairs = ((d_inner, x), (d_hidden, inner))
+        of_first = _gradients(pairs, memory, needs[:2], ctx.dtype)
         dx = None
         if needs_x:
             dx = torch.matmul(d_hidden, weight).baddbmm_(d_inner, down)
-        return dx, *gradients, None, None
+        return dx, *of_first, *of_second, None, None
+
+
+def _gradients(
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    memory: Memory,
+    needed: Sequence[bool],
+    dtype: torch.dtype,
+) -> list[Tensor | None]:
+    """Return the products of pairs that are needed, in their sinks."""
+    found: list[Tensor | None] = []
+    with memory.aside(needed, *(each for pair in pairs for each in pair)):
+        for (a, b), sink, wanted in zip(pairs, memory.sinks, needed, strict=True):
+            found.append(gradient_of(a.mT, b, dtype, sink) if wanted else None)
+    return found
 
 
 def _pass_between(

@@ -61,46 +61,42 @@ __device__ Sum over_block(Sum own, Sum* of_warps) {
 
 #define EACH_PART for (int k = AT_ONCE * threadIdx.x; k < VOCABULARY; k += AT_ONCE * THREADS)
 
-// Begins to copy what this thread will read of a token's logits; nobody else reads its copy.
+// Begins to copy a part of a token's logits, which this thread alone will read.
 __device__ void fetch(Number* to, const Number* from) {
   constexpr int whole = 16 / sizeof(Number);
-#pragma unroll 4
-  EACH_PART
-    for (int i = 0; i < AT_ONCE; i += whole)
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to + k + i)),
-                   "l"(from + k + i)
-                   : "memory");
+#pragma unroll
+  for (int i = 0; i < AT_ONCE; i += whole)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to + i)),
+                 "l"(from + i)
+                 : "memory");
 }
 
-extern __shared__ uint4 rows_of_tokens[];
+extern __shared__ uint4 row_of_token[];
 
 // Replaces a token's logits by the gradient of its client's mean loss, and leaves the token's loss in losses[token].
 // A client has `tokens` of them in a row, counts[client] with a target; one without, below 0, counts nothing.
-// A block takes token by token. Logits are read once if two rows fit in shared memory (KEPT): the next one comes
-// while this one is worked on. Otherwise they are read twice.
+// A block takes token by token. Logits are read once if a row fits in shared memory (KEPT): there the next token's take
+// the place of this one's as soon as these are done. Otherwise they are read twice.
 extern "C" __global__ void __launch_bounds__(THREADS)
     next_token(Number* logits, float* losses, const int64* targets, const int64* counts, int64 tokens, int64 end) {
   __shared__ Sum of_warps[2][32];
-  Number* kept = (Number*)rows_of_tokens;
-  bool turn = false;  // whose half of `kept` and `of_warps` it is
-  if (KEPT) fetch(kept, logits + blockIdx.x * (int64)VOCABULARY);
+  Number* kept = (Number*)row_of_token;
+  bool turn = false;  // whose half of `of_warps` it is
+  if (KEPT) EACH_PART fetch(kept + k, logits + blockIdx.x * (int64)VOCABULARY + k);
   for (int64 token = blockIdx.x; token < end; token += gridDim.x) {
     Number* x = logits + token * VOCABULARY;
-    const Number* from = x;
-    if (KEPT) {
-      asm volatile("cp.async.commit_group;" ::: "memory");
-      from = kept + turn * VOCABULARY;
-      const int64 next = token + gridDim.x;
-      if (next < end) fetch(kept + !turn * VOCABULARY, logits + next * VOCABULARY);
-      asm volatile("cp.async.commit_group;" ::: "memory");
-      asm volatile("cp.async.wait_group 1;" ::: "memory");
-    }
+    const Number* from = KEPT ? kept : x;
+    if (KEPT) asm volatile("cp.async.wait_all;" ::: "memory");
+    const Number* next = KEPT && token + gridDim.x < end ? x + gridDim.x * (int64)VOCABULARY : nullptr;
     turn = !turn;
     const int64 target = targets[token];
     if (target < 0) {
       // Not a product with 0: padded slots may hold NaN.
       const Eight zeros = {};
-      EACH_PART put(x + k, zeros);
+      EACH_PART {
+        if (next) fetch(kept + k, next + k);
+        put(x + k, zeros);
+      }
       if (threadIdx.x == 0) losses[token] = 0;
       // Rows without a target do not sum up, and two sums in a row need different memory.
       __syncthreads();
@@ -128,6 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll 4
     EACH_PART {
       Eight e = part(from + k);
+      if (next) fetch(kept + k, next + k);
 #pragma unroll
       for (int i = 0; i < AT_ONCE; i++) e.v[i] = exponential(e.v[i]) * scale;
       put(x + k, e);

@@ -147,15 +147,15 @@ def _kernel(device: int, vocabulary: int, halves: bool) -> cuda.Kernel:
     threads = min(_MOST_THREADS, 32 * warps)
     properties = torch.cuda.get_device_properties(device)
     most = properties.shared_memory_per_block_optin - _OF_KERNEL
-    two_rows = 2 * vocabulary * (2 if halves else 4)
-    kept = vocabulary % _PER_THREAD == 0 and two_rows <= most
+    row = vocabulary * (2 if halves else 4)
+    kept = vocabulary % _PER_THREAD == 0 and row <= most
     macros = (
         ("VOCABULARY", vocabulary),
         ("BF16", int(halves)),
         ("THREADS", threads),
         ("KEPT", int(kept)),
     )
-    shared = two_rows if kept else 0
+    shared = row if kept else 0
     return cuda.Kernel(
         "tokens.cu", "next_token", macros, threads=threads, shared=shared
     )

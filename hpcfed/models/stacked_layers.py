@@ -66,7 +66,9 @@ class StackedLora(LoraLinear):
         if self.padding:
             # Memory of the padded factor is nobody's.
             up, half, sink = F.pad(up, (0, 0, 0, self.padding)), None, None
-        memory = Memory((self.down.in_halves, half), (self.down.take_sinks()[0], sink))
+        halves = (self.down.in_halves, half)
+        sinks = (self.down.take_sinks()[0], sink)
+        memory = Memory(halves, sinks, self.down.batch.branch)
         return Parts(weight, bias, self.down.weight, up, self.scale, memory)
 
 
