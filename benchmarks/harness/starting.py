@@ -111,10 +111,13 @@ def _time_case(case: str, options: argparse.Namespace, folder: Path) -> list[str
             kept = f"{case}-{call}" if options.cold else "cache"
             cache = folder / f"{kept}-{number}"
             seconds = _timed(case, options, package, folder, cache)
+            name = f"{case}, {package}, call {call}"
             # The first call fills caches, those of the system as well.
             if call:
                 calls.setdefault(package, []).append(seconds)
-                print(_line(f"{case}, {package}, call {call}", seconds), flush=True)
+            else:
+                name += " (not counted)"
+            print(_line(name, seconds), flush=True)
     for package, timed in calls.items():
         for name, of in (("median", statistics.median), ("least", min)):
             line = _line(f"**{case}, {package}, {name}**", _over(timed, of))
