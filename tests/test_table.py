@@ -56,7 +56,8 @@ def bench(tmp_path: Path, **changes: Any) -> Bench:
         "device": "cpu",
         "json": tmp_path / "table.json",
     }
-    return Bench(worlds.enter(device="cpu"), Namespace(**options | changes))
+    world = worlds.enter(device="cpu")
+    return Bench(world, Namespace(**options | changes), tmp_path)
 
 
 def test_synthetic_data_is_as_large_as_the_real_set(tmp_path: Path) -> None:
@@ -165,23 +166,30 @@ def test_the_papers_settings_and_all_works_are_understood(root: Path) -> None:
     assert (paper.epochs, paper.alpha, paper.model) == (5, 0.1, "cnn-genfed")
 
 
-@pytest.mark.parametrize("kept", [False, True])
 def test_a_start_is_timed_with_an_empty_or_a_filled_cache(
-    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caches: list[str] = []
+    caches: list[Path] = []
 
     def run(name: str, *words: Any, **keywords: Any) -> published.Outcome:
         assert name == "pfl-cifar10" and keywords["rounds"] == table.START_ROUNDS
-        caches.append(keywords["variables"]["HPCFED_CACHE"])
-        return replace(MADE, command=10.0 * len(caches))
+        caches.append(Path(keywords["variables"]["HPCFED_CACHE"]))
+        caches[-1].mkdir(exist_ok=True)
+        return replace(MADE, command=100.0 * len(caches))
 
     monkeypatch.setattr(published, "run", run)
-    found = table.start(bench(tmp_path, seconds=25.0), kept=kept)
-    # Calls of 10 and 20 s fit into 25 s by this clock, which does not move.
-    counted = [10.0, 20.0, 30.0] if not kept else [20.0, 30.0]
-    assert found.values == [command - 3.0 for command in counted]
-    assert len(set(caches)) == (1 if kept else 3)
+    # The clock hardly moves, so calls of 100 and 200 s let another one begin.
+    on = bench(tmp_path, seconds=250.0)
+    cold = table.start(on, kept=False)
+    assert cold.values == [97.0, 197.0, 297.0] and len(set(caches)) == 3
+    assert cold.more == {"command_s": 200.0, "rounds_s": 2.0}
+    caches.clear()
+    warm = table.start(on, kept=True)
+    assert warm.values == [97.0, 197.0, 297.0]
+    assert set(caches) == {tmp_path / "cache"}, "the first call above has filled it"
+    caches.clear()
+    (tmp_path / "cache").rmdir()
+    assert table.start(on, kept=True).values == [197.0, 297.0]
 
 
 MADE = published.Outcome(
