@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from hpcfed.clients.network import client_network
 from hpcfed.errors import UserError
 from hpcfed.experiment.run import run_setup
+from hpcfed.models import hugging_face
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import add_adapters
 from hpcfed.models.peft_files import CONFIG, WEIGHTS, describe
 from hpcfed.results.folder import empty
 from tests.federations import assembled
-from tests.runs import flags, mistake
+from tests.runs import flags, mistake, started
 
 BASE = "base_model.model."
 PLAIN = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["fc1"]}
@@ -130,7 +131,8 @@ def test_a_model_leaves_its_base_in_the_base_s_folder(
     }  # fmt: skip
     with ZipFile(folder / "model.npz") as archive:
         said = json.loads(archive.comment)
-    assert said == {"folder": str(base), "drawn": ""}
+    weights = hugging_face.checksum(base)
+    assert said == {"folder": str(base), "drawn": "", "weights": weights}
     again = assembled(**values, lora_train="*.ln_f", init=str(folder))
     views = again.federation.layout.views(again.federation.initial_row()[None])
     for name, array in found.items():
@@ -139,6 +141,24 @@ def test_a_model_leaves_its_base_in_the_base_s_folder(
     whole = ran(tmp_path / "whole", **values, send_frozen=True)
     with np.load(whole / "model.npz") as model:
         assert "transformer.wte.weight" in model.files
+
+
+def test_a_base_that_was_changed_is_noticed(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = network_folder("GPT2", tmp_path / "base")
+    values = options(base, texts, lora=2)
+    words = flags(**values, out=tmp_path / "run", checkpoint_every=1)
+    folder = started(*words)
+    capsys.readouterr()
+    file = base / "model.safetensors"
+    weights = bytearray(file.read_bytes())
+    weights[-1] ^= 1
+    file.write_bytes(weights)
+    line = mistake(capsys, "run", "--resume", folder, "--rounds", 9, "--quiet")
+    assert "was begun with another base under its adapters" in line
+    line = mistake(capsys, "run", *flags(**values), "--init", folder)
+    assert f"belong to other weights than {base} has now" in line
 
 
 def test_adapters_stay_with_the_random_weights_that_they_were_trained_with(

@@ -35,6 +35,8 @@ class BaseReference:
     folder: str
     drawn: str = ""
     """Options by which its weights are drawn, if the folder has none."""
+    weights: str = ""
+    """A checksum of those that the folder has."""
 
 
 def save_model(

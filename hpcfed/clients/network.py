@@ -108,18 +108,25 @@ def base_reference(config: RunConfig) -> BaseReference | None:
     if drawn and keeps_halves(config, _expected_device(config)):
         # By the device's generator, which draws others.
         drawn += f" --precision {config.precision}"
-    return BaseReference(str(hugging_face.find_folder(name).resolve()), drawn)
+    folder = hugging_face.find_folder(name).resolve()
+    return BaseReference(str(folder), drawn, hugging_face.checksum(folder))
 
 
 def _check_base(config: RunConfig) -> None:
-    """Refuse adapters beside random weights other than those that they were trained
-    with.
-    """
+    """Refuse adapters beside weights other than those that they were trained with."""
     assert config.init is not None
     theirs, ours = base_of(config.init), base_reference(config)
-    if theirs is None or ours is None or theirs.drawn == ours.drawn:
+    if theirs is None or ours is None:
         return
     whose = f"--init {config.init}: its adapters belong to "
+    # Older files have no checksum.
+    if theirs.weights and ours.weights and theirs.weights != ours.weights:
+        raise UserError(
+            f"{whose}other weights than {ours.folder} has now; they were in "
+            f"{theirs.folder}"
+        )
+    if theirs.drawn == ours.drawn:
+        return
     if theirs.drawn:
         raise UserError(
             f"{whose}random weights of {theirs.folder}; give {theirs.drawn}"

@@ -23,7 +23,7 @@ from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import in_groups
 from hpcfed.results.checkpoints import Checkpoint
 from hpcfed.results.folder import GENERATED, RECORD
-from hpcfed.results.format import check_data
+from hpcfed.results.format import check_same
 from hpcfed.results.publish import publish
 from hpcfed.results.stored import is_complete, read_run
 from hpcfed.runtime.timer import Timer
@@ -67,7 +67,7 @@ def is_only_asked(setup: Setup, folder: Path, found: Checkpoint | None) -> bool:
     if setup.world.is_root:
         # A prompt may have been a sample of training otherwise.
         before = read_run(folder).facts.get("data")
-        check_data(folder / RECORD, before=before, now=setup.data)
+        check_same(folder / RECORD, "data", before=before, now=setup.data)
     return True
 
 

@@ -248,6 +248,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "validation_samples": len(setup.dealt.partition.validation),
             "leaked_samples": setup.dealt.supplement.leaked,
             "data": setup.data,
+            **({} if setup.base is None else {"base": setup.base.weights}),
             "uploads": channel_line(config, setup.settings.options),
             **_privacy(config),
             # Older files have no task: all of them are classification.

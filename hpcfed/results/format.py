@@ -364,10 +364,13 @@ def restore_entries(ours: h5py.File, old: Reader, group: str, rounds: int) -> in
     return happened
 
 
-def check_data(path: Path, *, before: Any, now: Any) -> None:
-    """Refuse to continue with other samples than the run began with."""
+def check_same(path: Path, kind: str, *, before: Any, now: Any) -> None:
+    """Refuse to continue with other samples, or another frozen network under adapters,
+    than the run began with.
+    """
     if before is not None and before != now:
+        what = "another base under its adapters" if kind == "base" else "other data"
         raise UserError(
-            f"{path} was begun with other data: its fingerprint was {before}, and "
-            f"is {now} now"
+            f"{path} was begun with {what}: its fingerprint was {before}, and is {now} "
+            "now"
         )

@@ -26,7 +26,7 @@ from hpcfed.results.format import (
     RELOCATIONS,
     SCHEMA,
     Declared,
-    check_data,
+    check_same,
     clock_arrays,
     create,
     create_clients,
@@ -354,8 +354,9 @@ class ResultsWriter:
             self.was_shorter = old.shape("rounds/seconds")[0] < len(
                 self._arrays["rounds/seconds"]
             )
-            now = self._file.attrs.get("data")
-            check_data(path, before=facts.get("data"), now=now)
+            for kind in ("data", "base"):
+                now = self._file.attrs.get(kind)
+                check_same(path, kind, before=facts.get(kind), now=now)
             # Ranks' figures have another shape if the number of ranks has changed. Then
             # they stay NaN for the rounds before. The run may also have become longer.
             for name, array in self._arrays.items():
