@@ -19,7 +19,7 @@ from hpcfed.clients.evaluation import BASE_FLOATS, samples_in_flight
 from hpcfed.clients.job import Recipe, TrainingJob
 from hpcfed.data.shards import Shard
 from hpcfed.kernels import linear
-from hpcfed.kernels.adapted import Memory, Parts, adapted
+from hpcfed.kernels.adapted import AdapterMemory, Parts, adapted
 from hpcfed.kernels.feed_forward import feed_forward
 from hpcfed.kernels.gated import gated
 from hpcfed.kernels.residual import FrozenNorm, normalised
@@ -141,7 +141,7 @@ def test_two_layers_with_gelu_between(
             factors.append(in_a_row(factor.bfloat16().float()).requires_grad_())
         halves = [in_a_row(each.detach().bfloat16()) for each in factors]
         sinks += [in_a_row(torch.zeros_like(each)) for each in factors]
-        memory = Memory((halves[0], halves[1]), (sinks[-2], sinks[-1]))
+        memory = AdapterMemory((halves[0], halves[1]), (sinks[-2], sinks[-1]))
         weight = weight.bfloat16()
         parts.append(Parts(weight, bias, factors[0], factors[1], 0.5, memory))
         leaves += factors

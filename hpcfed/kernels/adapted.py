@@ -22,7 +22,7 @@ IMPOSSIBLE = -1e4
 """The logit of a token that does not exist."""
 
 
-class Memory(NamedTuple):
+class AdapterMemory(NamedTuple):
     """What an adapter's owner holds for it."""
 
     halves: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -45,7 +45,7 @@ class Memory(NamedTuple):
         return self.branch.work(*tensors)
 
 
-OWN = Memory()
+OWN = AdapterMemory()
 
 
 class Parts(NamedTuple):
@@ -59,7 +59,7 @@ class Parts(NamedTuple):
     up: Tensor
     """[clients, outputs, rank]."""
     scale: float
-    memory: Memory = OWN
+    memory: AdapterMemory = OWN
 
     def factors(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return both factors in the type of `like`; their owner may have them."""
@@ -91,7 +91,7 @@ def adapted(
     down: Tensor,
     up: Tensor,
     scale: float,
-    memory: Memory = OWN,
+    memory: AdapterMemory = OWN,
 ) -> Tensor:
     """Return [clients, samples, outputs] of [clients, samples, inputs]; see Parts."""
     kind = x.device.type

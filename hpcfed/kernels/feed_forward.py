@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hpcfed.kernels import cuda
 from hpcfed.kernels.adapted import (
-    Memory,
+    AdapterMemory,
     Parts,
     adapted,
     gradient_of,
@@ -108,7 +108,7 @@ class _FeedForward(torch.autograd.Function):
 
 def _gradients(
     pairs: Sequence[tuple[Tensor, Tensor]],
-    memory: Memory,
+    memory: AdapterMemory,
     needed: Sequence[bool],
     dtype: torch.dtype,
 ) -> list[Tensor | None]:

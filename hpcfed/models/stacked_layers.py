@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed.kernels import batch_norm, dropout, linear
-from hpcfed.kernels.adapted import Memory, Parts, adapted, padded
+from hpcfed.kernels.adapted import AdapterMemory, Parts, adapted, padded
 from hpcfed.models.lora import LoraLinear
 from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.runtime import randomness
@@ -64,11 +64,11 @@ class StackedLora(LoraLinear):
         weight, bias = padded(weight, self.base.bias, self.padding)  # type: ignore[arg-type]
         up, half, sink = self.up.weight, self.up.in_halves, self.up.take_sinks()[0]
         if self.padding:
-            # Memory of the padded factor is nobody's.
+            # AdapterMemory of the padded factor is nobody's.
             up, half, sink = F.pad(up, (0, 0, 0, self.padding)), None, None
         halves = (self.down.in_halves, half)
         sinks = (self.down.take_sinks()[0], sink)
-        memory = Memory(halves, sinks, self.down.batch.branch)
+        memory = AdapterMemory(halves, sinks, self.down.batch.branch)
         return Parts(weight, bias, self.down.weight, up, self.scale, memory)
 
 
