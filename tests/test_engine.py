@@ -5,7 +5,7 @@ for uneven clients.
 import copy
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
 from hpcfed.clients import engine as engines
+from hpcfed.clients.capture import Repeats, Replays
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.evaluation import StackEvaluation
 from hpcfed.clients.job import Losses, Recipe, TrainingJob
@@ -801,6 +802,71 @@ def test_sizes_to_which_shapes_are_rounded() -> None:
     sizes = [rounded_up(n, 8) for n in range(1, 1000)]
     assert all(n <= size <= n * 1.125 for n, size in enumerate(sizes, 1))
     assert len(set(sizes)) < 70
+
+
+def test_what_comes_three_times_in_a_row_is_worth_a_graph() -> None:
+    repeats = Repeats(times=3, most=1)
+    found = [repeats(key) for key in "aabaaabaccc"]
+    assert found == [False] * 5 + [True, False, True] + [False] * 3
+
+
+def rounds_of_clients(
+    name: str, sizes: tuple[int, ...], device: str
+) -> tuple[list[Tensor], Engine]:
+    """Train five cohorts of the same clients, each from the rows of the last one."""
+    network = build(name, shape=(1, 8, 8), classes=10, seed=0)
+    layout = Layout.of(network)
+    shard = on(device, make_shard((1, 8, 8), sizes, torch.float32))
+    engine = Engine(network, layout, shape=(1, 8, 8))
+    rows = layout.row(network).to(device).expand(len(sizes), -1)
+    found = []
+    for round in range(5):
+        keys = randomness.client_keys(3, "test", round, torch.arange(len(sizes)))
+        job = TrainingJob(rows, shard, np.arange(len(sizes)), SGD, keys.to(device))
+        rows, losses = engine.train(job)
+        found += [rows, losses.mean, losses.seen]
+    return found, engine
+
+
+def same_bits(one: list[Tensor], other: list[Tensor]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)) for a, b in pairs)
+
+
+def test_all_steps_of_a_cohort_at_once_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a GPU: what would be captured runs plainly."""
+    expected, _ = rounds_of_clients("cnn-digits", SIZES, "cpu")
+    at_once = []
+
+    def run_whole(self: Replays, key: object, function: Callable[[], None]) -> bool:
+        at_once.append(key)
+        function()
+        return True
+
+    monkeypatch.setattr(Replays, "captures", True)
+    monkeypatch.setattr(Replays, "run_whole", run_whole)
+    found, _ = rounds_of_clients("cnn-digits", SIZES, "cpu")
+    assert same_bits(found, expected)
+    assert len(at_once) == 3 and len(set(at_once)) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [SIZES, (40, 40, 40)])
+@pytest.mark.parametrize("name", ["mlp", "cnn-digits", "cnn-bn"])
+def test_a_graph_of_all_steps_has_the_bits_of_single_ones(
+    name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, engine = rounds_of_clients(name, sizes, "cuda")
+    (training,) = engine._trainings.values()
+    (whole,) = training._repeats._worthy
+    assert training._replays._graphs[whole] is not None
+    monkeypatch.setattr("hpcfed.clients.training.MOST_AT_ONCE", 0)
+    expected, engine = rounds_of_clients(name, sizes, "cuda")
+    (training,) = engine._trainings.values()
+    assert not training._repeats._worthy
+    assert same_bits(found, expected)
 
 
 @pytest.mark.gpu

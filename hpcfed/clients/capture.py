@@ -12,6 +12,14 @@ import torch
 
 from hpcfed.runtime.starting import starting
 
+Run = Callable[[Hashable, Callable[[], None]], None]
+"""Runs a function that is known by a key."""
+
+
+def plainly(key: Hashable, function: Callable[[], None]) -> None:
+    """Run a function without a graph."""
+    function()
+
 
 class Replays:
     """Functions by key: the first call runs plainly, the second is captured, then
@@ -37,6 +45,11 @@ class Replays:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
 
+    @property
+    def captures(self) -> bool:
+        """Whether functions are captured."""
+        return self._on
+
     def run(self, key: Hashable, function: Callable[[], None]) -> None:
         if not self._on:
             function()
@@ -56,6 +69,25 @@ class Replays:
             self._graphs[key] = graph
         # A capture only records: the first replay does the work of this call.
         graph.replay()
+
+    def run_whole(self, key: Hashable, function: Callable[[], None]) -> bool:
+        """Replay a function that only calls functions which have run before, so that it
+        is captured at once. Return False if it cannot be: then nothing has run.
+        """
+        graph = self._graphs.get(key)
+        if graph is None:
+            # A key without a graph has failed before, most likely for want of memory.
+            if key in self._graphs:
+                return False
+            self._graphs[key] = None
+            try:
+                with starting.counted("captured"):
+                    graph = self._captured(function)
+            except RuntimeError:
+                return False
+            self._graphs[key] = graph
+        graph.replay()
+        return True
 
     def _tried(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         try:
@@ -94,6 +126,26 @@ class Replays:
         if self._on:
             # The old pool is freed with its last graph.
             self._pool = torch.cuda.graph_pool_handle()
+
+
+class Repeats:
+    """Tells what is worth a graph of its own: what comes time after time."""
+
+    def __init__(self, *, times: int = 3, most: int = 8) -> None:
+        """From the time number `times` in a row on; `most` different ones."""
+        self._times = times
+        self._most = most
+        self._worthy: set[Hashable] = set()
+        self._last: Hashable = None
+        self._in_a_row = 0
+
+    def __call__(self, key: Hashable) -> bool:
+        """Note that this comes once more; tell whether it is worth a graph."""
+        self._in_a_row = self._in_a_row + 1 if key == self._last else 1
+        self._last = key
+        if self._in_a_row >= self._times and len(self._worthy) < self._most:
+            self._worthy.add(key)
+        return key in self._worthy
 
 
 def _make_room() -> None:

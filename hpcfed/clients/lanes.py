@@ -7,12 +7,14 @@ steps of several clients.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 Task = Callable[[int], Iterator[None]]
 """Takes the number of its lane; yields whenever others may launch work."""
 Lane = Callable[[], AbstractContextManager[object]]
@@ -38,6 +40,16 @@ def take_turns(tasks: Sequence[Task], lanes: Sequence[Lane]) -> None:
                     at_work[number] = waiting.popleft()(number)
                 if _has_ended(at_work[number]):
                     del at_work[number]
+
+
+def launch_all(steps: Generator[None, None, T]) -> T:
+    """Launch all pieces, one after the other; return what they end with."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def _has_ended(steps: Iterator[None]) -> bool:

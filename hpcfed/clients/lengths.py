@@ -6,9 +6,12 @@ in exact arithmetic no client's numbers change, in floating point only their rou
 step's length is rounded up to one of a few, so that few shapes are captured.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from torch import Tensor
 
+from hpcfed.clients.schedule import StepShape
 from hpcfed.data.shards import Shard
 from hpcfed.models.forward import Forward
 from hpcfed.runtime.device import on_device
@@ -53,6 +56,15 @@ class TextLengths:
         longest: list[int] = lengths.where(owned, 0).amax((1, 2)).tolist()
         return longest
 
+    def shortened(
+        self, shapes: Sequence[StepShape], samples: Tensor, counts: Tensor
+    ) -> list[StepShape]:
+        """Return the steps with no more positions than their texts need."""
+        steps = len(shapes)
+        found = self.of_steps(samples[:steps], counts[:steps])
+        pairs = zip(shapes, found, strict=True)
+        return [shape._replace(length=length) for shape, length in pairs]
+
     def longest_first(
         self, samples: Tensor, owned: Tensor
     ) -> tuple[Tensor, Tensor, np.ndarray]:
@@ -65,6 +77,15 @@ class TextLengths:
         order = lengths.argsort(dim=-1, descending=True, stable=True)
         sorted_lengths: np.ndarray = lengths.gather(-1, order).cpu().numpy()
         return order, samples.gather(-1, order), sorted_lengths
+
+
+def positions(shapes: Sequence[StepShape], counts: Tensor, full: int) -> Tensor:
+    """Return the positions of each client's texts in all steps, in which it has `counts`
+    [steps, clients] samples; a shape without a length has the `full` one.
+    """
+    lengths = np.array([shape.length or full for shape in shapes], np.int64)
+    by_step = on_device(lengths, counts.device)[:, None]
+    return (counts[: len(shapes)] * by_step).sum(0)
 
 
 def text_lengths(

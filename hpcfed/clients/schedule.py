@@ -8,7 +8,7 @@ a prefix. The host knows the shape of every step beforehand, so it never waits f
 device.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
@@ -123,7 +123,7 @@ def work_of(
 
 def step_shapes(
     sizes: np.ndarray, length: Length, limits: np.ndarray | None = None
-) -> tuple[StepShape, ...]:
+) -> Sequence[StepShape]:
     """Return the shapes of all steps of clients in this order, up to `limits`."""
     return _step_shapes(*_as_bytes(sizes, limits), length)
 
@@ -195,6 +195,15 @@ def rounded_up(number: int, sizes: int) -> int:
     power_of_two = 2 ** (number - 1).bit_length() // 2
     unit = max(1, power_of_two // sizes)
     return -(-number // unit) * unit
+
+
+def rounded_shape(shape: StepShape, most_clients: int, most_slots: int) -> StepShape:
+    """Return a step's shape, rounded up, so that a few captured steps serve all."""
+    # Our own kernels need at least two clients.
+    clients = min(most_clients, rounded_up(max(shape.clients, 2), 8))
+    wide = min(most_slots, rounded_up(shape.slots, 1))
+    is_exact = (clients, wide) == (shape.clients, shape.slots)
+    return StepShape(clients, wide, shape.full and is_exact, shape.length)
 
 
 def training_samples(

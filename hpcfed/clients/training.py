@@ -3,11 +3,10 @@
 from collections.abc import Generator, Sequence
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.capture import Replays
+from hpcfed.clients.capture import Repeats, Replays, Run, plainly
 from hpcfed.clients.differentiation import (
     Differentiation,
     StepBatch,
@@ -15,7 +14,8 @@ from hpcfed.clients.differentiation import (
     TrainableColumns,
 )
 from hpcfed.clients.job import Losses, Recipe, TrainingJob
-from hpcfed.clients.lengths import text_lengths
+from hpcfed.clients.lanes import launch_all
+from hpcfed.clients.lengths import positions, text_lengths
 from hpcfed.clients.objective import OBJECTIVES, StepTargets
 from hpcfed.clients.optimiser import StackOptimiser
 from hpcfed.clients.pull import StackPull, Strengths
@@ -23,7 +23,7 @@ from hpcfed.clients.schedule import (
     StepShape,
     in_a_row,
     num_steps,
-    rounded_up,
+    rounded_shape,
     step_shapes,
 )
 from hpcfed.clients.step_tables import StepTables
@@ -34,13 +34,15 @@ from hpcfed.kernels.pull import Spans
 from hpcfed.models.forward import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 from hpcfed.models.layout import check_whole
-from hpcfed.runtime.device import on_device
 
 STEPS_AT_ONCE = 8
 """Steps of one shape that several clients take in one replay. A replay begins some 9 µs
 after the previous one has ended: on an H200, 24 steps of 100 clients of a small network
 take 22.8 ms this way, and 23.5 ms one by one.
 """
+
+MOST_AT_ONCE = 128
+"""The most steps of a graph of all of a round's steps, which takes long to capture."""
 
 
 class StackTraining:
@@ -86,6 +88,7 @@ class StackTraining:
         self._replays = Replays(
             self._device, on=network.captures, may_fail=network.capture_may_fail
         )
+        self._repeats = Repeats()
         self._like = torch.zeros((), dtype=dtype, device=self._device)
         self._optimiser = StackOptimiser(
             recipe,
@@ -119,13 +122,7 @@ class StackTraining:
 
     def run(self, job: TrainingJob, trained: Tensor) -> Losses:
         """Train a stack's rows into `trained`; return the clients' losses."""
-        steps = self.steps(job, trained)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                losses: Losses = end.value
-                return losses
+        return launch_all(self.steps(job, trained))
 
     def steps(self, job: TrainingJob, trained: Tensor) -> Generator[None, None, Losses]:
         """Train a stack's rows into `trained`, and yield after every step, so that
@@ -133,11 +130,9 @@ class StackTraining:
         """
         count = len(job.rows)
         sizes = self._tables.sizes[job.clients]
-        shapes: Sequence[StepShape] = step_shapes(
-            sizes, self._recipe.length, job.limits
-        )
+        shapes = step_shapes(sizes, self._recipe.length, job.limits)
         self._reserve(count)
-        kernel_rows = self._memory(count).rows
+        kernel_rows, counts = self._memory(count).rows, self._tables.counts[:, :count]
         self._layout.load(job.rows, kernel_rows)
         if self._pull is not None:
             assert job.pull is not None, "made for clients that are pulled"
@@ -153,13 +148,53 @@ class StackTraining:
         self._tables.load(job.clients, job.keys, job.limits)
         lr = job.recipe.lr if job.rates is None else job.rates
         self._optimiser.load(lr, partial(num_steps, sizes, self._recipe.length))
-        self._replays.run(count, partial(self._begin, count))
+        if not self._take_at_once(count, shapes):
+            self._replays.run(count, partial(self._begin, count))
+            if self._lengths is not None:
+                samples = self._tables.samples[:, :count]
+                shapes = self._lengths.shortened(shapes, samples, counts)
+            yield from self._take(count, shapes, self._replays.run)
+        seen, in_texts = counts.sum(0), None
+        if self._objective.counts_tokens:
+            seen = self._tokens[:count].clone()
+            in_texts = positions(shapes, counts, self._shard.targets.shape[1])
+        if self._recipe.gradient:
+            gradient = self._gradient[:count]
+            if self._collected is not None:
+                gradient = self._collected[:count] / seen[:, None].to(gradient.dtype)
+            # `_gradient` holds means over a batch, `_collected` their sum weighted by
+            # samples. Statistics have no gradient, so return zeros for them.
+            kernel_rows = gradient, torch.zeros_like(kernel_rows[1])
+        self._layout.store(kernel_rows, trained)
+        check_whole(self._layout.plain, trained)
+        return Losses(self._total_loss[:count] / seen, seen, in_texts)
+
+    def _take_at_once(self, count: int, shapes: Sequence[StepShape]) -> bool:
+        """Take all steps in one replay, if cohort after cohort takes the same; tell
+        whether that was done.
+        """
+        few = len(shapes) <= MOST_AT_ONCE and self._capacity > 1
+        # Lengths of texts depend on what is drawn.
+        may = self._replays.captures and few and self._lengths is None
+        if not may or not self._repeats((count, shapes)):
+            return False
+
+        def all_steps() -> None:
+            self._begin(count)
+            for _ in self._take(count, shapes, plainly):
+                pass
+
+        return self._replays.run_whole((count, shapes), all_steps)
+
+    def _take(
+        self, count: int, shapes: Sequence[StepShape], run: Run
+    ) -> Generator[None, None, None]:
+        """Take these steps with the first clients, and yield after every one."""
         # Clients are sorted from long to short, so they finish from the end of the
         # stack.
         active = count
         # A large network's step is long, and takes long to capture.
         at_once = STEPS_AT_ONCE if self._capacity > 1 else 1
-        shapes = self._with_lengths(shapes, count)
         for shape, steps in in_a_row(shapes, at_once):
             if shape.clients < active:
                 self._set_aside(slice(shape.clients, active))
@@ -167,67 +202,22 @@ class StackTraining:
             # The captured shape may hold more clients than are active. Finished ones
             # are advanced again, which is harmless: their rows have been set aside.
             captured = self._captured_shape(shape)
-            advance = partial(self._advance_by, steps, captured)
-            self._replays.run((steps, captured), advance)
+            run((steps, captured), partial(self._advance_by, steps, captured))
             yield
         if active < count:
             for matrix, aside in zip(self._rows, self._aside, strict=True):
                 matrix[active:count] = aside[active:count]
-        seen = self._tables.counts[:, :count].sum(0)
-        if self._objective.counts_tokens:
-            seen = self._tokens[:count].clone()
-        if self._recipe.gradient:
-            gradient = self._gradient[:count]
-            if self._collected is not None:
-                gradient = self._collected[:count] / seen[:, None].to(gradient.dtype)
-            # `_gradient` holds means over a batch, `_collected` their sum weighted by
-            # samples.
-            # Statistics have no gradient, so return zeros for them.
-            kernel_rows = gradient, torch.zeros_like(kernel_rows[1])
-        self._layout.store(kernel_rows, trained)
-        check_whole(self._layout.plain, trained)
-        positions = self._positions(shapes, count)
-        return Losses(self._total_loss[:count] / seen, seen, positions)
-
-    def _with_lengths(
-        self, shapes: Sequence[StepShape], count: int
-    ) -> Sequence[StepShape]:
-        """Return the steps with no more positions than their texts need."""
-        if self._lengths is None:
-            return shapes
-        steps = len(shapes)
-        found = self._lengths.of_steps(
-            self._tables.samples[:steps, :count], self._tables.counts[:steps, :count]
-        )
-        pairs = zip(shapes, found, strict=True)
-        return [shape._replace(length=length) for shape, length in pairs]
-
-    def _positions(self, shapes: Sequence[StepShape], count: int) -> Tensor | None:
-        """Return the positions of each client's texts in all steps."""
-        if not self._objective.counts_tokens:
-            return None
-        full = self._shard.targets.shape[1]
-        lengths = np.array([shape.length or full for shape in shapes], np.int64)
-        samples = self._tables.counts[: len(shapes), :count]
-        return (samples * on_device(lengths, self._device)[:, None]).sum(0)
 
     def _first(self, clients: int) -> KernelRows:
         parameters, statistics = self._rows
         return parameters[:clients], statistics[:clients]
 
     def _captured_shape(self, shape: StepShape) -> StepShape:
-        """Return a step's shape, rounded up on a GPU.
-
-        Then a few captured steps serve all shapes. A stack of one client keeps its
-        exact shape, for which torch's own kernels need no mask.
-        """
+        """Return a step's shape, rounded up on a GPU."""
+        # A stack of one needs no mask in torch's own kernels, if its shape is exact.
         if self._device.type == "cpu" or self._capacity == 1:
             return shape
-        # Our own kernels need at least two clients.
-        clients = min(self._capacity, rounded_up(max(shape.clients, 2), 8))
-        wide = min(self._slots, rounded_up(shape.slots, 1))
-        is_exact = (clients, wide) == (shape.clients, shape.slots)
-        return StepShape(clients, wide, shape.full and is_exact, shape.length)
+        return rounded_shape(shape, self._capacity, self._slots)
 
     def _set_aside(self, clients: slice) -> None:
         """Save the rows of clients that have finished."""
@@ -244,6 +234,7 @@ class StackTraining:
         self._capacity = clients
         # Graphs hold addresses of the memory that is replaced here.
         self._replays.forget()
+        self._repeats = Repeats()
         self._aside = ()
         self._memories = {}
         self._rows = self._layout.zeros(clients, self._like)
@@ -348,18 +339,15 @@ class StackTraining:
     def _memory(self, clients: int) -> StepMemory:
         """Return the memory of the first clients."""
         if clients not in self._memories:
-            self._memories[clients] = self._memory_of(clients)
+            self._memories[clients] = StepMemory(
+                self._layout,
+                self._first(clients),
+                self._gradient[:clients],
+                None if self._halves is None else self._halves[:clients],
+                self._total_loss[:clients],
+                self._tokens[:clients],
+            )
         return self._memories[clients]
-
-    def _memory_of(self, clients: int) -> StepMemory:
-        return StepMemory(
-            self._layout,
-            self._first(clients),
-            self._gradient[:clients],
-            None if self._halves is None else self._halves[:clients],
-            self._total_loss[:clients],
-            self._tokens[:clients],
-        )
 
     def _collect(self, clients: int, tokens_before: Tensor) -> None:
         """Add this step's gradient to the sum, weighted by its samples or tokens:
