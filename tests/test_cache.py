@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.kernels import cuda
+from hpcfed.kernels import cuda, nvrtc
 from hpcfed.runtime import cache, imports
 
 
@@ -137,11 +137,11 @@ def test_a_kernel_is_compiled_once_for_each_source_and_device(
     pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
     compiled = []
 
-    def compile(source: str, text: bytes, options: list[str]) -> bytes:
+    def compile(source: str, text: str, options: list[str]) -> bytes:
         compiled.append(options[0])
         return source.encode()
 
-    monkeypatch.setattr(cuda, "_compile", compile)
+    monkeypatch.setattr(nvrtc, "compile", compile)
     # Without what this process remembers, as a new process would.
     fresh = cuda.compiled.__wrapped__
     macros = (("WIDTH", 4),)

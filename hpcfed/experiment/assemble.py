@@ -13,6 +13,7 @@ from torch import Tensor
 from hpcfed import methods
 from hpcfed.attacks.tampering import tampering
 from hpcfed.clients.dp_sgd import PrivateSteps
+from hpcfed.clients.foreseeing import foresee_kernels
 from hpcfed.clients.initial import BaseReference, frozen_tensors
 from hpcfed.clients.job import RowEngine
 from hpcfed.clients.lockstep import Lockstep
@@ -123,6 +124,7 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     config, device = settings.config, world.device
     # Before anything is computed: the engine tries a user's network below.
     set_arithmetic(config)
+    foresee_kernels(config, world)
     dtype = dtype_of(config)
     material = make_material(settings, load_dataset(config, world), world)
 
@@ -164,6 +166,7 @@ def assemble_stacked(
     """
     config = settings[0].config
     set_arithmetic(config)
+    foresee_kernels(config, world)
     datasets: dict[int | None, Dataset] = {}
     materials: list[Material] = []
     for one in settings:

@@ -8,6 +8,7 @@ batched matrix products would first have to write every patch to memory.
 module connects the kernels to autograd.
 """
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -17,8 +18,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hpcfed.kernels.convolution_layer import ConvolutionLayer, Kind
-from hpcfed.kernels.convolution_plan import KernelCut, kernel_name, macros, plans
-from hpcfed.kernels.cuda import Branch, Kernel
+from hpcfed.kernels.convolution_plan import (
+    KINDS,
+    KernelCut,
+    kernel_name,
+    macros,
+    plans,
+)
+from hpcfed.kernels.cuda import Branch, Kernel, Macros
 
 
 def block(
@@ -131,6 +138,18 @@ def _weight_gradient(
     if sink is None:
         return partial_sums.sum(0)
     return torch.sum(partial_sums, 0, out=sink)
+
+
+def sources(
+    layer: ConvolutionLayer, device: int, *, first: bool, bounded: bool
+) -> Iterator[tuple[str, Macros]]:
+    """Yield the sources and macros of a layer's kernels; the first layer needs no
+    gradient of its inputs.
+    """
+    for kind in KINDS:
+        if kind != "input" or not first:
+            plan = _plan(layer, kind, device, bounded)
+            yield "convolution.cu", macros(layer, kind, plan)
 
 
 def _plan(layer: ConvolutionLayer, kind: Kind, device: int, bounded: bool) -> KernelCut:

@@ -10,7 +10,7 @@ import hashlib
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpcfed.kernels import foreseen, nvrtc
 from hpcfed.runtime import cache as disk
 from hpcfed.runtime.starting import starting
 
@@ -49,14 +50,14 @@ class Kernel:
         code = compiled(source, macros, _architecture(self._device))
         # The first call may come from a thread of torch's backward pass.
         make_current(self._device)
-        module = _checked(driver.cuModuleLoadData(code))
-        self._kernel = _checked(driver.cuModuleGetFunction(module, name.encode()))
+        module = nvrtc.checked(driver.cuModuleLoadData(code))
+        self._kernel = nvrtc.checked(driver.cuModuleGetFunction(module, name.encode()))
         # A kernel gets more than 48 KiB of shared memory only on request.
         limit = (
             driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         )
-        _checked(driver.cuFuncSetAttribute(self._kernel, limit, shared))
-        per_multiprocessor = _checked(
+        nvrtc.checked(driver.cuFuncSetAttribute(self._kernel, limit, shared))
+        per_multiprocessor = nvrtc.checked(
             driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 self._kernel, threads, shared
             )
@@ -87,14 +88,14 @@ class Kernel:
         # Both grid and block have three dimensions.
         size = (*grid, 1, self._threads, 1, 1)
         packed = (tuple(values), tuple(types))
-        _checked(
+        nvrtc.checked(
             self._driver.cuLaunchKernel(
                 self._kernel, *size, self._shared, stream, packed, 0
             )
         )
 
 
-def _architecture(device: int) -> str:
+def _architecture(device: int | torch.device) -> str:
     """Return the compiler's name of a device's architecture."""
     major, minor = torch.cuda.get_device_capability(device)
     # "a" enables the instructions that only this architecture has.
@@ -204,9 +205,7 @@ def available(device: torch.device) -> bool:
         return False
     # The bindings can be imported without the library, but not called.
     try:
-        from cuda.bindings import nvrtc
-
-        nvrtc.nvrtcVersion()
+        nvrtc.version()
     except (ImportError, RuntimeError):
         return False
     return True
@@ -215,20 +214,37 @@ def available(device: torch.device) -> bool:
 @cache
 def compiled(source: str, macros: Macros, architecture: str) -> bytes:
     """Return the machine code of a source file next to this module."""
+    name, job = _job(source, macros, architecture)
+    code = disk.read(name)
+    if code is None:
+        with starting.counted("compiled"):
+            code = foreseen.take(name) or nvrtc.compile(*job)
+        disk.write(name, code)
+    return code
+
+
+def foresee(
+    kernels: Iterable[tuple[str, Macros]], device: torch.device, *, processes: int
+) -> None:
+    """Compile kernels of these sources in the background, unless the cache has them."""
+    if not available(device):
+        return
+    architecture = _architecture(device)
+    jobs = dict(_job(source, macros, architecture) for source, macros in kernels)
+    foreseen.begin(jobs, processes=processes)
+
+
+def _job(source: str, macros: Macros, architecture: str) -> tuple[str, nvrtc.Job]:
+    """Return a kernel's name in the cache, and how it is compiled."""
     text = _text(source)
     options = [f"-arch={architecture}", "--std=c++17"]
     for name, value in macros:
         options.append(f"-D{name}={value}")
-    kept = _cache_name(text, options)
-    code = disk.read(kept)
-    if code is None:
-        with starting.counted("compiled"):
-            code = _compile(source, text, options)
-        disk.write(kept, code)
-    return code
+    return _cache_name(text, options), (source, text, options)
 
 
-def _text(source: str) -> bytes:
+@cache
+def _text(source: str) -> str:
     """Return a source file in which each `#include` of a header next to it is replaced
     by the header's text.
 
@@ -236,44 +252,16 @@ def _text(source: str) -> bytes:
     """
     folder = Path(__file__).parent
     return re.sub(
-        rb'^#include "([\w.]+)"$',
-        lambda found: (folder / found[1].decode()).read_bytes(),
-        (folder / source).read_bytes(),
+        r'^#include "([\w.]+)"$',
+        lambda found: (folder / found[1]).read_text(),
+        (folder / source).read_text(),
         flags=re.MULTILINE,
     )
 
 
-def _cache_name(text: bytes, options: list[str]) -> str:
+def _cache_name(text: str, options: list[str]) -> str:
     """Return a kernel's name in the cache, from all that its code depends on."""
-    from cuda.bindings import nvrtc
-
     # The compiler's version lacks the patch level, which follows from torch's version.
-    _, *compiler = nvrtc.nvrtcVersion()
-    rest = repr([torch.__version__, compiler, options])
-    digest = hashlib.sha256(text + rest.encode())
+    rest = repr([torch.__version__, nvrtc.version(), options])
+    digest = hashlib.sha256((text + rest).encode())
     return f"kernel-{digest.hexdigest()}"
-
-
-def _compile(source: str, text: bytes, options: list[str]) -> bytes:
-    from cuda.bindings import nvrtc
-
-    program = _checked(nvrtc.nvrtcCreateProgram(text, source.encode(), 0, [], []))
-    encoded = [option.encode() for option in options]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        # The library writes into the given bytes.
-        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise RuntimeError(f"{source} does not compile with {options}:\n{log.decode()}")
-    # Machine code, not PTX, which the driver would have to compile again.
-    code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
-    _checked(nvrtc.nvrtcGetCUBIN(program, code))
-    return code
-
-
-def _checked(result: tuple[Any, ...]) -> Any:
-    """Return the results of a CUDA call without its status; raise if it failed."""
-    status, *values = result
-    if int(status) != 0:
-        raise RuntimeError(f"CUDA call failed: {status!r}")
-    return values[0] if values else None

@@ -17,6 +17,14 @@ _CLIENTS_AT_ONCE = 4
 """Rows that a block copies."""
 
 
+_DISTANCES: tuple[str, cuda.Macros] = (
+    "distances.cu",
+    (("THREADS", _THREADS), ("CHUNK", _CHUNK)),
+)
+SOURCES = (("mixing.cu", ()), ("relayout.cu", ()), _DISTANCES)
+"""The sources of the kernels here, and their macros."""
+
+
 @cache
 def _kernel(file: str, name: str, device: int, macros: cuda.Macros = ()) -> cuda.Kernel:
     return cuda.Kernel(file, name, macros, threads=_THREADS)
@@ -58,8 +66,8 @@ def row_distances(a: Tensor, b: Tensor) -> Tensor:
     chunks = -(-columns // _CHUNK)
     parts = a.new_empty(len(a), chunks)
     strides = (a.stride(0), b.stride(0))
-    macros = (("THREADS", _THREADS), ("CHUNK", _CHUNK))
-    kernel = _kernel("distances.cu", "squared_distances", a.device.index, macros)
+    file, macros = _DISTANCES
+    kernel = _kernel(file, "squared_distances", a.device.index, macros)
     kernel((chunks, len(a)), a, b, parts, columns, *strides)
     # Not by atomic adds, whose order changes from run to run.
     squares = parts.sum(1) if chunks > 1 else parts[:, 0]

@@ -48,6 +48,10 @@ class LayerCost:
     """Name of the weight that these multiply with; empty if it is frozen."""
     parameters: frozenset[str]
     """Names of all its own parameters that are not frozen."""
+    inputs: tuple[int, ...] = ()
+    """Shape of what enters it, for one sample; empty but for convolutions and linear
+    layers.
+    """
 
 
 @dataclass(frozen=True)
@@ -102,11 +106,11 @@ def _counted(network: nn.Module, x: Tensor) -> Cost:
     # Tied weights have one name, just as they have one place in a row.
     names = {p: name for name, p in network.named_parameters() if p.requires_grad}
 
-    def add(module: nn.Module, forward: int) -> None:
+    def add(module: nn.Module, forward: int, shape: tuple[int, ...] = ()) -> None:
         own = {key: names[p] for key, p in module._parameters.items() if p in names}
         if forward or own:
             weight = own.get("weight", "")
-            layers.append(LayerCost(forward, weight, frozenset(own.values())))
+            layers.append(LayerCost(forward, weight, frozenset(own.values()), shape))
 
     def enter(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         add(module, 0)
@@ -119,10 +123,12 @@ def _counted(network: nn.Module, x: Tensor) -> Cost:
             return
         activations += first.numel()
         forward = 0
+        shape: tuple[int, ...] = ()
         if isinstance(module, nn.Conv2d | nn.Conv1d | nn.Linear):
+            shape = tuple(inputs[0].shape[1:])
             channels = first.shape[-1 if isinstance(module, nn.Linear) else 1]
             forward = multiply_adds(module, first.numel() // channels)
-        add(module, forward)
+        add(module, forward, shape)
 
     for module in network.modules():
         # Containers output what their last layer did, which is counted already. Their

@@ -10,15 +10,16 @@ ways; `vmapped` is for those. A stack of one client runs torch's own kernels, so
 network pays nothing for being stackable.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hpcfed.kernels import linear
+from hpcfed.kernels import convolution, cuda, linear
 from hpcfed.models.blocks import Blocks
+from hpcfed.models.cost import Cost
 from hpcfed.models.forward import Forward, FunctionalDropout
 from hpcfed.models.layout import Layout
 from hpcfed.models.quick import quick
@@ -163,6 +164,25 @@ class StackedNetwork(Forward):
         ours = all(layer.may_use_kernel(like) for layer in convolutions)
         # In bfloat16 torch's convolutions are as fast, and a stack of one may use it.
         return 2 if convolutions and ours and not self._bf16 else 1
+
+    def kernel_sources(
+        self, cost: Cost, like: Tensor, *, bounded: bool
+    ) -> Iterator[tuple[str, cuda.Macros]]:
+        """Yield the sources of the convolutions of several clients, for rows as `like`.
+        Gradients are `bounded` if those of the outputs are at most 1.
+        """
+        shapes = {layer.weight: layer.inputs for layer in cost.layers}
+        for number, layer in enumerate(self._weighted):
+            shape = shapes.get(layer.name + "weight", ())
+            if not isinstance(layer, StackedConv2d) or len(shape) != 3:
+                continue
+            if not layer.may_use_kernel(like):
+                continue
+            known = layer.kernel_layer_of(shape, like.device.index)
+            if known is not None:
+                yield from convolution.sources(
+                    known, like.device.index, first=number == 0, bounded=bounded
+                )
 
     def halved(self, clients: int, device: torch.device) -> set[str]:
         """Return the weights that may be bfloat16: they are rounded anyway."""

@@ -2,7 +2,7 @@
 clients: by our kernels if they support the case, otherwise by torch's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -116,19 +116,28 @@ class StackedConv2d(StackedConvolution):
         # Dimension 2 are the input channels: the kernels read them side by side.
         if self.weight.stride(2) != 1:
             return None
+        return self.kernel_layer_of(x.shape[1:], x.device.index)
+
+    def kernel_layer_of(
+        self, shape: Sequence[int], device: int
+    ) -> ConvolutionLayer | None:
+        """Return what our kernels need to know for images [channels, height, width];
+        None if they do not fit.
+        """
+        channels, height, width = shape
         layer = ConvolutionLayer(
-            height=x.shape[2],
-            width=x.shape[3],
-            channels=x.shape[1],
-            outputs=self.weight.shape[1],
-            kernel=self.weight.shape[-1],
+            height=height,
+            width=width,
+            channels=channels,
+            outputs=self.replaced.out_channels,
+            kernel=self.replaced.kernel_size[0],
             padding=self.geometry["padding"][0],
             bias=self.bias is not None,
             slope=self.slope,
             pool=self.pool,
         )
-        shared = convolution.shared_memory(x.device.index)
-        return layer if supported(layer, shared) else None
+        fits = supported(layer, convolution.shared_memory(device))
+        return layer if fits else None
 
     def _sink(self, layer: ConvolutionLayer) -> Tensor | None:
         """Return the sinks of weight and bias as one, if they are adjacent.

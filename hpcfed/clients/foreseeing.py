@@ -1,0 +1,53 @@
+"""Which CUDA kernels a run's clients will need, known before its data is read."""
+
+from collections.abc import Iterator
+
+import torch
+
+from hpcfed.clients.engine import LOOP_ABOVE_COLUMNS
+from hpcfed.clients.objective import OBJECTIVES
+from hpcfed.kernels import cuda, rows
+from hpcfed.models.cost import cost
+from hpcfed.models.networks import build
+from hpcfed.models.own import Sample
+from hpcfed.models.stack import StackedNetwork
+from hpcfed.options import RunConfig
+from hpcfed.runtime.world import World
+
+
+def foresee_kernels(config: RunConfig, world: World) -> None:
+    """Have kernels compiled in the background: those of every run, and the convolutions
+    of a network of the catalogue, which take longest.
+
+    Any kernel that is missing here is compiled when it is needed.
+    """
+    if not cuda.available(world.device):
+        return
+    sources = [*rows.SOURCES, *_convolutions(config, world.device)]
+    # This thread is busy: the others' cores are free until the first round.
+    cuda.foresee(sources, world.device, processes=max(1, world.threads - 1))
+
+
+def _convolutions(
+    config: RunConfig, device: torch.device
+) -> Iterator[tuple[str, cuda.Macros]]:
+    known = config.model_info()
+    several = config.engine in ("auto", "batched") and config.precision != "fp64"
+    if known is None or not known.convolves or not several:
+        return
+    data = config.data()
+    network = build(
+        config.network(),
+        shape=data.shape,
+        classes=data.classes,
+        seed=0,
+        options=config.model_keywords,
+    )
+    # Clients of a large network train one by one, by torch's own kernels.
+    if sum(p.numel() for p in network.parameters()) > LOOP_ABOVE_COLUMNS:
+        return
+    yield from StackedNetwork(network).kernel_sources(
+        cost(network, Sample(data.shape, ())),
+        torch.empty(0, device=device),
+        bounded=OBJECTIVES[data.task].bounded,
+    )
