@@ -270,7 +270,21 @@ static void plain_row(const float* row, long width, long outputs, long padded,
 #undef CALL
 }
 
-// Images [clients, slots, height, width, channels], weights [clients, kernel, kernel,
+// Returns a sample's image with zeros around it, in `memory` that is zero there. A copy of
+// one image stays in the nearest caches, which one of all would not.
+static const float* framed(const Layer* l, const float* x, long sample, float* memory) {
+    long rows = l->height - 2 * l->padding, columns = l->width - 2 * l->padding;
+    const float* image = x + sample * rows * columns * l->channels;
+    if (!l->padding) return image;
+    for (long h = 0; h < rows; h++) {
+        long first = (h + l->padding) * l->width + l->padding;
+        memcpy(memory + first * l->channels, image + h * columns * l->channels,
+               sizeof(float) * columns * l->channels);
+    }
+    return memory;
+}
+
+// Images [clients, slots, …, channels] without padding, weights [clients, kernel, kernel,
 // channels, padded outputs], results and winners [clients, slots, …, outputs]. Biases of a
 // client begin `bias_stride` floats behind those of the one before.
 int forward(const Layer* l, const float* x, const float* weights, const float* bias,
@@ -281,13 +295,14 @@ int forward(const Layer* l, const float* x, const float* weights, const float* b
     int failed = 0;
 #pragma omp parallel
     {
-        float* rows = zeros(step * width * l->padded_outputs);
+        long size = step * width * l->padded_outputs;
+        float* rows = zeros(size + l->height * line);
         if (!rows) failed = 1;
 #pragma omp for schedule(dynamic, 4)
         for (long sample = 0; sample < l->clients * l->slots; sample++) {
             if (!rows) continue;
             long client = sample / l->slots;
-            const float* image = x + sample * l->height * line;
+            const float* image = framed(l, x, sample, rows + size);
             const float* own = weights + client * l->kernel * length * l->padded_outputs;
             const float* own_bias = bias + client * bias_stride;
             for (long h = 0; h + step <= height; h += step) {
@@ -398,13 +413,14 @@ int backward(const Layer* l, const float* x, const float* turned, const float* y
     int failed = 0;
 #pragma omp parallel
     {
-        float* memory = zeros(size + columns * channels);
+        float* memory = zeros(size + columns * channels + l->height * line);
         if (!memory) failed = 1;
 #pragma omp for schedule(dynamic, 1)
         for (long task = 0; task < l->clients * l->splits; task++) {
             if (!memory) continue;
             float* inner = memory + edge * dline + edge * outputs;
             float* row = memory + size;
+            float* frame = row + columns * channels;
             long client = task / l->splits, split = task % l->splits;
             float* dw = dweights + (split * l->clients + client) * kernel * length * outputs;
             float* db = dbias + (split * l->clients + client) * l->outputs;
@@ -418,7 +434,7 @@ int backward(const Layer* l, const float* x, const float* turned, const float* y
                 else
                     expand(dy + at, y + at, height, width, l->outputs, outputs, l->slope, inner,
                            dline, db);
-                const float* image = x + sample * l->height * line;
+                const float* image = framed(l, x, sample, frame);
                 for (long g = 0; g < groups; g++) {
                     long h = begin_of(g, height, groups);
                     long count = begin_of(g + 1, height, groups) - h;

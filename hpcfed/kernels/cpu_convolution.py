@@ -66,9 +66,11 @@ class _CpuConvolution(torch.autograd.Function):
         layer: CpuLayer,
         sinks: Sinks,
     ) -> Tensor:
-        images = _padded(_channels_last(x), layer.padding)
+        images = _channels_last(x)
         sizes = _sizes(images, weight, layer)
-        height, width = (side - layer.kernel + 1 for side in images.shape[1:3])
+        height, width = (
+            side - layer.kernel + 1 for side in (sizes.height, sizes.width)
+        )
         if layer.pool:
             height, width = height // 2, width // 2
         shape = (len(images), weight.shape[1], height, width)
@@ -107,8 +109,7 @@ class _CpuConvolution(torch.autograd.Function):
         dbias = images.new_zeros(sizes.splits, clients, outputs)
         dx = None
         if ctx.needs_input_grad[0]:
-            height, width = (side - 2 * layer.padding for side in images.shape[1:3])
-            dx = images.new_empty(len(images), height, width, channels)
+            dx = torch.empty_like(images)
         _call(
             "backward",
             sizes,
@@ -136,6 +137,8 @@ class _CpuConvolution(torch.autograd.Function):
 class _Sizes(ctypes.Structure):
     """The kernel's `Layer`."""
 
+    height: int
+    width: int
     padded_outputs: int
     padded_channels: int
     splits: int
@@ -158,8 +161,8 @@ def _sizes(images: Tensor, weight: Tensor, layer: CpuLayer) -> _Sizes:
     return _Sizes(
         clients=clients,
         slots=len(images) // clients,
-        height=height,
-        width=width,
+        height=height + 2 * layer.padding,
+        width=width + 2 * layer.padding,
         channels=channels,
         outputs=outputs,
         padded_outputs=_whole_vectors(outputs),
@@ -218,9 +221,3 @@ def _total(parts: Tensor) -> Tensor:
 def _channels_last(x: Tensor) -> Tensor:
     """Return images as [samples, height, width, channels], contiguous."""
     return x.permute(0, 2, 3, 1).contiguous()
-
-
-def _padded(images: Tensor, padding: int) -> Tensor:
-    if not padding:
-        return images
-    return F.pad(images, (0, 0, padding, padding, padding, padding))
