@@ -3,6 +3,8 @@ without a GPU.
 """
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,6 +150,15 @@ def test_convolution_of_any_numbers_has_the_precision_of_tf32(
     # A winner of the pooling or a sign may turn over where two values are close.
     for ours, right in zip(gradients, theirs, strict=True):
         assert error(ours, right) < (2e-2 if layer.pool else 1e-3)
+
+
+def test_every_kernel_waits_for_those_before_it() -> None:
+    """It may be launched while they still run."""
+    sources = list(Path(cuda.__file__).parent.glob("*.cu"))
+    assert len(sources) > 15
+    for source in sources:
+        kernels = re.findall(r"__global__[^{]*{\s*(.*)", source.read_text())
+        assert set(kernels) == {"await_others();"}, source.name
 
 
 @pytest.mark.gpu

@@ -4,6 +4,8 @@
 //   row ← row − lr / c₁ · mean / (√square / √c₂ + ε), where the column is trainable; AdamW first takes lr · decay · row off.
 // c₁ = 1 − β₁ᵗ and √c₂ = √(1 − β₂ᵗ) come from a table by step: float32 has too few digits to compute them here.
 
+#include "order.cuh"
+
 __device__ __forceinline__ void step(float& row, float g, float& mean, float& square, bool trainable, float lr, float c1,
                                      float root2) {
   if (!DECOUPLED) g += DECAY * row;
@@ -17,6 +19,7 @@ __device__ __forceinline__ void step(float& row, float g, float& mean, float& sq
 extern "C" __global__ void adam(float* rows, const float* gradient, float* means, float* squares, const float* lr,
                                 const float* bias, const long long* at_step, const float* scale,
                                 const unsigned char* trainable, long long columns, long long stride, long long total) {
+  await_others();
   const float c1 = bias[2 * *at_step], root2 = bias[2 * *at_step + 1];
   for (long long at = 4 * ((long long)blockIdx.x * blockDim.x + threadIdx.x); at < total;
        at += 4ll * gridDim.x * blockDim.x) {

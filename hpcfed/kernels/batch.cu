@@ -1,11 +1,14 @@
 // The two ends of a training step, each as one kernel: the images of a batch, and the loss with its gradient.
 // A step is a row of the table of samples [steps][capacity][width]; which one, stands in device memory.
 
+#include "order.cuh"
+
 typedef long long int64;
 
 // out[client][slot] = images[samples[*step][client][slot]], four bytes at a time; FLOATS is the size of an image.
 extern "C" __global__ void gather_images(const float* images, float* out, const int64* samples, const int64* step,
                                          int64 capacity, int64 width, int64 slots) {
+  await_others();
   const int64 client = blockIdx.y, slot = blockIdx.x;
   const float* from = images + samples[(*step * capacity + client) * width + slot] * FLOATS;
   float* to = out + (client * slots + slot) * FLOATS;
@@ -20,6 +23,7 @@ extern "C" __global__ void gather_images(const float* images, float* out, const 
 extern "C" __global__ void gather_shifted(const float* images, float* out, const int64* samples, const int64* step,
                                           int64 capacity, int64 width, int64 slots, const int64* shifts,
                                           const float* blank) {
+  await_others();
   constexpr int PER_AXIS = 2 * REACH + 1, SIZE = HEIGHT * WIDTH * CHANNELS;
   const int64 client = blockIdx.y, slot = blockIdx.x, at = (*step * capacity + client) * width + slot;
   const int shift = shifts[at], down = shift % PER_AXIS - REACH, right = shift / PER_AXIS % PER_AXIS - REACH;
@@ -38,6 +42,7 @@ extern "C" __global__ void gather_shifted(const float* images, float* out, const
 extern "C" __global__ void cross_entropy(const float* logits, float* gradient, float* total, const int64* labels,
                                          const int64* samples, const int64* counts, const int64* step, int64 capacity,
                                          int64 width, int64 slots) {
+  await_others();
   __shared__ float sums[32];
   const int64 client = blockIdx.x, row = *step * capacity + client, count = counts[row];
   float sum = 0;

@@ -15,6 +15,7 @@ typedef long long int64;
 #define SHARES (THREADS / (2 * WIDTH))
 
 #include "eight.cuh"
+#include "order.cuh"
 
 __device__ __forceinline__ float slope(float z) { return SLOPE == 1.0f || z > 0 ? 1.0f : SLOPE; }
 
@@ -77,6 +78,7 @@ __device__ __forceinline__ void sum_forward(const Number* x, float* part, int64 
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 forward_sums(const Number* x, float* parts, int64 rows, int64 channels) {
+  await_others();
   sum_forward(x, parts + blockIdx.x * 2 * channels + blockIdx.y * WIDTH, channels, rows, channels);
 }
 
@@ -85,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 forward_apply(const Number* x, const Number* residual, const float* weight, const float* bias, const float* parts,
               Number* y, float* moments, float* running_mean, float* running_var, int64 rows, int64 channels,
               int64 slices) {
+  await_others();
   __shared__ float totals[2][WIDTH];
   if (WHOLE) {
     sum_forward(x, totals[0], WIDTH, rows, channels);
@@ -159,6 +162,7 @@ __device__ __forceinline__ void sum_backward(const Number* x, const Number* y, c
 extern "C" __global__ void __launch_bounds__(THREADS)
 backward_sums(const Number* x, const Number* y, const Number* dy, const float* weight, const float* bias,
               const float* moments, Number* residual, float* parts, int64 rows, int64 channels) {
+  await_others();
   float* part = parts + blockIdx.x * 2 * channels + blockIdx.y * WIDTH;
   sum_backward(x, y, dy, weight, bias, moments, residual, part, channels, rows, channels);
 }
@@ -169,6 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 backward_apply(const Number* x, const Number* y, const Number* dy, const float* weight, const float* bias,
                const float* moments, Number* residual, const float* parts, Number* dx, float* d_weight, float* d_bias,
                int64 rows, int64 channels, int64 slices) {
+  await_others();
   __shared__ float totals[2][WIDTH];
   if (WHOLE) {
     sum_backward(x, y, dy, weight, bias, moments, residual, totals[0], WIDTH, rows, channels);

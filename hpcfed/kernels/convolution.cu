@@ -17,6 +17,8 @@
 //
 // mma.m16n8k8: lane = 4 g + t holds A[g | g+8][t | t+4], B[t | t+4][g], D[g | g+8][2t | 2t+1].
 
+#include "order.cuh"
+
 typedef long long int64;
 
 #ifdef GATHER_PRODUCT
@@ -176,6 +178,7 @@ __device__ __forceinline__ void load_units(float* to, const float* src, const si
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 gather_product(const float* src, const signed char* marks_in, const float* w, const float* b, float* y,
                signed char* marks, int64 w_stride, int64 b_stride, int64 clients, int64 slots) {
+  await_others();
   extern __shared__ float shared[];
   float* weights = shared;                               // [STEPS][FRAGMENTS][32 lanes][2]
   int* pairs = (int*)(weights + STEPS * FRAGMENTS * 64);  // [STEPS][4]: where a pair of taps lies in an image
@@ -510,6 +513,7 @@ __device__ __forceinline__ float weight_of(const float* own, int k, int n) {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 half_product(const float* src, const signed char* marks_in, const float* w, const float* b, float* y, signed char* marks,
              int64 w_stride, int64 b_stride, int64 clients, int64 slots) {
+  await_others();
   extern __shared__ __align__(128) float shared[];
   unsigned* weights = (unsigned*)shared;                        // [TAPS / 8][DST_C][8 halves]
   uint4* planes = (uint4*)(weights + TAPS / 2 * DST_C);         // [PLANES][PLANE]
@@ -677,6 +681,7 @@ __device__ __forceinline__ void store_part(float* part, const float (&acc)[KF][F
 // A block sums over units [i, i + 1) · slots · BANDS / gridDim.x of client blockIdx.y.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 weight_gradient(const float* src, const float* dy, const signed char* marks, float* parts, int64 clients, int64 slots) {
+  await_others();
   extern __shared__ float shared[];
   int* offsets = (int*)shared;                 // [PIXELS] of a pixel's patch in its image
   float* images = shared + PIXELS;
@@ -795,6 +800,7 @@ __device__ __forceinline__ int octet_of(int octet) {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 half_weight_gradient(const float* src, const float* dy, const signed char* marks, float* parts, int64 clients,
                      int64 slots) {
+  await_others();
   extern __shared__ __align__(128) float shared[];
 #if SRC_C > 4
   constexpr int IMAGES = BATCH * UNIT_STRIDE;

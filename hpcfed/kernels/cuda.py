@@ -26,6 +26,9 @@ from hpcfed.runtime.starting import starting
 WIDEST_LOAD = 16
 """The most bytes that a thread loads at once; such a load must begin at a multiple."""
 
+_launches_early = True
+"""Whether a kernel may be launched while others still run."""
+
 _MOST_HELD = 512 * 2**20
 """Bytes that a branch may keep from being reused."""
 
@@ -65,6 +68,7 @@ class Kernel:
         properties = torch.cuda.get_device_properties(self._device)
         self.capacity: int = per_multiprocessor * properties.multi_processor_count
         """Blocks that the device can run at once."""
+        self._early = _early(self._device)
 
     def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | None) -> None:
         """Launch on torch's current stream.
@@ -84,15 +88,45 @@ class Kernel:
             else:
                 values.append(argument)
                 types.append(ctypes.c_int64)
-        stream = torch.cuda.current_stream().cuda_stream
-        # Both grid and block have three dimensions.
-        size = (*grid, 1, self._threads, 1, 1)
+        config = self._driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
+        config.sharedMemBytes = self._shared
+        config.hStream = torch.cuda.current_stream().cuda_stream
+        if _launches_early and self._early is not None:
+            config.attrs, config.numAttrs = [self._early], 1
         packed = (tuple(values), tuple(types))
-        nvrtc.checked(
-            self._driver.cuLaunchKernel(
-                self._kernel, *size, self._shared, stream, packed, 0
-            )
-        )
+        nvrtc.checked(self._driver.cuLaunchKernelEx(config, self._kernel, packed, 0))
+
+
+@contextmanager
+def one_after_the_other() -> Iterator[None]:
+    """Launch each kernel after the one before has ended, as a profiler needs it: it
+    would count the time that a kernel waits as the kernel's own.
+    """
+    global _launches_early
+    before, _launches_early = _launches_early, False
+    try:
+        yield
+    finally:
+        _launches_early = before
+
+
+def _early(device: int) -> Any:
+    """Return the attribute by which a kernel may be launched while others still run, as
+    `await_others` allows; None if the device cannot.
+    """
+    from cuda.bindings import driver
+
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return None
+    attribute = driver.CUlaunchAttribute()
+    kinds = driver.CUlaunchAttributeID
+    attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    value = driver.CUlaunchAttributeValue()
+    value.programmaticStreamSerializationAllowed = 1
+    attribute.value = value
+    return attribute
 
 
 def _architecture(device: int | torch.device) -> str:

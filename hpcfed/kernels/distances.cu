@@ -1,10 +1,13 @@
 // Sums of (a[i][k] - b[i][k])², one partial sum per chunk of a row: two rows are read once, and nothing else is written.
 
+#include "order.cuh"
+
 typedef long long int64;
 
 // A block has chunk blockIdx.x of row blockIdx.y.
 extern "C" __global__ void __launch_bounds__(THREADS)
 squared_distances(const float* a, const float* b, float* parts, int64 columns, int64 a_stride, int64 b_stride) {
+  await_others();
   __shared__ float sums[THREADS / 32];
   const int64 first = (int64)blockIdx.x * CHUNK, stop = first + CHUNK < columns ? first + CHUNK : columns;
   a += blockIdx.y * a_stride;

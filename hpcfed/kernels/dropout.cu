@@ -2,6 +2,7 @@
 // The same numbers as randomness.uniform: a value stays when hash(key + position · golden) / 2^24 is at least p.
 // Positions count [sample, channel, pixel], however the values lie.
 
+#include "order.cuh"
 #include "splitmix.cuh"
 
 // x / (1 - p) where kept, else 0.
@@ -11,6 +12,7 @@ __device__ __forceinline__ float dropped(float x, uint64 key, uint64 position) {
 
 // Values lie [..., pixel, channel], before and after.
 extern "C" __global__ void dropout(const float* x, float* y, const uint64* keys, long long per_client, long long total) {
+  await_others();
   const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= total) return;
   const long long channel = i % CHANNELS, pixel = i / CHANNELS % PIXELS, sample = i / (CHANNELS * PIXELS);
@@ -21,6 +23,7 @@ extern "C" __global__ void dropout(const float* x, float* y, const uint64* keys,
 // Values lie [sample, pixel, channel] before and [sample, channel, pixel] after, or the other way round in the backward
 // pass. A block has one sample, blockIdx.y, and turns squares of 32 × 32 values.
 extern "C" __global__ void turning_dropout(const float* x, float* y, const uint64* keys, long long per_client) {
+  await_others();
   __shared__ float square[32][33];
   constexpr int ROWS = BACKWARD ? CHANNELS : PIXELS, COLUMNS = BACKWARD ? PIXELS : CHANNELS;  // of x
   constexpr int ACROSS = (COLUMNS + 31) / 32;

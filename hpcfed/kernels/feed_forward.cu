@@ -3,6 +3,7 @@
 
 #define BF16 1
 #include "eight.cuh"
+#include "order.cuh"
 
 typedef long long int64;
 
@@ -30,6 +31,7 @@ __device__ __forceinline__ float derivative(float y) {
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     between(Number* sums, Number* other, const Number* inner, const Number* factor, int64 rows, int64 columns,
             int64 stride) {
+  await_others();
   // The first four of a thread's columns, and the other four: so that neighbours read neighbouring numbers.
   __shared__ float4 of_factor[RANK][2][32];
   __shared__ float of_inner[ROWS][RANK];

@@ -2,12 +2,14 @@
 
 #define BF16 1
 #include "eight.cuh"
+#include "order.cuh"
 
 typedef long long int64;
 
 __device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + __expf(-x)); }
 
 extern "C" __global__ void forward(const Number* gate, const Number* up, Number* y, int64 size) {
+  await_others();
   const int64 at = 8 * ((int64)blockIdx.x * blockDim.x + threadIdx.x);
   if (at >= size) return;
   const Eight g = load(gate + at), u = load(up + at);
@@ -19,6 +21,7 @@ extern "C" __global__ void forward(const Number* gate, const Number* up, Number*
 
 extern "C" __global__ void backward(const Number* gate, const Number* up, const Number* dy, Number* d_gate,
                                     Number* d_up, int64 size) {
+  await_others();
   const int64 at = 8 * ((int64)blockIdx.x * blockDim.x + threadIdx.x);
   if (at >= size) return;
   const Eight g = load(gate + at), u = load(up + at), d = load(dy + at);

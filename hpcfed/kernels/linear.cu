@@ -5,6 +5,8 @@
 //   linear_backward   dx[s][k] = Σₙ dy[s][n] w[n][k], and w[n][k] takes its step of SGD down the gradient
 //                     Σₛ dy[s][n] x[s][k]: the weights are read once and written once, their gradient never exists
 
+#include "order.cuh"
+
 typedef long long int64;
 
 #ifdef LINEAR_FORWARD
@@ -29,6 +31,7 @@ __device__ __forceinline__ void mma(float (&d)[4], float a0, float a1, float a2,
 // Columns may be taken in any order, so a lane loads four neighbours at once, and an instruction takes two of them.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 linear_forward(const float* x, const float* w, float* parts, int64 inputs, int64 stride, int64 clients) {
+  await_others();
   __shared__ __align__(16) unsigned samples[TILES * 8 * PITCH];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int64 client = blockIdx.y, first = (int64)blockIdx.x * CHUNK;
@@ -78,6 +81,7 @@ linear_forward(const float* x, const float* w, float* parts, int64 inputs, int64
 // parts: [chunks][clients][SLOTS][OUTPUTS]
 extern "C" __global__ void linear_sum(const float* parts, const float* bias, float* y, int64 chunks, int64 stride,
                                       int64 total) {
+  await_others();
   const int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= total) return;
   float sum = bias ? bias[i / (SLOTS * OUTPUTS) * stride + i % OUTPUTS] : 0;
@@ -98,6 +102,7 @@ __device__ __forceinline__ void add(float2& sum, float factor, const float2 v) {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 linear_backward(const float* dy, const float* x, float* w, float* velocity, float* dx, const float* lr, int64 inputs,
                 int64 stride) {
+  await_others();
   __shared__ __align__(16) float slopes[OUTPUTS][PADDED];
   const int64 client = blockIdx.y;
   dy += client * SLOTS * OUTPUTS;

@@ -9,6 +9,7 @@ typedef long long int64;
 #define ROWS (THREADS / VECTORS)
 
 #include "eight.cuh"
+#include "order.cuh"
 
 // Of a block's channels: sums[i][c] becomes the sum of what all threads of channel c have, for two quantities.
 __device__ __forceinline__ void add_up(const Eight (&own)[2], float (&sums)[2][WIDTH]) {
@@ -38,6 +39,7 @@ __device__ __forceinline__ float slope(float z) { return z > 0 ? 1 : SLOPE; }
 extern "C" __global__ void __launch_bounds__(THREADS)
 batch_sums(const Number* x, const Number* dy, const float* mean, const float* rstd, const float* weight,
            const float* bias, float* parts, int64 rows) {
+  await_others();
   __shared__ float sums[2][WIDTH];
   const int v = threadIdx.x % VECTORS, r = threadIdx.x / VECTORS;
   const int64 begin = rows * blockIdx.x / gridDim.x, end = rows * (blockIdx.x + 1) / gridDim.x;
@@ -70,6 +72,7 @@ batch_sums(const Number* x, const Number* dy, const float* mean, const float* rs
 extern "C" __global__ void __launch_bounds__(THREADS)
 batch_apply(const Number* x, const Number* dy, const float* mean, const float* rstd, const float* weight,
             const float* bias, const float* means, Number* result, int64 rows) {
+  await_others();
   const int v = threadIdx.x % VECTORS, r = threadIdx.x / VECTORS;
   const Eight m = load_floats(mean + 8 * v), s = load_floats(rstd + 8 * v);
   const Eight g = load_floats(weight + 8 * v), b = load_floats(bias + 8 * v);
@@ -109,6 +112,7 @@ __device__ __forceinline__ void add_groups(const float (&sums)[2][WIDTH], float 
 extern "C" __global__ void __launch_bounds__(THREADS)
 group_forward(const Number* x, const float* weight, const float* bias, const float* shift, Number* y, float2* moments,
               int64 length) {
+  await_others();
   __shared__ float sums[2][WIDTH], totals[2][HERE];
   const int v = threadIdx.x % VECTORS, r = threadIdx.x / VECTORS, channel = blockIdx.x * WIDTH + 8 * v;
   const int64 sample = blockIdx.y, first = sample * length * CHANNELS + channel;
@@ -147,6 +151,7 @@ group_forward(const Number* x, const float* weight, const float* bias, const flo
 extern "C" __global__ void __launch_bounds__(THREADS)
 group_backward(const Number* x, const Number* dy, const float* weight, const float* bias, const float* shift,
                const float2* moments, Number* dx, float* d_shift, float* d_weight, int64 length) {
+  await_others();
   __shared__ float sums[2][WIDTH], totals[2][HERE];
   const int v = threadIdx.x % VECTORS, r = threadIdx.x / VECTORS, channel = blockIdx.x * WIDTH + 8 * v;
   const int64 sample = blockIdx.y, first = sample * length * CHANNELS + channel;

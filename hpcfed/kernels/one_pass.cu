@@ -7,6 +7,7 @@
 // next step makes its slopes: see pull.cu.
 
 #include "chunk_sums.cuh"
+#include "order.cuh"
 
 __device__ __forceinline__ unsigned pair(float low, float high) {
   unsigned bits;
@@ -31,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 descend(float* rows, const float* gradient, float* velocity, const float* lr, const float* reference,
         const unsigned char* mask, const float* found, float* plain, float* masked, unsigned short* half,
         const int* starts, const int* layer_of, long long columns, long long layers) {
+  await_others();
   const long long row = blockIdx.y * columns;
   const float rate = lr[RATE_EACH ? blockIdx.y : 0];
   float slope = 0, masked_slope = 0, sum = 0, masked_sum = 0;

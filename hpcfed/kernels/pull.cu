@@ -5,6 +5,7 @@
 //   add:    gradient += (slope of the layer + slope of the row + SQUARED + mask · slope of the masked) · d
 
 #include "chunk_sums.cuh"
+#include "order.cuh"
 
 __device__ __forceinline__ float4 load(const float* from, long long at) { return *(const float4*)(from + at); }
 
@@ -23,6 +24,7 @@ __device__ __forceinline__ float4 load_mask(const unsigned char* mask, long long
 
 extern "C" __global__ void sums(const float* rows, const float* reference, const unsigned char* mask, float* plain,
                                 float* masked, const int* starts, long long columns) {
+  await_others();
   const long long row = blockIdx.y * columns;
   float sum = 0, masked_sum = 0;
   for (int i = starts[blockIdx.x] + 4 * threadIdx.x; i < starts[blockIdx.x + 1]; i += 4 * THREADS) {
@@ -39,6 +41,7 @@ extern "C" __global__ void sums(const float* rows, const float* reference, const
 // The last two blocks of the grid are for the whole row: its plain and its masked sum.
 extern "C" __global__ void slopes(const float* plain, const float* masked, float* found, const int* first_chunks,
                                   long long chunks) {
+  await_others();
   const int layers = gridDim.x - 2, layer = blockIdx.x;
   const bool whole = layer >= layers;
   const float* of = (layer == layers + 1 ? masked : plain) + blockIdx.y * chunks;
@@ -53,6 +56,7 @@ extern "C" __global__ void slopes(const float* plain, const float* masked, float
 extern "C" __global__ void add(const float* rows, const float* reference, const unsigned char* mask,
                                const float* found, float* gradient, const int* starts, const int* layer_of, long long columns,
                                long long layers) {
+  await_others();
   const float* own = found + blockIdx.y * (layers + 2);
   const float slope = own[layer_of[blockIdx.x]] + own[layers] + SQUARED, masked_slope = own[layers + 1];
   const long long row = blockIdx.y * columns;

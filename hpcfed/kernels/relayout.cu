@@ -1,6 +1,8 @@
 // Copies columns of all clients' rows to other places, by a table of where each comes from; -1: from nowhere.
 // Clients are in the grid's second direction, and a thread keeps its part of the table for all of them.
 
+#include "order.cuh"
+
 typedef long long int64;
 
 #define AT_ONCE 4  // clients that a thread loads before it stores the first
@@ -8,6 +10,7 @@ typedef long long int64;
 // Every column of `to` gets a value, 0 where it comes from nowhere; four columns a thread.
 extern "C" __global__ void fill_columns(const float* from, float* to, const int* table, int64 columns, int64 from_stride,
                                         int64 to_stride, int64 clients) {
+  await_others();
   const int64 column = 4 * ((int64)blockIdx.x * blockDim.x + threadIdx.x);
   if (column >= columns) return;
   const int4 source = *(const int4*)(table + column);
@@ -32,6 +35,7 @@ extern "C" __global__ void fill_columns(const float* from, float* to, const int*
 // Columns of `to` that come from nowhere stay as they are; one column a thread, because rows may begin anywhere.
 extern "C" __global__ void set_columns(const float* from, float* to, const int* table, int64 columns, int64 from_stride,
                                        int64 to_stride, int64 clients) {
+  await_others();
   const int64 column = (int64)blockIdx.x * blockDim.x + threadIdx.x;
   if (column >= columns) return;
   const int source = table[column];

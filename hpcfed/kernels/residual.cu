@@ -4,6 +4,7 @@
 
 #define BF16 1
 #include "eight.cuh"
+#include "order.cuh"
 
 typedef long long int64;
 
@@ -38,6 +39,7 @@ __device__ __forceinline__ int at(int i) { return 8 * (threadIdx.x + i * THREADS
 extern "C" __global__ void __launch_bounds__(THREADS)
 forward(const Number* branch, const Number* residual, const Number* weight, const Number* bias, Number* sum, Number* y,
         float2* moments) {
+  await_others();
   const int64 row = (int64)blockIdx.x * WIDTH;
   Eight x[OWN];
   float total = 0, squares = 0;
@@ -83,6 +85,7 @@ forward(const Number* branch, const Number* residual, const Number* weight, cons
 extern "C" __global__ void __launch_bounds__(THREADS)
 backward(const Number* x, const Number* dy, const Number* d_sum, const Number* weight, const float2* moments,
          Number* dx) {
+  await_others();
   const int64 row = (int64)blockIdx.x * WIDTH;
   const float2 moment = moments[blockIdx.x];
   Eight hat[OWN], d[OWN];

@@ -4,11 +4,13 @@
 
 #define BF16 1
 #include "eight.cuh"
+#include "order.cuh"
 
 typedef long long int64;
 
 extern "C" __global__ void rotate(const Number* x, const Number* cosines, const Number* sines, Number* y, int64 heads,
                                   int64 positions, int64 by_text, int64 by_head, int64 by_position, int64 of_text) {
+  await_others();
   const int64 text = blockIdx.x / positions, position = blockIdx.x % positions;
   const Number* from = x + text * by_text + position * by_position;
   const int64 angle = text * of_text + position * 2 * HALF;

@@ -3,6 +3,8 @@
 //   row ← row − lr · velocity, or by Nesterov − lr · (gradient + momentum · velocity), where the column is trainable;
 //   lr is one number, or one per client
 
+#include "order.cuh"
+
 __device__ __forceinline__ void step(float& row, float g, float* velocity, bool trainable, float lr) {
   g += DECAY * row;
   if (MOMENTUM > 0) {
@@ -14,6 +16,7 @@ __device__ __forceinline__ void step(float& row, float g, float* velocity, bool 
 
 extern "C" __global__ void sgd(float* rows, const float* gradient, float* velocity, const float* lr, const float* scale,
                                const unsigned char* trainable, long long columns, long long stride, long long total) {
+  await_others();
   for (long long at = 4 * ((long long)blockIdx.x * blockDim.x + threadIdx.x); at < total;
        at += 4ll * gridDim.x * blockDim.x) {
     const long long client = at / columns, i = client * stride + at % columns;

@@ -2,6 +2,8 @@
 // gradient is ever in memory: a block keeps its part of one in registers, squares it, and goes on to the next sample.
 // x is [samples][HEIGHT][WIDTH][channels], dy [samples][OUT_HEIGHT][OUT_WIDTH][outputs].
 
+#include "order.cuh"
+
 typedef long long int64;
 typedef unsigned short Number;  // bfloat16
 
@@ -80,6 +82,7 @@ __device__ __forceinline__ void square(float (&sums)[TILES][4], float (&squares)
 extern "C" __global__ void __launch_bounds__(THREADS)
 convolution_squares(const Number* x, const Number* dy, float* squares_out, int64 samples, int64 all_channels,
                     int64 all_outputs) {
+  await_others();
   extern __shared__ __align__(16) Number stages[];
   const int channels = all_channels, outputs = all_outputs, across = channels / CHANNELS;
   const int part = blockIdx.y / across, parts = gridDim.y / across, block = blockIdx.y % across;
@@ -152,6 +155,7 @@ convolution_squares(const Number* x, const Number* dy, float* squares_out, int64
 extern "C" __global__ void __launch_bounds__(THREADS)
 sample_sums(const Number* x, const Number* dy, const float* mean, const float* rstd, float* sums, int64 positions,
             int64 channels) {
+  await_others();
   __shared__ float parts[2][THREADS / 32][WIDTH];
   const int v = threadIdx.x % VECTORS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64 sample = blockIdx.y, channel = blockIdx.x * WIDTH + 8 * v;

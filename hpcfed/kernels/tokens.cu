@@ -3,6 +3,7 @@
 typedef long long int64;
 
 #include "eight.cuh"
+#include "order.cuh"
 
 #define NOTHING __int_as_float(0xff800000)  // −∞, the largest of no numbers
 
@@ -79,6 +80,7 @@ extern __shared__ uint4 row_of_token[];
 // the place of this one's as soon as these are done. Otherwise they are read twice.
 extern "C" __global__ void __launch_bounds__(THREADS)
     next_token(Number* logits, float* losses, const int64* targets, const int64* counts, int64 tokens, int64 end) {
+  await_others();
   __shared__ Sum of_warps[2][32];
   Number* kept = (Number*)row_of_token;
   bool turn = false;  // whose half of `of_warps` it is

@@ -14,6 +14,7 @@ from hpcfed.analysis.render.run_page.profile import of_parts
 from hpcfed.analysis.run_findings.costs import TOTAL_SECONDS
 from hpcfed.errors import unless_full
 from hpcfed.experiment.run import run
+from hpcfed.kernels.cuda import one_after_the_other
 from hpcfed.options import Settings
 from hpcfed.plan.speeds import TRIALS, Ceilings
 from hpcfed.profile.timeline import ROUNDS, Timeline, lanes, trace
@@ -47,7 +48,7 @@ def profile_run(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> 
     watch = ProfileWatch(
         warmup=warmup, active=active, rounds=settings.config.rounds, nvtx=nvtx
     )
-    with observed_by(watch):
+    with observed_by(watch), one_after_the_other():
         folder = run(settings)
     # The other ranks have sent their timelines, and are done.
     if folder is None:
