@@ -174,8 +174,9 @@ class StackTraining:
         whether that was done.
         """
         few = len(shapes) <= MOST_AT_ONCE and self._capacity > 1
-        # Lengths of texts depend on what is drawn.
-        may = self._replays.captures and few and self._lengths is None
+        # A language model's step is long, and takes long to capture; besides, lengths
+        # of texts depend on what is drawn.
+        may = self._replays.captures and few and not self._objective.counts_tokens
         if not may or not self._repeats((count, shapes)):
             return False
 
