@@ -18,11 +18,12 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in LASTING:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # Importing takes a while, so wait until the handlers are in place.
-    from hpcfed.runtime.imports import keep_bytecode, without_collecting
+    from hpcfed.runtime.imports import keep_bytecode, keep_memory, without_collecting
     from hpcfed.runtime.starting import starting
 
     starting.begin_program()
     keep_bytecode()
+    keep_memory()
     with without_collecting():
         from hpcfed.cli import main as command
 

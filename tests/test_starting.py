@@ -118,6 +118,7 @@ def test_a_job_that_was_started_without_ctrl_c_stays_without_it(
     seen = []
     monkeypatch.setattr("sys.argv", ["hpcfed", "--version"])
     monkeypatch.setattr("hpcfed.runtime.imports.keep_bytecode", lambda: _note(seen))
+    monkeypatch.setattr("hpcfed.runtime.imports.keep_memory", lambda: None)
     monkeypatch.setattr("hpcfed.cli.main", lambda: _note(seen))
     monkeypatch.setattr("gc.freeze", lambda: None)
     monkeypatch.setattr(program, "_end", lambda: None)
@@ -131,6 +132,35 @@ def test_a_job_that_was_started_without_ctrl_c_stays_without_it(
 
 def _note(seen: list[object]) -> None:
     seen.append(signal.getsignal(signal.SIGINT))
+
+
+KEEPING = """
+import resource
+from hpcfed.runtime.imports import keep_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    b"x" * 2**27
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+first, second = faults(), faults()
+keep_memory()
+third, fourth = faults(), faults()
+print(second, fourth)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallopt"), reason="only glibc has it"
+)
+def test_freed_memory_is_kept() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KEEPING], check=True, capture_output=True, text=True
+    )
+    returned, kept = map(int, done.stdout.split())
+    # Pages have at most 2 MiB.
+    pages = 2**27 // 2**21
+    assert kept < pages <= returned
 
 
 ENDING = """

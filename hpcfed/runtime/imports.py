@@ -1,5 +1,6 @@
 """Fast imports for the program `hpcfed`: torch's imports are most of its start-up."""
 
+import ctypes
 import gc
 import os
 import signal
@@ -12,6 +13,11 @@ from pathlib import Path
 
 from hpcfed.runtime import cache
 from hpcfed.runtime.interrupts import leave
+
+KEPT = 2**30
+"""Bytes of freed memory that stay with a process, in pieces of up to a quarter."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""From glibc's malloc.h."""
 
 
 def keep_bytecode() -> None:
@@ -27,6 +33,20 @@ def keep_bytecode() -> None:
     if folder is not None:
         sys.pycache_prefix = str(folder)
         sys.dont_write_bytecode = False
+
+
+def keep_memory() -> None:
+    """Have allocators keep freed memory: the next step wants as much again.
+
+    They return it to the system at once, and get it back page by page: 9,500 faults in
+    each round of cnn-cifar on ARM and 27,000 of cnn-pfl, and 3 and 5 % of their time.
+    """
+    # torch's own allocator on ARM reads it when it is loaded; milliseconds.
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")
+    # glibc's, which torch has on x86. Other C libraries have no such function.
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(_MMAP_THRESHOLD, KEPT // 4)
+        mallopt(_TRIM_THRESHOLD, KEPT)
 
 
 def _is_kept(package: str) -> bool:

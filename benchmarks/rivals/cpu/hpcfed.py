@@ -2,15 +2,19 @@
 
 import sys
 
-import torch
-
-from benchmarks.measuring import rounds_of, setup_of
 from benchmarks.rivals.cpu.work import LR, MOMENTUM, WEIGHT_DECAY, Part, Turns, part_of
-from hpcfed.runtime import world as worlds
+from hpcfed.runtime.imports import keep_memory
 
 
 def run(part: Part, turns: Turns) -> None:
     """Do rounds as `hpcfed run` does them, without evaluation."""
+    # Before torch is loaded.
+    keep_memory()
+    import torch
+
+    from benchmarks.measuring import rounds_of, setup_of
+    from hpcfed.runtime import world as worlds
+
     work = part.work
     values = {
         "dataset": "synthetic",
