@@ -159,12 +159,12 @@ def test_a_kernel_is_compiled_once_for_each_source_and_device(
     assert len(compiled) == 6
 
 
-@pytest.mark.parametrize("package", ["torch", "hpcfed"])
+@pytest.mark.parametrize("package", imports.REPRESENTATIVES)
 def test_compiled_python_is_kept_where_nobody_else_keeps_it(
     package: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = {}
-    for name in ("torch", "hpcfed"):
+    for name in imports.REPRESENTATIVES:
         path = tmp_path / name / "__pycache__/__init__.pyc"
         path.parent.mkdir(parents=True)
         path.touch()

@@ -8,7 +8,7 @@ from hpcfed.cli.show import print_run
 from hpcfed.errors import UserError, remark, unless_full
 from hpcfed.options import RunConfig, Settings
 from hpcfed.results.stored import check_start, is_silent, keeps_last, read_run, runs
-from hpcfed.runtime import compiler
+from hpcfed.runtime import compiler, environment
 from hpcfed.runtime.imports import without_collecting
 from hpcfed.runtime.launcher import launched
 
@@ -35,6 +35,8 @@ def command(arguments: list[str]) -> None:
                 )
             return
     _compile_early(config)
+    if launched().rank == 0:
+        environment.look_early()
     # Late: this loads torch, and MPI starts.
     with without_collecting():
         from hpcfed.experiment.run import run

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from hpcfed.runtime.machine import cores_text
@@ -128,6 +129,11 @@ def _cuda() -> str | None:
     import torch
 
     return torch.version.cuda if torch.cuda.is_available() else None
+
+
+def look_early() -> None:
+    """Look at the program's own source in the background, while torch is imported."""
+    Thread(target=_own_source).start()
 
 
 @cache  # imported code does not change, and a program may make a hundred runs

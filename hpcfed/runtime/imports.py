@@ -14,6 +14,10 @@ from pathlib import Path
 from hpcfed.runtime import cache
 from hpcfed.runtime.interrupts import leave
 
+REPRESENTATIVES = ("torch", "hpcfed.experiment.run")
+"""A module for all of torch's, and one for all of ours: not our first ones, which other
+programs load as well.
+"""
 KEPT = 2**30
 """Bytes of freed memory that stay with a process, in pieces of up to a quarter."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -27,7 +31,7 @@ def keep_bytecode() -> None:
     they would be compiled at every start. Measured to the first round: torch's take 1.8
     of 4.2 s on a GPU machine, our own 0.5 of 3.4 s on two ARM cores.
     """
-    if sys.pycache_prefix is not None or (_is_kept("torch") and _is_kept("hpcfed")):
+    if sys.pycache_prefix is not None or all(map(_is_kept, REPRESENTATIVES)):
         return
     folder = cache.own_folder("bytecode")
     if folder is not None:
@@ -49,10 +53,10 @@ def keep_memory() -> None:
         mallopt(_TRIM_THRESHOLD, KEPT)
 
 
-def _is_kept(package: str) -> bool:
-    """Tell whether Python keeps a package compiled, now or from this start on."""
-    # The package represents all of its modules; this finds it without importing it.
-    found = find_spec(package)
+def _is_kept(module: str) -> bool:
+    """Tell whether Python keeps a module compiled, now or from this start on."""
+    # This finds it without importing it.
+    found = find_spec(module)
     if found is None or found.cached is None:
         return True
     kept = Path(found.cached)
