@@ -125,8 +125,7 @@ class _Evaluation:
         if length:
             inputs = inputs[..., :length].contiguous()
             targets = targets[:, :length]
-        # Batches that are not rounded up have many sizes: cuDNN's trials of its kernels
-        # would take longer than the passes.
+        # Batches of many sizes: cuDNN's trials would take longer than the passes.
         with without_trials(unless=self._judged.captured):
             outputs = self._judged.network(tensors, inputs)
         return self._objective.figures(outputs, targets, self._judged.wanted)
@@ -189,8 +188,7 @@ class StackEvaluation(_Evaluation):
         clients = count
         if self._rounds_up:
             clients = min(rounded_up(count, 8), MOST_CLIENTS)
-        # The fewer clients, the larger their batches, so that the device is always
-        # full.
+        # The fewer clients, the larger their batches: the device is always full.
         most = min(self._longest, -(-self._judged.in_flight // clients))
         steps = -(-self._longest // most)
         # Equal batches, rather than full ones and a small remainder.

@@ -64,12 +64,8 @@ def make_folders(
     points: Sequence[Settings], world: World, claims: ExitStack
 ) -> tuple[list[Path], bool]:
     """Make and claim the folders of all points; tell which are complete."""
-    folders: list[Path] = []
-    done: list[bool] = []
-    for point in points:
-        folder, complete = make_folder(point.config, world, claims)
-        folders.append(folder)
-        done.append(complete)
+    made = [make_folder(point.config, world, claims) for point in points]
+    folders, done = [folder for folder, _ in made], [complete for _, complete in made]
     if any(done) and not all(done):
         raise UserError(
             f"{folders[done.index(True)]} has been completed meanwhile; start the study "

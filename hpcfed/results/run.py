@@ -393,10 +393,7 @@ def at_target(
 def mean_accuracy(accuracy: np.ndarray) -> float:
     """Return the mean over the clients that have test data; NaN if none has."""
     unknown = np.isnan(accuracy)
-    if not unknown.any():
-        # As nanmean computes it: a sum, divided by a number.
-        return float(accuracy.sum() / len(accuracy)) if len(accuracy) else float("nan")
-    # numpy would warn about the mean of an empty slice.
     if unknown.all():
         return float("nan")
-    return float(np.nanmean(accuracy))
+    # As nanmean computes it, in a fraction of its time.
+    return float(np.where(unknown, 0, accuracy).sum() / (~unknown).sum())
