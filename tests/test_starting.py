@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import torch
 from hpcfed import __main__ as program
 from hpcfed.experiment.materials import SMALL, threads_for_work
 from hpcfed.models.cost import Cost
-from hpcfed.runtime import mpi, sharing
+from hpcfed.runtime import mpi, sharing, waking
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.starting import FIGURES, Starting
 
@@ -76,6 +77,45 @@ def test_parts_of_a_start_follow_each_other_until_rounds_begin(
     starting.reached("world")  # 41
     again = starting.figures()
     assert {name: value for name, value in again.items() if value} == {"start_world": 1}
+
+
+class Driver:
+    """Notes what it is asked for; a first GPU is there."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*arguments: object) -> int:
+            self.asked.append(name)
+            return 0
+
+        return call
+
+
+def test_only_a_process_alone_knows_its_gpu_before_torch_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waking._wake(alone=True)  # without a driver nothing happens
+    driver = Driver()
+    monkeypatch.setattr("ctypes.CDLL", lambda name: driver)
+    waking._wake(alone=False)
+    assert driver.asked == ["cuInit"]
+    driver.asked.clear()
+    waking._wake(alone=True)
+    assert driver.asked == ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]
+
+
+@pytest.mark.gpu
+def test_torch_finds_the_context_that_was_made_early() -> None:
+    script = (
+        "import torch\n"
+        "from hpcfed.runtime import waking\n"
+        "assert waking._torch_has_cuda()\n"
+        "waking._wake(alone=True)\n"
+        "assert torch.ones(3, device='cuda').sum() == 3\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_small_networks_get_one_thread_unless_the_user_says_otherwise(

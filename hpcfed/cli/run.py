@@ -11,6 +11,7 @@ from hpcfed.results.stored import check_start, is_silent, keeps_last, read_run, 
 from hpcfed.runtime import compiler, environment
 from hpcfed.runtime.imports import without_collecting
 from hpcfed.runtime.launcher import launched
+from hpcfed.runtime.waking import wake_gpu
 
 SUMMARY = "one run, or several seeds of it"
 EXAMPLES = RUN_EXAMPLES
@@ -34,9 +35,7 @@ def command(arguments: list[str]) -> None:
                     f"{_hint(settings, silent=silent)}"
                 )
             return
-    _compile_early(config)
-    if launched().rank == 0:
-        environment.look_early()
+    _begin_early(config)
     # Late: this loads torch, and MPI starts.
     with without_collecting():
         from hpcfed.experiment.run import run
@@ -48,13 +47,19 @@ def command(arguments: list[str]) -> None:
             print_run(folder)
 
 
-def _compile_early(config: RunConfig) -> None:
-    """Begin to compile a kernel that the clients will need, while torch is loaded."""
+def _begin_early(config: RunConfig) -> None:
+    """Begin what needs no torch, while torch is loaded: start a GPU, or compile a kernel
+    that clients on CPUs will need; look at the program's source.
+    """
+    if config.expects_gpu:
+        wake_gpu(alone=launched().alone)
+    # One rank is enough for the rest: others find the kernel in the cache.
+    if launched().rank:
+        return
     network = config.model_info()
-    convolves = network is not None and network.convolves
-    # One rank is enough: by then the others find it in the cache.
-    if convolves and not config.expects_gpu and launched().rank == 0:
+    if network is not None and network.convolves and not config.expects_gpu:
         compiler.begin(compiler.CONVOLUTION)
+    environment.look_early()
 
 
 def _refuse_later_prompts(folder: Path, prompts: int) -> None:
