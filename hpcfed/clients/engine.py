@@ -252,7 +252,8 @@ class Engine:
         if len(rows) > 1 and rows.stride(0) == 0:
             of_row, _ = self._evaluation(shard, wanted, rows.dtype)
             return _score(of_row.run(rows[:1], clients), sizes)
-        sums = OBJECTIVES[shard.task].zeros(len(rows), rows, wanted)
+        sums: Sums = {}
+        nothing = partial(OBJECTIVES[shard.task].zeros, len(rows), rows, wanted)
         # As if each sample were a step: the largest clients come first.
         work = work_of(sizes, Length(1, 1))
         # Only determines the size of stacks; each stack chooses its own batches.
@@ -268,6 +269,8 @@ class Engine:
                 # All clients in their order: nothing needs to be gathered.
                 sums.update(judge.run(rows, clients))
                 return
+            if not sums:
+                sums.update(nothing())
             at = on_device(members, rows.device)
             of_members = judge.run(rows[at], clients[members])
             for name, values in of_members.items():
@@ -276,7 +279,7 @@ class Engine:
         for members in self.stacks.cut(work.order, batch_size, rows):
             ids = shard.clients[clients]
             self.stacks.halving(score, members, ids, "evaluating", free=self.forget)
-        return _score(sums, sizes)
+        return _score(sums or nothing(), sizes)
 
     def _in_flight(self, shard: Shard) -> int:
         over_halves = self._network.over_halves

@@ -12,10 +12,15 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.capture import Replays
-from hpcfed.clients.job import RowEngine
 from hpcfed.clients.lengths import text_lengths
-from hpcfed.clients.objective import CLASSES, OBJECTIVES, Sums, Wanted
-from hpcfed.clients.schedule import Length, evaluation_samples, rounded_up, step_shapes
+from hpcfed.clients.objective import OBJECTIVES, Sums, Wanted
+from hpcfed.clients.schedule import (
+    Length,
+    evaluation_samples,
+    rounded_shape,
+    rounded_up,
+    step_shapes,
+)
 from hpcfed.data.shards import Shard
 from hpcfed.kernels.batch import MOST_CLIENTS, gather_inputs, gatherable, of_step
 from hpcfed.kernels.cuda import without_trials
@@ -155,6 +160,8 @@ class StackEvaluation(_Evaluation):
                 self._index, owned
             )
         self._capacity = 0
+        self._loaded = np.empty((2, 0), np.int64)
+        """What `_stack` holds."""
 
     def run(self, rows: Tensor, clients: np.ndarray) -> Sums:
         """Return sums over the data of clients, ordered by size, largest first."""
@@ -166,20 +173,19 @@ class StackEvaluation(_Evaluation):
         # Clients that only pad the stack have no samples.
         stack = np.zeros((2, plan.clients), np.int64)
         stack[:, :count] = clients, sizes
-        self._stack[:, : plan.clients].copy_(on_device(stack, self._device))
+        # Usually the clients are the same as last time.
+        if not np.array_equal(stack, self._loaded):
+            self._stack[:, : plan.clients].copy_(on_device(stack, self._device))
+            self._loaded = stack
         self._replays.run(plan, partial(self._begin, plan))
         shapes = step_shapes(sizes, Length(1, plan.slots))
         for step, shape in enumerate(shapes):
-            active, slots = wide = shape.clients, shape.slots
             length = 0
             if self._lengths is not None:
                 length = int(self._sorted[clients, step * plan.slots].max())
             if self._rounds_up:
-                # Our own kernels need at least two clients.
-                wide = (
-                    min(plan.clients, rounded_up(max(active, 2), 8)),
-                    min(plan.slots, rounded_up(slots, 1)),
-                )
+                shape = rounded_shape(shape, plan.clients, plan.slots)
+            wide = shape.clients, shape.slots
             add = partial(self._add, plan, *wide, length)
             self._replays.run((plan, wide, length), add)
         return {name: values[:count].clone() for name, values in self._sums.items()}
@@ -201,6 +207,7 @@ class StackEvaluation(_Evaluation):
         self._capacity = clients
         self._reserve_rows(clients)
         self._stack = self._integers(2, clients)
+        self._loaded = np.empty((2, 0), np.int64)
         self._tables: dict[_Plan, tuple[Tensor, Tensor]] = {}
         self._sums = self._objective.zeros(clients, self._like, self._judged.wanted)
 
@@ -347,54 +354,3 @@ class RowEvaluation(_Evaluation):
         for name, figure in figures.items():
             self._sums[name].index_add_(0, owner, figure.double())
         self._step += 1
-
-
-# The classes that rows assign to single samples of clients.
-
-
-def agreement(
-    engine: RowEngine,
-    rows: Tensor,
-    others: Tensor,
-    shard: Shard,
-    clients: np.ndarray,
-    *,
-    classes: int,
-) -> Tensor:
-    """Return the share of each client's samples on which `rows[i]` and `others[i]` give
-    the same answer; NaN for clients without samples.
-    """
-    shares = torch.full((len(rows),), torch.nan, device=rows.device)
-    for number, client in enumerate(clients.tolist()):
-        if not shard.sizes[client]:
-            continue
-        one = answers(engine, rows[number], shard, client, classes=classes)
-        other = answers(engine, others[number], shard, client, classes=classes)
-        shares[number] = (one == other).float().mean()
-    return shares
-
-
-def answers(
-    engine: RowEngine, row: Tensor, shard: Shard, client: int, *, classes: int
-) -> Tensor:
-    """Return the class that a row assigns to each sample of a client.
-
-    The engine sums over a client's samples. Here every sample is its own client, so
-    that a sum is one answer.
-    """
-    size = shard.sizes[client]
-    alone = Shard(
-        inputs=shard.inputs,
-        targets=shard.targets,
-        index=shard.index[client, :size].unsqueeze(1),
-        sizes=(1,) * size,
-        clients=np.full(size, shard.clients[client]),
-        task=shard.task,
-    )
-    # Expanded, so that the engine judges one row on many clients, in full batches.
-    score = engine.evaluate(
-        row.expand(size, -1), alone, np.arange(size), {CLASSES: (3, classes)}
-    )
-    # CLASSES holds found, taken for, and belongs to; take the second.
-    taken_for = score.sums[CLASSES][:, 1]
-    return taken_for.argmax(1)

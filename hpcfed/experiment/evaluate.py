@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -98,9 +98,11 @@ class AfterTraining:
         with self._setup.timer.phase("evaluate"):
             score = fed.evaluate(rows, here)
             ids = fed.clients[here]
-            has_data = on_device(fed.sizes[ids] > 0, fed.device)
+            accuracy = metric("accuracy", score.sums)
+            has_data = fed.sizes[ids] > 0
             # A cohort without any data stays as drawn, but has not trained.
-            accuracy = metric("accuracy", score.sums).where(has_data, torch.nan)
+            if not has_data.all():
+                accuracy = accuracy.where(on_device(has_data, fed.device), torch.nan)
             # A method may finish a client's training in several calls: the last one
             # counts.
             if len(self._ids):
@@ -212,7 +214,8 @@ def _add_personal(
         at = _in_place(places, fed.device)
         for values, name in zip(by_client, names, strict=True):
             values[at] = metric(name, score.sums)
-        lost[at] = (~score.loss.isfinite()).double()
+        # NaN is not below anything.
+        lost[at] = (~(score.loss.abs() < inf)).double()
         if CLASSES in wanted:
             by_class += score.sums[CLASSES].sum(0)
 

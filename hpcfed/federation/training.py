@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.evaluation import agreement
+from hpcfed.clients.answers import agreement
 from hpcfed.clients.job import (
     Losses,
     RateSchedule,

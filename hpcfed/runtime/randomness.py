@@ -36,6 +36,9 @@ def client_keys(seed: int, purpose: str, round: int, clients: Tensor) -> Tensor:
     sequence = np.random.SeedSequence(_words(seed, purpose, round))
     start = sequence.generate_state(1, np.uint64).view(np.int64)[0]
     # Neighbouring ids give unrelated keys: splitmix64 with the id as its counter.
+    if _is_small(clients):
+        counters = clients.numpy().astype(np.int64) * _GOLDEN + int(start)
+        return torch.from_numpy(_finalised(counters))
     return _mix(clients.to(torch.int64) * _GOLDEN + int(start))
 
 
@@ -105,9 +108,14 @@ def _mix(x: Tensor) -> Tensor:
         mixed = mix_on_gpu(x)
         if mixed is not None:
             return mixed
-    elif x.device.type == "cpu" and x.dim() and x.numel() <= FEW:
+    elif _is_small(x):
         return torch.from_numpy(_finalised(x.numpy()))
     return _finalised(x)
+
+
+def _is_small(x: Tensor) -> bool:
+    """Whether numpy is faster than torch; its scalars would warn that they overflow."""
+    return x.device.type == "cpu" and x.dim() > 0 and x.numel() <= FEW
 
 
 def _finalised(x: Any) -> Any:
