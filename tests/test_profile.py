@@ -133,7 +133,7 @@ def test_the_trace_has_all_ranks(profiled: tuple[Path, str]) -> None:
 def test_what_is_told(profiled: tuple[Path, str]) -> None:
     folder, said = profiled
     for expected in (
-        "seconds by phase", "rank 0", "the server's seconds", "operators in 2 rounds",
+        "seconds of the start", "seconds by phase", "rank 0", "the server's seconds", "operators in 2 rounds",
         "operators in 2 steps of the autoencoder", "operators in 2 steps of the denoiser", "cpu, measured: float32",
         "TFLOP/s", "GB/s", "MFU", "most memory: ", "trace.json",
     ):  # fmt: skip
@@ -208,7 +208,10 @@ def test_alone_and_without_a_server(tmp_path: Path, hpcfed: Callable) -> None:
     assert "the server's" not in result.stdout and "clients' training" in result.stdout
     events = json.loads((out / "trace.json").read_text())["traceEvents"]
     assert {e["pid"] for e in events} == {0}
-    assert read_run(out).status == "complete"
+    record = read_run(out)
+    assert record.status == "complete"
+    assert record.starting["start_imports"] > record.starting["start_network"] > 0
+    assert record.starting["compiled"] == 0, "CUDA's kernels are not for CPUs"
 
 
 @pytest.mark.parametrize(

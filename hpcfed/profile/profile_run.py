@@ -27,6 +27,7 @@ from hpcfed.results.publish import publish
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.launcher import launched
+from hpcfed.runtime.starting import PARTS, WORKS
 from hpcfed.runtime.timer import PHASES, observed_by
 from hpcfed.server.options import NETWORKS
 from hpcfed.words import bytes_text, formatted
@@ -146,6 +147,8 @@ def _print_seconds(
     """Print seconds by phase, the server's seconds, and the longest operators."""
     # From the whole run down to single kernels.
     tables = [_phase_table(record)]
+    if record.starting:
+        tables.insert(0, _start_table(record))
     if record.learnings:
         tables.append(_server_table(record))
     tables += [_operator_table(session, kind) for session in profile.sessions]
@@ -184,6 +187,27 @@ def _print_memory(console: Output, timelines: list[Timeline]) -> None:
                 most = used
                 where = f"on rank {line.rank}, {seconds:.1f} s after the start"
     say(console, f"most memory: {bytes_text(most)} {where}")
+
+
+def _start_table(record: RunRecord) -> Table:
+    """Return what came before the first round on each rank, and what was done once."""
+    rows: list[Row] = []
+    for part, meaning in PARTS.items():
+        of_ranks = record.starting[f"start_{part}"]
+        rows.append([meaning, *map(TOTAL_SECONDS, of_ranks.tolist())])
+    if record.rounds_done > 1:
+        beyond = record.wall[0] - np.median(record.wall[1:], axis=0)
+        rows.append(
+            ["the first round, beyond a usual one", *map(TOTAL_SECONDS, beyond)]
+        )
+    for work, meaning in WORKS.items():
+        times, of_ranks = record.starting[work], record.starting[f"{work}_seconds"]
+        # A run on CPUs has none of this.
+        if times.any():
+            title = f"{times.max():.0f} {meaning}"
+            rows.append([title, *map(TOTAL_SECONDS, of_ranks.tolist())])
+    ranks = [f"rank {rank}" for rank in range(len(record.starting["start_world"]))]
+    return Table(("seconds of the start", *ranks), rows)
 
 
 def _phase_table(record: RunRecord) -> Table:

@@ -19,6 +19,7 @@ from hpcfed.results.run import DepthSweep, LearningRecord, NewRounds, RunRecord
 from hpcfed.results.safe import MOST, Reader
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES, series_of
 from hpcfed.results.server import OF_MEMORY, PROMISED
+from hpcfed.runtime.starting import FIGURES
 from hpcfed.runtime.timer import PHASES
 
 FACTS: dict[str, type] = {
@@ -89,6 +90,7 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
         train_samples=train_samples,
         energy=_energy(file, "timing/energy"),
         cpu_energy=_energy(file, "timing/cpu_energy"),
+        starting=_starting(file, facts["ranks"]),
         moves=_relocations(file),
         finals=_named(file, "finals/name", "finals/accuracy", (None, clients)),
         figures=_named(
@@ -229,6 +231,14 @@ def _class_accuracy(file: Reader, rounds: int, done: int) -> dict[str, np.ndarra
 
 def _energy(file: Reader, name: str) -> float | None:
     return float(file.numbers(name, (None,)).sum()) if name in file else None
+
+
+def _starting(file: Reader, ranks: int) -> dict[str, np.ndarray]:
+    found = {}
+    for name in FIGURES:
+        if f"timing/{name}" in file:
+            found[name] = file.between(f"timing/{name}", (ranks,))
+    return found
 
 
 def _depths(file: Reader, clients: int) -> DepthSweep | None:

@@ -182,6 +182,10 @@ class RunRecord:
     """Rounds of new clients, in runs that have them."""
     cpu_energy: float | None = None
     """Joules of all CPUs and their memory; None and NaN as in `energy`."""
+    starting: dict[str, np.ndarray] = field(default_factory=dict)
+    """What each rank did to get started, by the names of `runtime.starting.FIGURES`:
+    [ranks]; empty while the run is active, and in older records.
+    """
 
     @property
     def rounds_done(self) -> int:
@@ -363,7 +367,7 @@ class RunRecord:
     def imbalance(self) -> float:
         """Return the slowest rank's train seconds by the mean: median over rounds."""
         # The median, because the first round warms up and others may be disturbed.
-        known = _known(self.rounds["imbalance"])
+        known = self._evaluations("imbalance")
         return float(np.median(known)) if len(known) else float("nan")
 
     def last_class_accuracy(self) -> dict[str, np.ndarray]:
@@ -374,11 +378,6 @@ class RunRecord:
             if len(evaluated):
                 last[name] = values[evaluated[-1]]
         return last
-
-
-def _known(values: np.ndarray) -> np.ndarray:
-    known: np.ndarray = values[~np.isnan(values)]
-    return known
 
 
 def at_target(

@@ -12,7 +12,7 @@ from typing import Literal
 Part = Literal["imports", "world", "data", "network", "samples", "opening"]
 Work = Literal["compiled", "first_steps", "captured"]
 PARTS: dict[Part, str] = {
-    "imports": "imports, from the first line of `hpcfed`; 0 for a run from Python",
+    "imports": "imports of the program",
     "world": "devices, MPI and process groups",
     "data": "reading the data set and dealing it out",
     "network": "building and trying the network",
