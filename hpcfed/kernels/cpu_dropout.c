@@ -9,14 +9,30 @@ static inline uint64 mixed(uint64 x) {  // the finaliser of splitmix64
     return x ^ (x >> 31);
 }
 
+// Values of one client that a thread takes at once.
+#define PIECE 1024
+
+static void drop(const float* restrict x, float* restrict y, uint64 key, long first,
+                 long count, unsigned threshold, float share_kept) {
+    // Apart, so that divisions are vectors also where such products are not.
+    unsigned drawn[PIECE];
+    for (long i = 0; i < count; i++)
+        drawn[i] = mixed(key + (first + i + 1) * 0x9E3779B97F4A7C15ull) >> 40;
+    for (long i = 0; i < count; i++) {
+        float kept = x[i] / share_kept;
+        y[i] = drawn[i] >= threshold ? kept : 0;
+    }
+}
+
 // Values [clients, values]; those stay whose number of 24 bits is at least `threshold`.
-void dropout(const float* restrict x, float* restrict y, const uint64* restrict keys,
-             long clients, long values, long threshold, float share_kept) {
+void dropout(const float* x, float* y, const uint64* keys, long clients, long values,
+             long threshold, float share_kept) {
+    long pieces = (values + PIECE - 1) / PIECE;
 #pragma omp parallel for collapse(2)
     for (long client = 0; client < clients; client++)
-        for (long i = 0; i < values; i++) {
-            uint64 drawn = mixed(keys[client] + (i + 1) * 0x9E3779B97F4A7C15ull) >> 40;
-            long at = client * values + i;
-            y[at] = drawn >= (uint64)threshold ? x[at] / share_kept : 0;
+        for (long piece = 0; piece < pieces; piece++) {
+            long first = piece * PIECE, at = client * values + first;
+            long count = values - first < PIECE ? values - first : PIECE;
+            drop(x + at, y + at, keys[client], first, count, (unsigned)threshold, share_kept);
         }
 }
