@@ -30,8 +30,8 @@ from hpcfed.methods import genfed
 from hpcfed.models.networks import build
 from hpcfed.options import RunConfig
 from hpcfed.results.as_json import run_summary
-from hpcfed.results.run import at_target
 from hpcfed.results.stored import read_run, read_seeds
+from hpcfed.results.target import at_target
 from tests.federations import (
     HARSH,
     Weights,

@@ -31,8 +31,8 @@ from hpcfed.options import Settings
 from hpcfed.options.checks import check_switches
 from hpcfed.options.malicious import check_malicious
 from hpcfed.options.partition import check_classes
-from hpcfed.results.run import Reached
 from hpcfed.results.stored import read_seeds
+from hpcfed.results.target import Reached
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.timer import PHASES
 from tests.conftest import Command, start

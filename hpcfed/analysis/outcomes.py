@@ -217,9 +217,11 @@ COSTS = {
 """Costs to weigh scores against, by their names in exports."""
 
 
-def mean_to_target(group: Group, name: str) -> float:
-    """Return the mean of a cost up to the target; NaN unless every seed reached it."""
-    reached = [run.reached() for run in group.seeds]
+def mean_to_target(group: Group, name: str, *, held: bool = False) -> float:
+    """Return the mean of a cost up to the target, or until it is `held`; NaN unless
+    every seed came so far.
+    """
+    reached = [run.stays() if held else run.reached() for run in group.seeds]
     values = [getattr(one, name) for one in reached if one is not None]
     if len(values) < len(reached):
         return nan

@@ -331,15 +331,23 @@ def _races(every: Sequence[Group], options: Sequence[Swept]) -> Iterator[str]:
             when = time_text(mean_to_target(clocked, "virtual_seconds"))
             clocked_text = choice_text(clocked, options)
             told += f"; {clocked_text} is first in virtual time, after {when}"
+        holds = _first(members, "rounds", held=True)
+        if holds is not None:
+            rounds = number(mean_to_target(holds, "rounds", held=True))
+            told += f"; {choice_text(holds, options)} holds it first, from round {rounds} on"
         yield f"{about}: {told}."
 
 
-def _first(members: Sequence[Group], spent: str) -> Group | None:
-    """Return the point that spent the least of this up to its target, with all seeds;
-    None if no point has reached it, or the spent amount is unknown.
+def _first(members: Sequence[Group], spent: str, *, held: bool = False) -> Group | None:
+    """Return the point that spent the least of this up to its target, or until it held
+    it, with all seeds; None if no point did, or the spent amount is unknown.
     """
-    known = [group for group in members if isfinite(mean_to_target(group, spent))]
-    return min(known, key=lambda one: mean_to_target(one, spent), default=None)
+
+    def cost(group: Group) -> float:
+        return mean_to_target(group, spent, held=held)
+
+    known = [group for group in members if isfinite(cost(group))]
+    return min(known, key=cost, default=None)
 
 
 def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:

@@ -24,7 +24,8 @@ from hpcfed.federation.federation import Federation
 from hpcfed.options import RunConfig
 from hpcfed.options.metrics import METRICS, PER_CLASS, global_name, of_clients
 from hpcfed.results.results import ResultsWriter
-from hpcfed.results.run import at_target, mean_accuracy
+from hpcfed.results.run import mean_accuracy
+from hpcfed.results.target import at_target
 from hpcfed.runtime.device import on_device
 
 PERSONAL_FLOATS = 2**28

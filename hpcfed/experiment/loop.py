@@ -31,7 +31,7 @@ from hpcfed.federation.cohort import Cohort
 from hpcfed.results.checkpoints import Checkpoint
 from hpcfed.results.folder import SERVER
 from hpcfed.results.results import ResultsWriter
-from hpcfed.results.run import at_target
+from hpcfed.results.target import at_target
 from hpcfed.runtime.energy import ENERGIES, Used
 from hpcfed.runtime.signals import Stop
 from hpcfed.runtime.starting import starting

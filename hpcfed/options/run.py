@@ -221,8 +221,9 @@ class RunOptions(OptionGroup):
     # Above 1, because 0.8 can only be a mistake for 80.
     target_accuracy: float | None = option(
         None,
-        "record when this accuracy in per cent, as in 80, is reached by the global "
-        "model, or by the clients' mean if there is no global model",
+        "tell when this accuracy in per cent, as in 80, is first reached, and from when "
+        "on it is held, by the global model, or by the clients' mean if there is no "
+        "global model",
         gt=1,
         le=100,
         calibration=LEFT_OUT,

@@ -13,6 +13,7 @@ from hpcfed.options.metrics import global_name
 from hpcfed.results.run import RunRecord, mean_accuracy
 from hpcfed.results.safe import check_file
 from hpcfed.results.series import series_of
+from hpcfed.results.target import Reached
 
 MOST_DEPTH = 32
 """Deepest nesting of JSON to read."""
@@ -81,7 +82,6 @@ def _number(value: float) -> float | None:
 
 def run_summary(run: RunRecord) -> dict[str, Any]:
     """Return the run as JSON values, with NaN and infinite numbers as null."""
-    reached = run.reached()
     # The config and the environment come last because they are longest.
     found: dict[str, Any] = {
         "folder": str(run.folder),
@@ -97,7 +97,9 @@ def run_summary(run: RunRecord) -> dict[str, Any]:
         "best_global_accuracy": run.best("global_accuracy"),
         **_metric_figures(run),
         "target_accuracy": run.target,
-        "reached_target": None if reached is None else vars(reached),
+        "reached_target": _cost(run.reached()),
+        "stays_at_target": _cost(run.stays()),
+        "ended_at_target": run.ended_at_target,
         "client_accuracy": run.last_client_accuracy,
         "seconds_per_phase": run.phase_seconds(),
         "seconds_of_phases": run.phase_totals(),
@@ -117,6 +119,10 @@ def run_summary(run: RunRecord) -> dict[str, Any]:
         "environment": run.environment,
     }
     return {name: plain(value) for name, value in found.items()}
+
+
+def _cost(reached: Reached | None) -> dict[str, Any] | None:
+    return None if reached is None else vars(reached)
 
 
 def _metric_figures(run: RunRecord) -> dict[str, Any]:

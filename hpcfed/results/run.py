@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcfed.options.metrics import METRICS, SERIES, metric_of
 from hpcfed.results.pace import WARMUP, counted, per_round
+from hpcfed.results.target import Reached, first_round, judged, stays_from
 from hpcfed.runtime.timer import PHASES
 
 LAST_UPDATES = 10
@@ -70,19 +71,6 @@ class LearningRecord:
         """Seconds of learning during which clients went on; NaN as in `waited`."""
         # In this order NaN stays NaN.
         return max(sum(self.seconds.values()) - self.waited, 0.0)
-
-
-@dataclass(frozen=True)
-class Reached:
-    """The cost of reaching the target accuracy."""
-
-    rounds: int
-    seconds: float
-    """Wall time of these rounds on the slowest rank."""
-    bytes: float
-    """Sent by clients and to clients."""
-    virtual_seconds: float = float("nan")
-    """End of the last of these rounds on the virtual clock; NaN without a clock."""
 
 
 @dataclass(frozen=True)
@@ -266,17 +254,39 @@ class RunRecord:
         target = self.config.get("target_accuracy")
         return None if target is None else float(target)
 
+    def judged(self) -> np.ndarray:
+        """Return the accuracy that the target is for; NaN where not evaluated."""
+        return np.asarray(
+            judged(self.rounds["accuracy"], self.rounds["global_accuracy"])
+        )
+
     def reached(self) -> Reached | None:
         """Return the cost of first reaching the target; None if it never was."""
         if self.target is None:
             return None
-        there = at_target(
-            self.rounds["accuracy"], self.rounds["global_accuracy"], self.target
-        )
-        if not there.any():
+        return self._spent_by(first_round(self.judged(), self.target))
+
+    def stays(self) -> Reached | None:
+        """Return the cost up to the round from which on the run is at its target; None
+        if it does not end there, or if that is unknown (`ended_at_target`).
+        """
+        if self.target is None or self.ended_at_target:
             return None
-        # argmax finds the first True.
-        rounds = int(np.argmax(there)) + 1
+        return self._spent_by(stays_from(self.judged(), self.target))
+
+    @property
+    def ended_at_target(self) -> bool:
+        """Whether reaching the target ended the run, so that it is unknown whether it
+        would have stayed there.
+        """
+        reached = self.reached() if self.config.get("stop_at_target") else None
+        # One that was made longer goes on after its target.
+        return reached is not None and reached.rounds == self.rounds_done
+
+    def _spent_by(self, rounds: int | None) -> Reached | None:
+        """Return what these first rounds have cost."""
+        if rounds is None:
+            return None
 
         def sent_or_spent(name: str) -> float:
             return float(self.rounds[name][:rounds].sum())
@@ -378,15 +388,6 @@ class RunRecord:
             if len(evaluated):
                 last[name] = values[evaluated[-1]]
         return last
-
-
-def at_target(
-    accuracy: np.ndarray | float, global_accuracy: np.ndarray | float, target: float
-) -> Any:
-    """Tell where the global model, or else the clients' mean, reaches a target in %."""
-    has_global = not np.isnan(global_accuracy).all()
-    judged = global_accuracy if has_global else accuracy
-    return judged >= target / 100
 
 
 def mean_accuracy(accuracy: np.ndarray) -> float:

@@ -47,10 +47,7 @@ def _lost_patience(record: RunRecord) -> bool:
     """Tell whether a run ended early because it no longer improved. Only that and
     reaching the target complete a run early.
     """
-    if record.config.get("early_stop") is None:
-        return False
-    reached = record.reached() if record.config.get("stop_at_target") else None
-    return reached is None or reached.rounds != record.rounds_done
+    return record.config.get("early_stop") is not None and not record.ended_at_target
 
 
 def show(record: RunRecord, console: Console) -> None:

@@ -1,7 +1,7 @@
 """How good a run's models are: after its rounds, at its end, and for new clients."""
 
 from collections.abc import Callable, Iterator, Sequence
-from math import isfinite, isnan, sqrt
+from math import isfinite, isnan, nan, sqrt
 from statistics import mean, stdev
 
 import numpy as np
@@ -23,13 +23,8 @@ from hpcfed.analysis.findings import (
 from hpcfed.analysis.labels import ACCURACIES, all_series
 from hpcfed.errors import count
 from hpcfed.options.metrics import METRICS, label_of, text_of
-from hpcfed.results.run import (
-    LAST_UPDATES,
-    NewRounds,
-    Reached,
-    RunRecord,
-    mean_accuracy,
-)
+from hpcfed.results.run import LAST_UPDATES, NewRounds, RunRecord, mean_accuracy
+from hpcfed.results.target import Reached
 
 Runs = Sequence[RunRecord]
 """A run, or its seeds that advanced together."""
@@ -211,25 +206,35 @@ def _finals(runs: Runs) -> Table:
 
 
 def _target(runs: Runs) -> Table:
-    """Return the cost of reaching the target, with a mean only if all seeds did."""
+    """Return the cost of reaching the target, with a mean only if all seeds did, and the
+    round from which on the run stays there.
+    """
     columns = ["rounds", "seconds", "sent"]
     if runs[0].has_clock:
         columns.append("virtual time")
     rows: list[Row] = []
-    every = []
+    every, staying = [], []
     for run in runs:
         reached = run.reached()
         seed = "" if len(runs) == 1 else f"seed {run.facts['seed']}"
         if reached is None:
             name = f"{seed}: not reached" if seed else "not reached"
-            rows.append([name, *("" for _ in columns)])
+            rows.append([name, *("" for _ in columns), ""])
             continue
         every.append(reached)
-        rows.append([seed or "reached after", *_target_cells(reached)])
+        stays = run.stays()
+        if stays is not None:
+            staying.append(stays.rounds)
+        cells = [*_target_cells(reached), _stays_cell(run)]
+        rows.append([seed or "reached after", *cells])
     # A mean only over the seeds that reached it would flatter the others.
     if 1 < len(every) == len(runs):
-        rows.append([ERROR, *_mean_target_cells(every)])
-    return Table((f"target of {runs[0].target:g} %", *columns), rows)
+        all_stay = len(staying) == len(runs)
+        mean_stays = _mean_rounds(staying) if all_stay else ""
+        rows.append([ERROR, *_mean_target_cells(every), mean_stays])
+    return Table(
+        (f"target of {runs[0].target:g} %", *columns, "stays from round"), rows
+    )
 
 
 def _target_cells(reached: Reached) -> list[Cell]:
@@ -239,17 +244,30 @@ def _target_cells(reached: Reached) -> list[Cell]:
     return cells
 
 
+def _stays_cell(run: RunRecord) -> Cell:
+    """Return the round from which on a run that has reached its target stays there."""
+    stays = run.stays()
+    if stays is not None:
+        return COUNT(stays.rounds)
+    return COUNT(
+        nan, "unknown: it ended there" if run.ended_at_target else "lost again"
+    )
+
+
+def _mean_rounds(rounds: Sequence[int]) -> Cell:
+    error = stdev(rounds) / sqrt(len(rounds))
+    return COUNT(mean(rounds), f"{mean(rounds):.1f} ± {error:.1f}", error=error)
+
+
 def _mean_target_cells(every: Sequence[Reached]) -> list[Cell]:
     rounds = [reached.rounds for reached in every]
-    error = stdev(rounds) / sqrt(len(rounds))
     means = Reached(
         round(mean(rounds)),
         mean(reached.seconds for reached in every),
         mean(reached.bytes for reached in every),
         mean(reached.virtual_seconds for reached in every),
     )
-    text = f"{mean(rounds):.1f} ± {error:.1f}"
-    return [COUNT(mean(rounds), text, error=error), *_target_cells(means)[1:]]
+    return [_mean_rounds(rounds), *_target_cells(means)[1:]]
 
 
 # Tables over clients.

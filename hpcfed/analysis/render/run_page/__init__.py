@@ -21,6 +21,7 @@ from hpcfed.analysis.run_findings.learning import last_of_clients, worst_tenth
 from hpcfed.errors import UserError, count
 from hpcfed.options.metrics import HEADLINES, METRICS, global_name, label_of
 from hpcfed.results.profiles import read_profile
+from hpcfed.results.run import RunRecord
 from hpcfed.words import interval, time_text
 
 LEAST_SHARE = 0.05
@@ -108,17 +109,30 @@ def _accuracy(group: Group) -> str:
 
 
 def _target(group: Group) -> str:
-    """Say whether the target was reached; empty without a target."""
+    """Say whether the target was reached, and held; empty without a target."""
     if group.first.target is None:
         return ""
-    reached = [run.reached() for run in group.seeds]
-    there = [one for one in reached if one is not None]
     target = f"The target of {group.first.target:g} % was"
-    if not there:
-        return f" {target} not reached."
-    if len(reached) == 1:
-        return f" {target} reached after {count(there[0].rounds, 'round')}."
-    return f" {target} reached by {len(there)} of {len(reached)} seeds."
+    if len(group.seeds) == 1:
+        return f" {target} {_reached_and_held(group.first)}."
+    there = [run for run in group.seeds if run.reached() is not None]
+    told = f" {target} reached by {len(there)} of {len(group.seeds)} seeds"
+    if any(run.ended_at_target for run in there):
+        return f"{told}, which ended there."
+    stay = [run for run in there if run.stays() is not None]
+    return f"{told}, and held to the end by {len(stay)}."
+
+
+def _reached_and_held(run: RunRecord) -> str:
+    reached, stays = run.reached(), run.stays()
+    if reached is None:
+        return "not reached"
+    told = f"reached after {count(reached.rounds, 'round')}"
+    if run.ended_at_target:
+        return f"{told}, which ended the run"
+    if stays is None:
+        return f"{told}, and lost again"
+    return f"{told}, and held from round {stays.rounds} on"
 
 
 def _time(group: Group) -> str:

@@ -3,7 +3,7 @@ of points that no other point beats in both score and cost.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite, nan
 from statistics import fmean
 
@@ -34,7 +34,7 @@ from hpcfed.analysis.statistics import Estimate, of_seeds
 from hpcfed.analysis.swept import Swept, choice_text
 from hpcfed.errors import count
 from hpcfed.options.privacy import PrivacyOptions
-from hpcfed.results.run import Reached
+from hpcfed.results.target import Reached
 from hpcfed.words import DASH
 
 NOISE = (*PrivacyOptions.__annotations__, "sampling")
@@ -46,27 +46,27 @@ MOST_NAMED = 5
 
 
 def target(every: Sequence[Group]) -> Section:
-    """Show rounds, seconds on both clocks, and bytes until a target was reached."""
+    """Show rounds, seconds on both clocks, and bytes until a target was reached, and
+    from which round on it was held.
+    """
     section = Section("target", "Time to target")
     aimed = [group for group in every if group.first.target is not None]
     if not aimed:
         return section
-    section.text.append("Means over the seeds that reached the target accuracy.")
+    section.text.append(
+        "Means over the seeds that reached the target accuracy. A run stays at its "
+        "target from the first evaluation on after which none is below it; one that "
+        "ended when it reached the target does not know."
+    )
     # Seeds that have not reached the target would need a guess.
-    there: list[list[Reached]] = []
-    for group in aimed:
-        every_seed = [run.reached() for run in group.seeds]
-        there.append([one for one in every_seed if one is not None])
-    reached = []
-    rounds = []
-    for group, seeds in zip(aimed, there, strict=True):
-        reached.append(f"{len(seeds)} of {len(group.seeds)}")
-        numbers = [float(one.rounds) for one in seeds]
-        rounds.append(PLAIN(of_seeds(numbers) if numbers else Estimate(nan)))
+    there = [_known(run.reached() for run in group.seeds) for group in aimed]
+    staying = [_known(run.stays() for run in group.seeds) for group in aimed]
     columns: dict[str, Sequence[str | Cell]] = {
         "target, %": [f"{group.first.target:g}" for group in aimed],
-        "seeds that reached it": reached,
-        "rounds": rounds,
+        "seeds that reached it": _of_seeds(aimed, there),
+        "rounds": [_mean_rounds(seeds) for seeds in there],
+        "seeds that stay": _stay_texts(aimed, staying),
+        "stay from round": [_mean_rounds(seeds) for seeds in staying],
     }
     spent = {"seconds": ("seconds", PLAIN), "MiB sent": ("bytes", MEBIBYTES)}
     if any(group.first.has_clock for group in every):
@@ -82,6 +82,29 @@ def target(every: Sequence[Group]) -> Section:
         columns[title] = cells
     section.tables.append(points_table(aimed, columns))
     return section
+
+
+def _known(seeds: Iterable[Reached | None]) -> list[Reached]:
+    return [one for one in seeds if one is not None]
+
+
+def _of_seeds(aimed: Sequence[Group], some: Sequence[Sequence[Reached]]) -> list[str]:
+    """Return `2 of 3` for each group."""
+    pairs = zip(aimed, some, strict=True)
+    return [f"{len(seeds)} of {len(group.seeds)}" for group, seeds in pairs]
+
+
+def _stay_texts(aimed: Sequence[Group], some: Sequence[Sequence[Reached]]) -> list[str]:
+    texts = _of_seeds(aimed, some)
+    for number, group in enumerate(aimed):
+        if any(run.ended_at_target for run in group.seeds):
+            texts[number] = "unknown: ended there"
+    return texts
+
+
+def _mean_rounds(seeds: Sequence[Reached]) -> Cell:
+    numbers = [float(one.rounds) for one in seeds]
+    return PLAIN(of_seeds(numbers) if numbers else Estimate(nan))
 
 
 def privacy(every: Sequence[Group]) -> Section:

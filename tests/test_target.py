@@ -1,0 +1,138 @@
+"""When a target is reached, and from which round on it is held: curves worked by hand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hpcfed.analysis.groups import Group, Process, groups
+from hpcfed.analysis.render.run_page import verdict as page_verdict
+from hpcfed.analysis.render.sections.tradeoffs import target as target_section
+from hpcfed.analysis.render.show import show, show_seeds
+from hpcfed.analysis.verdicts import verdicts
+from hpcfed.results.as_json import run_summary
+from hpcfed.results.run import RunRecord
+from hpcfed.results.target import first_round, stays_from
+from tests.points import run_of
+
+NAN = float("nan")
+KEPT = [0.5, 0.8, 0.9, 0.85]
+SWINGS = [0.5, 0.8, 0.7, 0.9]
+LOST = [0.5, 0.8, 0.9, 0.79]
+
+
+def run(curve: list[float], **figures: Any) -> RunRecord:
+    """Return a run with this curve of the global model and a target of 80 %; a round
+    takes 2 s and sends 100 bytes both ways.
+    """
+    series = {"global_accuracy": curve, "accuracy": [0.1] * len(curve)}
+    return run_of(
+        seconds=[2.0] * len(curve), series=series, target_accuracy=80, **figures
+    )
+
+
+def point(*runs: RunRecord) -> Group:
+    return groups([Process(runs, 0, "one")])[0]
+
+
+def shown(*runs: RunRecord) -> list[str]:
+    """Return the words of the row that tells of the target, or of the mean."""
+    console = Console(width=200)
+    with console.capture() as caught:
+        if len(runs) == 1:
+            show(runs[0], console)
+        else:
+            show_seeds(runs, runs[0].folder, console)
+    lines = caught.get().splitlines()
+    head = next(n for n, line in enumerate(lines) if line.startswith("target of 80"))
+    assert lines[head].endswith("stays from round")
+    return [" ".join(line.split()) for line in lines[head + 1 : head + 2 + len(runs)]]
+
+
+@pytest.mark.parametrize(
+    ("curve", "first", "stays"),
+    [
+        pytest.param([0.5, 0.6, 0.79], None, None, id="never reached"),
+        pytest.param(LOST, 2, None, id="reached and lost"),
+        pytest.param(KEPT, 2, 2, id="reached and kept"),
+        pytest.param(SWINGS, 2, 4, id="lost on the way"),
+        pytest.param([0.5, 0.6, 0.8], 3, 3, id="reached by the last evaluation alone"),
+        pytest.param([0.8, 0.9], 1, 1, id="from the beginning"),
+        # Evaluated in rounds 2, 4, 6 and 8.
+        pytest.param([NAN, 0.9, NAN, 0.7, NAN, 0.8, NAN, 0.9], 2, 6, id="every second"),
+        pytest.param([NAN, 0.5, NAN, 0.9, NAN], 4, 4, id="not evaluated at the end"),
+        pytest.param([NAN, NAN], None, None, id="never evaluated"),
+        pytest.param([], None, None, id="no round"),
+    ],
+)
+def test_rounds_of_curves(
+    curve: list[float], first: int | None, stays: int | None
+) -> None:
+    found = np.array(curve, float)
+    assert (first_round(found, 80), stays_from(found, 80)) == (first, stays)
+
+
+def test_what_holding_the_target_has_cost() -> None:
+    record = run(SWINGS)
+    first, stays = record.reached(), record.stays()
+    assert first is not None and stays is not None
+    assert (first.rounds, first.seconds, first.bytes) == (2, 4.0, 400.0)
+    assert (stays.rounds, stays.seconds, stays.bytes) == (4, 8.0, 800.0)
+    told = run_summary(record)
+    assert told["stays_at_target"]["rounds"] == 4 and not told["ended_at_target"]
+    assert run_summary(run(LOST))["stays_at_target"] is None
+
+
+def test_a_run_that_ended_at_its_target_does_not_know() -> None:
+    ended = run([0.5, 0.8], stop_at_target=True)
+    assert ended.reached() is not None and ended.stays() is None
+    assert run_summary(ended)["ended_at_target"]
+    assert shown(ended)[0].endswith("unknown: it ended there")
+    assert "reached after 2 rounds, which ended the run." in told(ended)
+    # One that was made longer went on, and knows.
+    longer = run(SWINGS, stop_at_target=True).stays()
+    assert longer is not None and longer.rounds == 4
+    assert not run([0.5, 0.7], stop_at_target=True).ended_at_target
+    assert not run([0.5, 0.8]).ended_at_target
+
+
+def told(*runs: RunRecord) -> str:
+    return " ".join(page_verdict(point(*runs)))
+
+
+def test_one_run_shows_both() -> None:
+    assert shown(run(SWINGS))[0] == "reached after 2 4.00 400 B 4"
+    assert shown(run(LOST))[0].endswith("lost again")
+    assert "reached after 2 rounds, and held from round 4 on." in told(run(SWINGS))
+    assert "reached after 2 rounds, and lost again." in told(run(LOST))
+
+
+def test_seeds_show_both() -> None:
+    """A mean of the seeds that stay alone would flatter the others."""
+    *_, mean = shown(run(KEPT, seed=0), run(SWINGS, seed=1))
+    assert mean.endswith("3.0 ± 1.0")
+    *_, mean = shown(run(KEPT, seed=0), run(LOST, seed=1))
+    assert "2.0 ± 0.0" in mean and mean.endswith("400 B")
+    both = run(KEPT, seed=0), run(LOST, seed=1)
+    assert "reached by 2 of 2 seeds, and held to the end by 1." in told(*both)
+
+
+def test_a_study_shows_both() -> None:
+    every = [point(run(KEPT, seed=0), run(SWINGS, seed=1))]
+    every += [point(run([0.5, 0.8], stop_at_target=True, method="fedprox"))]
+    table = target_section(every).tables[0]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.texts]
+    assert rows[0]["seeds that stay"] == "2 of 2"
+    assert rows[0]["stay from round"].startswith("3")
+    assert rows[1]["seeds that stay"] == "unknown: ended there"
+
+
+def test_a_study_tells_who_holds_the_target_first() -> None:
+    """The first to reach it need not be the first to hold it."""
+    swings = run([0.8, 0.7, 0.7, 0.8], method="fedavg")
+    keeps = run([0.5, 0.8, 0.8, 0.8], method="fedprox")
+    every = groups([Process((one,), 0, "") for one in (swings, keeps)])
+    told = " ".join(sentence for one in verdicts(every) for sentence in one.answers)
+    assert "fedavg is first, after 2 s" in told
+    assert "fedprox holds it first, from round 2 on" in told
