@@ -833,6 +833,31 @@ def same_bits(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)) for a, b in pairs)
 
 
+@pytest.mark.parametrize("limited", [False, True])
+def test_plans_that_are_kept_are_those_of_the_cohort(
+    device: str, limited: bool
+) -> None:
+    """An engine that has trained other cohorts gives what a new one gives: for the same
+    clients, others of the same sizes, fewer, and other limits.
+    """
+    network = build("mlp", shape=(1, 8, 8), classes=10, seed=0)
+    layout = Layout.of(network)
+    shard = on(device, make_shard((1, 8, 8), (9, 9, 4, 4, 7), torch.float32))
+    shared = Engine(network, layout, shape=(1, 8, 8))
+    cohorts = [[0, 2], [0, 2], [1, 3], [2, 0], [4], [0, 1, 4], [0, 2], [0, 2]]
+    for round, clients in enumerate(cohorts):
+        keys = randomness.client_keys(3, "test", round, torch.tensor(clients))
+        rows = layout.row(network).to(device).expand(len(clients), -1)
+        job = TrainingJob(rows, shard, np.array(clients), SGD, keys.to(device))
+        if limited:
+            job = replace(job, limits=np.full(len(clients), 1 + round // 2))
+        alone = Engine(network, layout, shape=(1, 8, 8))
+        (found, losses), (expected, mean) = shared.train(job), alone.train(job)
+        assert torch.equal(found, expected)
+        assert torch.equal(losses.mean, mean.mean)
+        assert torch.equal(losses.seen, mean.seen)
+
+
 def test_all_steps_of_a_cohort_at_once_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
