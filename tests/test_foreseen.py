@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from hpcfed.clients import foreseeing
 from hpcfed.kernels import convolution, convolution_plan, foreseen, nvrtc
-from hpcfed.models.cost import cost
 from hpcfed.models.networks import build
-from hpcfed.models.own import Sample
 from hpcfed.models.stack import StackedNetwork
 from hpcfed.models.stacked_convolutions import StackedConv2d
+from hpcfed.options import RunConfig
 
 OPTIONS = ["-arch=sm_80"]
 KERNEL = 'extern "C" __global__ void f(float *x) { x[threadIdx.x] *= FACTOR; }'
@@ -62,11 +62,12 @@ def test_foreseen_convolutions_are_those_that_a_pass_uses(
         convolution, "shared_memory", lambda device: convolution_plan.SHARED
     )
     monkeypatch.setattr(convolution, "has_warp_groups", lambda device: True)
+    config = RunConfig(
+        dataset="synthetic", synthetic_shape="x".join(map(str, shape)), model=name
+    )
+    found = list(foreseeing._convolutions(config, torch.device("cpu")))
     network = build(name, shape=shape, classes=10, seed=0)
     stacked = StackedNetwork(network)
-    like = torch.empty(0)
-    counted = cost(network, Sample(shape, ()))
-    found = list(stacked.kernel_sources(counted, like, bounded=True))
     used: list[Any] = []
 
     def by_kernel(self: StackedConv2d, x: Tensor) -> None:

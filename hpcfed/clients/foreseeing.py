@@ -8,6 +8,7 @@ from hpcfed.clients.engine import LOOP_ABOVE_COLUMNS
 from hpcfed.clients.objective import OBJECTIVES
 from hpcfed.kernels import cuda, rows
 from hpcfed.models.cost import cost
+from hpcfed.models.frozen import META
 from hpcfed.models.networks import build
 from hpcfed.models.own import Sample
 from hpcfed.models.stack import StackedNetwork
@@ -36,13 +37,11 @@ def _convolutions(
     if known is None or not known.convolves or not several:
         return
     data = config.data()
-    network = build(
-        config.network(),
-        shape=data.shape,
-        classes=data.classes,
-        seed=0,
-        options=config.model_keywords,
-    )
+    # Shapes are enough: drawing weights takes longer than all else here.
+    with META:
+        network = build(
+            config.network(), shape=data.shape, classes=data.classes, seed=0
+        )
     # Clients of a large network train one by one, by torch's own kernels.
     if sum(p.numel() for p in network.parameters()) > LOOP_ABOVE_COLUMNS:
         return
