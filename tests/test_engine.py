@@ -853,9 +853,12 @@ def test_plans_that_are_kept_are_those_of_the_cohort(
             job = replace(job, limits=np.full(len(clients), 1 + round // 2))
         alone = Engine(network, layout, shape=(1, 8, 8))
         (found, losses), (expected, mean) = shared.train(job), alone.train(job)
-        assert torch.equal(found, expected)
-        assert torch.equal(losses.mean, mean.mean)
         assert torch.equal(losses.seen, mean.seen)
+        # On a GPU a stack of another size may take other kernels; other samples would be
+        # further off.
+        near = {"rtol": 0.0, "atol": 0.0 if device == "cpu" else 1e-3}
+        torch.testing.assert_close(found, expected, **near)
+        torch.testing.assert_close(losses.mean, mean.mean, **near)
 
 
 def test_all_steps_of_a_cohort_at_once_change_nothing(
