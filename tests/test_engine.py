@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -861,23 +862,35 @@ def test_plans_that_are_kept_are_those_of_the_cohort(
         torch.testing.assert_close(losses.mean, mean.mean, **near)
 
 
+@pytest.mark.parametrize("refused", [False, True])
 def test_all_steps_of_a_cohort_at_once_change_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU: what would be captured runs plainly."""
+    """Without a GPU: a replay calls again what was captured, whatever has changed since;
+    the graph of all steps may be refused.
+    """
     expected, _ = rounds_of_clients("cnn-digits", SIZES, "cpu")
     at_once = []
 
-    def run_whole(self: Replays, key: object, function: Callable[[], None]) -> bool:
-        at_once.append(key)
-        function()
-        return True
+    def captured(self: Replays, function: Callable[[], None]) -> SimpleNamespace:
+        if "all_steps" in repr(function):
+            at_once.append(function)
+            if refused:
+                raise RuntimeError("planted")
+        return SimpleNamespace(replay=function)
 
-    monkeypatch.setattr(Replays, "captures", True)
-    monkeypatch.setattr(Replays, "run_whole", run_whole)
-    found, _ = rounds_of_clients("cnn-digits", SIZES, "cpu")
+    def begin(self: Replays, *_: object, **__: object) -> None:
+        self._on, self._may_fail, self._graphs = True, False, {}
+
+    monkeypatch.setattr(Replays, "__init__", begin)
+    monkeypatch.setattr(Replays, "_captured", captured)
+    monkeypatch.setattr(Replays, "forget", lambda self: self._graphs.clear())
+    found, engine = rounds_of_clients("cnn-digits", SIZES, "cpu")
     assert same_bits(found, expected)
-    assert len(at_once) == 3 and len(set(at_once)) == 1
+    (training,) = engine._trainings.values()
+    (whole,) = training._repeats._worthy
+    assert len(at_once) == 1
+    assert (training._replays._graphs[whole] is None) == refused
 
 
 @pytest.mark.gpu
