@@ -1,5 +1,6 @@
 """Kernels that are compiled by other processes before they are needed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import hpcfed
 from hpcfed.clients import foreseeing
-from hpcfed.kernels import convolution, convolution_plan, foreseen, nvrtc
+from hpcfed.kernels import convolution, convolution_plan, cuda, foreseen, nvrtc
 from hpcfed.models.networks import build
 from hpcfed.models.stack import StackedNetwork
 from hpcfed.models.stacked_convolutions import StackedConv2d
@@ -21,7 +23,7 @@ KERNEL = 'extern "C" __global__ void f(float *x) { x[threadIdx.x] *= FACTOR; }'
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
-    monkeypatch.setenv("HPCFED_CACHE", str(tmp_path))
+    monkeypatch.setenv("HPCFED_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(foreseen, "_codes", {})
 
 
@@ -88,3 +90,38 @@ def test_foreseen_convolutions_are_those_that_a_pass_uses(
     stacked(tensors, torch.zeros(2, *shape))
     assert found == used
     assert found, "the network has convolutions that our kernels serve"
+
+
+@pytest.mark.gpu
+def test_a_run_uses_all_foreseen_convolutions_and_compiles_none_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_here = []
+    compile = nvrtc.compile
+
+    def noting(source: str, text: str, options: Sequence[str]) -> bytes:
+        compiled_here.append(source)
+        return compile(source, text, options)
+
+    monkeypatch.setattr(nvrtc, "compile", noting)
+    # As in a new process.
+    cuda.compiled.cache_clear()
+    convolution._kernel.cache_clear()
+    options: dict[str, Any] = {
+        "dataset": "synthetic",
+        "synthetic_shape": "3x32x32",
+        "model": "cnn-pfl",
+        "clients": 4,
+        "train_per_client": 8,
+        "test_per_client": 4,
+        "rounds": 1,
+    }
+    hpcfed.run(**options, out=tmp_path / "run", progress=False)
+    device = torch.device("cuda", 0)
+    foreseen_names = set()
+    for source in foreseeing._convolutions(RunConfig(**options), device):
+        name, _ = cuda._job(*source, cuda._architecture(device))
+        foreseen_names.add(name)
+    assert len(foreseen_names) == 5, "two layers, and no gradient of the images"
+    assert foreseen_names <= {path.name for path in (tmp_path / "cache").iterdir()}
+    assert "convolution.cu" not in compiled_here
