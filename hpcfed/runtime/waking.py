@@ -1,6 +1,7 @@
 """Starts CUDA's driver before torch needs it. Does not import torch."""
 
 import ctypes
+import os
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,8 @@ def wake_gpu(*, alone: bool) -> None:
     `alone` takes the first GPU, and also makes the context that torch will use there.
     """
     if _torch_has_cuda():
+        # As older versions of torch and newer drivers have it; read when CUDA starts.
+        os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
         Thread(target=_wake, args=(alone,), daemon=True).start()
 
 
