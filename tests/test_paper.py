@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from benchmarks.paper import __main__ as paper
-from benchmarks.paper.study import MEASURES
+from benchmarks.paper.measures import MEASURES
 from hpcfed import cli
 from hpcfed.clients.engine import Engine
 from hpcfed.data import DATASETS
@@ -629,14 +629,18 @@ def test_columns_of_any_kind_and_rows_that_are_variants(
     assert (code, "unknown column 'imp'; did you mean 'ipm'?" in error) == (2, True)
 
 
+SHARES = {"share-0.05": 0.05, "share-0.02": 0.02}
+
+
 def test_the_study_of_genfed_is_whole() -> None:
     options = paper.parse_arguments(
         [str(BENCHMARKS / "paper/genfed.toml"), "--out", "out", "--seeds", "0..4"]
     )
     study = paper.read_study(options.study)
     cells = paper.plan(study, options)
-    # Table 2; the small reading; 18 further columns of CIFAR-10 for FedAvg and GenFed.
-    assert len(cells) == 4 * 24 + 24 + 18 * 8
+    # Table 2; the small reading; 18 further columns of CIFAR-10 for FedAvg and GenFed;
+    # two shares for the 18 rows with a supplement; equal weights without FedAU's rows.
+    assert len(cells) == 4 * 24 + 24 + 18 * 8 + 4 * 2 * 18 + 4 * 16
     printed = {measure: 0 for measure in study.all_measures}
     for cell in cells:
         config = cell.settings.config
@@ -647,7 +651,9 @@ def test_the_study_of_genfed_is_whole() -> None:
         if cell.names[1] == "small":
             assert reading == (1000, 0.01, 32) and config.supplement_below is None
         else:
-            assert reading == (10_000, 0.1, 10) and config.supplement_below == "mean"
+            share = SHARES.get(cell.names[1], 0.1)
+            assert reading == (10_000, share, 10) and config.supplement_below == "mean"
+        assert (config.weights == "uniform") == (cell.names[1] == "equal")
         assert (
             "supplement" in cell.names[2] or cell.names[2] in study.ours
         ) == config.supplement
@@ -658,14 +664,18 @@ def test_the_study_of_genfed_is_whole() -> None:
                     "the paper's methods have both parts"
                 )
     # Table 2 has 18 rows for 4 data sets, Table 3 six; Tables 4 to 6 have six rows, and
-    # three, eight and four columns that Table 2 has not.
-    assert printed == {
-        "best": 4 * 18 + 3 * 6,
-        "rounds": 4 * 18,
-        "relative-seconds": 4 * 6,
-        "sent-to-target": 0,
-        "best-clients": 6 + (8 + 4) * 6,
+    # three, eight and four columns that Table 2 has not. Of Table 2, two shares repeat
+    # the 15 rows with a supplement, equal weights the 12 without FedAU.
+    rounds = 4 * (18 + 2 * 15 + 12)
+    compared = {
+        "accuracy": rounds + (3 + 8 + 4) * 6,
+        "rounds-stays": rounds,
+        "rounds-one-seed-stays": rounds,
+        "rounds-mean-curve-stays": rounds,
+        "relative-seconds-stays": 4 * (6 + 2 * 3 + 4),
     }
+    assert printed == {name: compared.get(name, 0) for name in study.all_measures}
+    assert {"rounds", "rounds-one-seed", "rounds-mean-curve", "best"} <= set(printed)
 
 
 def test_seconds_to_the_target_leave_evaluations_out() -> None:
@@ -676,9 +686,13 @@ def test_seconds_to_the_target_leave_evaluations_out() -> None:
     evaluating = np.array([[1, 0.5], [3, 4], [9, 9]])
     phases[..., PHASES.index("evaluate")] = evaluating
     reached = Reached(rounds=2, seconds=30.0, bytes=0.0)
-    record = SimpleNamespace(phases=phases, stacked_seeds=2, reached=lambda: reached)
+    kept = Reached(rounds=3, seconds=50.0, bytes=0.0)
+    record = SimpleNamespace(
+        phases=phases, stacked_seeds=2, reached=lambda: reached, stays=lambda: kept
+    )
     measure = MEASURES["relative-seconds"]
     assert measure.of(record) == (30 - 1 - 4) / 2
+    assert MEASURES["relative-seconds-stays"].of(record) == (50 - 1 - 4 - 9) / 2
     never = SimpleNamespace(reached=lambda: None)
     assert math.isnan(measure.of(never))
 

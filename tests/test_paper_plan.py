@@ -4,7 +4,8 @@ import argparse
 import shutil
 import time
 from collections.abc import Callable
-from math import inf, nan
+from dataclasses import replace
+from math import inf, isnan, nan
 from pathlib import Path
 
 import h5py
@@ -12,13 +13,16 @@ import pytest
 
 from benchmarks.paper import __main__ as paper
 from benchmarks.paper.cells import Outcome, Outcomes
+from benchmarks.paper.measures import MEASURES
 from benchmarks.paper.plan import Line, read_line
 from benchmarks.paper.runs import alarm, resumed
-from benchmarks.paper.study import MEASURES, Printed, Study
+from benchmarks.paper.study import Printed, Study
 from benchmarks.paper.tables import Entry, near_text, print_measure
 from hpcfed.errors import UserError
+from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_seeds
 from hpcfed.runtime.signals import STOPPED, Stop
+from tests.points import run_of
 
 STUDY = """
 measures = ["best", "rounds"]
@@ -72,6 +76,52 @@ def test_an_unfinished_entry_counts_only_if_it_cannot_change() -> None:
     )
 
 
+def test_who_holds_a_target_is_known_at_the_end_alone() -> None:
+    assert entry("rounds-stays", [30.0], 30.0).counts
+    assert entry("rounds-stays", [nan], 30.0).counts
+    assert not entry("rounds-stays", [30.0], 30.0, stopped_at=40).counts
+    assert near_text([entry("rounds-stays", [nan], 30.0)]).endswith("never held: 1")
+    ended = replace(entry("rounds-stays", [nan], 30.0), unknown=True)
+    assert str(ended) == "unknown: ended there (30)" and not ended.counts
+
+
+def seed_with(curve: list[float], seed: int, **options: object) -> RunRecord:
+    """Return a run whose target is 80 %, with this curve of the global model."""
+    return run_of(
+        seed=seed,
+        seconds=[2.0] * len(curve),
+        series={"global_accuracy": curve},
+        target_accuracy=80,
+        **options,
+    )
+
+
+def test_rounds_to_the_target_by_both_readings() -> None:
+    """The mean curve is .8, .75, .8, .85 in the evaluated rounds 2, 4, 6 and 8."""
+    one = seed_with([nan, 0.9, nan, 0.7, nan, 0.7, nan, 0.9], 0)
+    two = seed_with([nan, 0.7, nan, 0.8, nan, 0.9, nan, 0.8], 1)
+
+    def of(name: str, *records: RunRecord) -> list[float]:
+        return MEASURES[name].of_all(records)
+
+    assert of("rounds", one, two) == [2, 4]
+    assert of("rounds-stays", one, two) == [8, 4]
+    assert of("rounds-one-seed", one, two) == [2]
+    assert of("rounds-one-seed-stays", one, two) == [8]
+    assert of("rounds-mean-curve", one, two) == [2]
+    assert of("rounds-mean-curve-stays", one, two) == [6]
+    # A round takes 2 s, of which none evaluates, and sends 100 bytes both ways.
+    assert of("relative-seconds-stays", one, two) == [16, 8]
+    assert of("sent-to-target-stays", two) == [800 / 2**30]
+    lost = seed_with([0.8, 0.7], 0)
+    assert isnan(of("rounds-stays", lost)[0])
+    assert isnan(of("rounds-mean-curve-stays", lost)[0])
+    ended = seed_with([0.7, 0.8], 0, stop_at_target=True)
+    assert of("rounds", ended) == [2] and isnan(of("rounds-stays", ended)[0])
+    assert MEASURES["rounds-stays"].unknown_of([one, ended])
+    assert not MEASURES["rounds"].unknown_of([ended])
+
+
 def found(best: float, rounds: float, seconds: float) -> Outcome:
     measured = {"best": [best], "rounds": [rounds], "relative-seconds": [seconds]}
     return Outcome(measured, finals={}, seconds=1.0, device="cpu")
@@ -123,6 +173,45 @@ def test_a_named_table_reads_as_the_papers(capsys: pytest.CaptureFixture[str]) -
         "| genfed | 0.10x (0.07x) | 0.50x | – |",
         "",
         "within the paper's error: 0 of 1; within a factor of 2: 1 of 1",
+    ]
+
+
+def test_a_table_has_two_measures_side_by_side(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Only one of them is compared with the paper; a column that is another reading of
+    `base` has the same figures.
+    """
+    study = Study.model_validate(
+        {
+            "datasets": {"digits": {}},
+            "columns": {"base": {}, "share": {}},
+            "methods": {"fedavg": {}},
+            "measures": ["best"],
+            "tables": [
+                {"name": "Table 2", "measure": "rounds-stays", "beside": ["rounds"]}
+            ],
+            "further_figures": {"rounds-stays": {"digits": {"fedavg": {"base": 1070}}}},
+            "figures_of": {"share": "base"},
+        }
+    )
+
+    def both(rounds: float, stays: float, *unknown: str) -> Outcome:
+        measured = {"best": [80.0], "rounds": [rounds], "rounds-stays": [stays]}
+        return Outcome(measured, {}, 1.0, "cpu", unknown=frozenset(unknown))
+
+    done: Outcomes = {
+        ("digits", "base", "fedavg"): both(250, 1150),
+        ("digits", "share", "fedavg"): both(40, nan, "rounds-stays"),
+    }
+    print_measure(study.tables[0], list(done), done, study)
+    assert capsys.readouterr().out.splitlines()[3:] == [
+        "| method | base: rounds-stays | base: rounds | share: rounds-stays "
+        "| share: rounds |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| fedavg | 1150 (1070) | 250 | unknown: ended there (1070) | 40 |",
+        "",
+        "within a factor of 2: 1 of 1",
     ]
 
 

@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper.study import MEASURES, Study
+from benchmarks.paper.measures import MEASURES
+from benchmarks.paper.study import Study
 from hpcfed import methods
 from hpcfed.data import files
 from hpcfed.errors import UserError, unknown
@@ -64,7 +65,7 @@ class Outcome:
     """What a cell has found; lists have a number per seed."""
 
     measured: dict[str, list[float]]
-    """What the study measures, by the measure's name."""
+    """What the study measures, by the measure's name; NaN where a run never had it."""
     finals: dict[str, list[float]]
     """Accuracies in per cent that the method has judged at its end, by name."""
     seconds: float
@@ -72,6 +73,8 @@ class Outcome:
     device: str
     stopped_at: int | None = None
     """The round that an unfinished cell has reached; None for a finished one."""
+    unknown: frozenset[str] = frozenset()
+    """Measures that runs ended too early to have."""
 
 
 Outcomes = Mapping[tuple[str, str, str], Outcome]
@@ -284,8 +287,11 @@ def outcome(cell: Cell, *, unfinished: bool = False) -> Outcome | None:
 def _measured(cell: Cell, records: Sequence[RunRecord]) -> Outcome:
     """Take the study's measures of a cell's seeds."""
     measured: dict[str, list[float]] = {}
+    unknown = set()
     for name in cell.study.all_measures:
-        measured[name] = [MEASURES[name].of(record) for record in records]
+        measured[name] = MEASURES[name].of_all(records)
+        if MEASURES[name].unknown_of(records):
+            unknown.add(name)
     finals: dict[str, list[float]] = {}
     in_all = set.intersection(*[set(record.finals) for record in records])
     for final in sorted(in_all):
@@ -293,4 +299,4 @@ def _measured(cell: Cell, records: Sequence[RunRecord]) -> Outcome:
         finals[final] = [100 * accuracy for accuracy in accuracies]
     seconds = max(float(record.facts["seconds"]) for record in records)
     device = str(records[0].environment["ranks"][0]["device"])
-    return Outcome(measured, finals, seconds, device)
+    return Outcome(measured, finals, seconds, device, unknown=frozenset(unknown))

@@ -16,7 +16,8 @@ import numpy as np
 
 import hpcfed
 from benchmarks.paper.cells import Cell
-from benchmarks.paper.study import MEASURES, NEW_SERIES, Drawing
+from benchmarks.paper.measures import MEASURES
+from benchmarks.paper.study import NEW_SERIES, Drawing
 from hpcfed.analysis.render import charts
 from hpcfed.analysis.render.chart_files import image
 from hpcfed.analysis.render.charts import Axis, Line, ScatterPoint, scatter, spread
@@ -224,9 +225,10 @@ def bars(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
     measure = MEASURES[drawing.measure]
     names, heights = [], []
     for one in runs:
-        values = [measure.of(record) for record in one.records]
+        values = measure.of_all(one.records)
         known = [value for value in values if not math.isnan(value)]
-        names.append(one.method if known else f"{one.method}: never")
+        why = "unknown" if measure.unknown_of(one.records) else "never"
+        names.append(one.method if known else f"{one.method}: {why}")
         heights.append(mean(known) if known else 0.0)
     if not any(heights):
         return None
@@ -248,7 +250,7 @@ def across(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
             if one.method != method:
                 continue
             x = float(one.records[0].config[drawing.x])
-            ours.append((x, [measure.of(record) for record in one.records]))
+            ours.append((x, measure.of_all(one.records)))
             figure = study.figure(*one.cell.names, measure=drawing.measure)
             if figure is not None:
                 papers.append((x, [figure.value]))

@@ -1,12 +1,10 @@
 """The file of a paper's study: data sets, columns, methods, and the paper's figures."""
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -17,11 +15,10 @@ from pydantic import (
     model_validator,
 )
 
+from benchmarks.paper.measures import MEASURES
 from hpcfed.errors import UserError, unknown
 from hpcfed.options import load_toml, suggest_option
-from hpcfed.results.run import LAST_UPDATES, RunRecord, mean_accuracy
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES
-from hpcfed.runtime.timer import PHASES
 
 
 class Printed(NamedTuple):
@@ -46,229 +43,6 @@ def _read_printed(given: Any) -> Printed:
 Figure = Annotated[Printed, BeforeValidator(_read_printed)]
 Figures = dict[str, dict[str, dict[str, Figure]]]
 """A paper's figures, by data set, method and column."""
-
-
-class Near(NamedTuple):
-    """When a measurement counts as near to what the paper prints."""
-
-    text: str
-    holds: Callable[[float, float], bool]
-    """Takes ours and the paper's."""
-
-
-POINTS = Near("within 2 points", lambda ours, paper: abs(ours - paper) <= 2)
-FACTOR = Near("within a factor of 2", lambda ours, paper: 0.5 <= ours / paper <= 2)
-SHARE = Near("within 2 %", lambda ours, paper: abs(ours - paper) <= 0.02 * paper)
-
-
-class Measure(NamedTuple):
-    """One thing that a table shows."""
-
-    title: str
-    value: Callable[[RunRecord], float]
-    """Returns it for the run of one seed; NaN when there is none."""
-    digits: int = 2
-    near: Near = POINTS
-    relative: bool = False
-    """Whether tables show it by what the study's rival has in the same column."""
-    reading_of: str = ""
-    """The measure whose printed figures it is another reading of."""
-
-    @property
-    def to_target(self) -> bool:
-        """Whether it is what reaching the target took: known for good as soon as the
-        target is reached, and "never" until then.
-        """
-        return self.near is FACTOR
-
-    def of(self, record: RunRecord) -> float:
-        """Return the value of a run; NaN where it lacks what is measured, as a run does
-        that was stopped.
-        """
-        try:
-            return self.value(record)
-        except KeyError:
-            return math.nan
-
-
-def best(record: RunRecord) -> float:
-    """Return the best accuracy of the global model, or of the mean client where there
-    is none, in per cent.
-    """
-    of_global_model = record.best("global_accuracy")
-    if not math.isnan(of_global_model):
-        return 100 * of_global_model
-    return 100 * record.best("accuracy")
-
-
-def rounds_to_target(record: RunRecord) -> float:
-    """Return after how many rounds the target accuracy was reached; NaN if never."""
-    reached = record.reached()
-    return math.nan if reached is None else float(reached.rounds)
-
-
-def seconds_to_target(record: RunRecord) -> float:
-    """Return the seconds that the target took, without those of evaluations, which no
-    method needs; NaN if it was never reached.
-
-    Seeds that advance together share their seconds: each counts with its part, so that
-    rows of different numbers of seeds compare.
-    """
-    reached = record.reached()
-    if reached is None:
-        return math.nan
-    # Ranks evaluate together. Rounds before a change of ranks have no phases.
-    by_rank = record.phases[: reached.rounds, :, PHASES.index("evaluate")]
-    evaluating = float(np.nan_to_num(by_rank).max(1).sum())
-    return (reached.seconds - evaluating) / record.stacked_seeds
-
-
-def sent_to_target(record: RunRecord) -> float:
-    """Return the GiB that were sent both ways until the target; NaN if never reached."""
-    reached = record.reached()
-    return math.nan if reached is None else reached.bytes / 2**30
-
-
-def rounds_to_peak(record: RunRecord) -> float:
-    """Return the rounds to 95 % of the clients' own best accuracy; NaN if it was never
-    evaluated.
-    """
-    rounds = record.rounds_to(0.95)
-    return math.nan if rounds is None else float(rounds)
-
-
-def identity(record: RunRecord) -> float:
-    """Return how many per cent of the clients have a generated update in their own
-    direction; NaN without a server, and in records of older versions.
-    """
-    if not record.learnings:
-        return math.nan
-    return 100 * record.learnings[-1].own
-
-
-def mean_figure(record: RunRecord, name: str) -> float:
-    """Return the mean over clients of what the method has measured at the end."""
-    return mean_accuracy(record.figures[name])
-
-
-def last_rounds(record: RunRecord, name: str) -> float:
-    """Return the mean of a series over the last ten rounds, as far as they were
-    evaluated.
-    """
-    return mean_accuracy(record.rounds[name][-LAST_UPDATES:])
-
-
-def joined(record: RunRecord) -> float:
-    """Return the accuracy of new clients over their last ten rounds, or their last ten
-    updates where they trained alone.
-    """
-    if record.new_rounds is None:
-        return record.newcomers_last("method")
-    return record.new_rounds.last("accuracy")
-
-
-def joining(record: RunRecord) -> float:
-    """Return the accuracy of those who join first, after one local training: "round 0"
-    of GENE-FL's Fig. 3. NaN where new clients trained alone.
-    """
-    if record.new_rounds is None:
-        return math.nan
-    return float(record.new_rounds.curve("trained_accuracy")[0])
-
-
-def joined_trained(record: RunRecord) -> float:
-    """Return the accuracy of participants in the last ten rounds of new clients; NaN
-    where they trained alone.
-    """
-    if record.new_rounds is None:
-        return math.nan
-    return record.new_rounds.last("trained_accuracy")
-
-
-MEASURES = {
-    "accuracy": Measure(
-        "last accuracy of clients, %", lambda record: 100 * record.last("accuracy")
-    ),
-    "best": Measure("best accuracy, %", best),
-    "best-clients": Measure(
-        "best accuracy of clients, own test data, %",
-        lambda record: 100 * record.best("accuracy"),
-    ),
-    "rounds": Measure(
-        "rounds to the target accuracy", rounds_to_target, digits=0, near=FACTOR
-    ),
-    "relative-seconds": Measure(
-        "seconds to the target accuracy by those of the rival",
-        seconds_to_target,
-        near=FACTOR,
-        relative=True,
-    ),
-    "sent-to-target": Measure(
-        "sent until the target accuracy, GiB", sent_to_target, near=FACTOR
-    ),
-    "comm": Measure(
-        "sent by clients, GiB",
-        lambda record: float(record.rounds["bytes_up"].sum()) / 2**30,
-        near=SHARE,
-    ),
-    "given": Measure(
-        "sent to a new client to begin with, MiB",
-        lambda record: record.newcomer_bytes / 2**20,
-        near=SHARE,
-    ),
-    "joining": Measure(
-        "accuracy of the first new clients after their first local training, %",
-        lambda record: 100 * joining(record),
-    ),
-    "joined": Measure(
-        "accuracy of new clients as they stand, mean of the last ten rounds, %",
-        lambda record: 100 * joined(record),
-    ),
-    "joined-trained": Measure(
-        "accuracy of new clients after local training, mean of the last ten rounds, %",
-        lambda record: 100 * joined_trained(record),
-        reading_of="joined",
-    ),
-    "participants": Measure(
-        "accuracy of participants after local training, mean of the last ten rounds, %",
-        lambda record: 100 * last_rounds(record, "trained_accuracy"),
-        reading_of="accuracy",
-    ),
-    "from-random": Measure(
-        "accuracy of new clients from a random row, mean of their updates, %",
-        lambda record: 100 * record.newcomers_last("random"),
-    ),
-    "from-random-guided": Measure(
-        "accuracy of new clients from a random row, guided, mean of their updates, %",
-        lambda record: 100 * record.newcomers_last("random, guided"),
-    ),
-    "rounds-to-peak": Measure(
-        "rounds to 95 % of the clients' own peak", rounds_to_peak, digits=0
-    ),
-    "identity": Measure(
-        "generated updates in their own client's direction, %", identity
-    ),
-    "to-own": Measure(
-        "distance of generated rows to the own upload, by the update's length",
-        lambda record: mean_figure(record, "distance to own upload"),
-    ),
-    "to-nearest": Measure(
-        "distance of generated rows to the nearest upload, by the update's length",
-        lambda record: mean_figure(record, "distance to nearest upload"),
-    ),
-    "nearest-own": Measure(
-        "generated rows whose nearest upload is the client's own, %",
-        lambda record: 100 * mean_figure(record, "nearest upload is own"),
-    ),
-    "agreement": Measure(
-        "answers on test data that are those of the own upload, %",
-        lambda record: 100 * mean_figure(record, "agreement with own upload"),
-    ),
-    "direct-to-nearest": Measure(
-        "distance of rows out of noise to the nearest upload, by the update's length",
-        lambda record: mean_figure(record, "direct: distance to nearest upload"),
-    ),
-}
 
 
 def _known_measure(name: str) -> str:
@@ -303,6 +77,8 @@ class Table(Part):
     """One of the paper's tables: a measure in some of the study's cells."""
 
     measure: MeasureName
+    beside: tuple[MeasureName, ...] = ()
+    """Measures that stand beside it, in columns of their own."""
 
 
 class Drawing(Part):
@@ -404,6 +180,8 @@ class Study(BaseModel):
     figures: Figures = {}
     further_figures: dict[MeasureName, Figures] = {}
     """The paper's figures of the other measures."""
+    figures_of: dict[str, str] = {}
+    """Columns that are other readings of a column: the paper's figures are the same."""
     ablation: Ablation = Ablation()
 
     def rows_of(self, method: str) -> tuple[str, ...]:
@@ -419,7 +197,8 @@ class Study(BaseModel):
     def all_measures(self) -> tuple[str, ...]:
         """Everything that any table or figure shows, each once."""
         names = [*self.measures]
-        names += [table.measure for table in self.tables]
+        for table in self.tables:
+            names += [table.measure, *table.beside]
         names += [drawing.measure for drawing in self.drawings if drawing.measure]
         return tuple(dict.fromkeys(names))
 
@@ -439,7 +218,8 @@ class Study(BaseModel):
         figures = self.figures
         if measure not in ("", self.measures[0]):
             figures = self.further_figures.get(measure, {})
-        return figures.get(dataset, {}).get(method, {}).get(clients)
+        column = self.figures_of.get(clients, clients)
+        return figures.get(dataset, {}).get(method, {}).get(column)
 
 
 def read_study(path: Path) -> Study:
@@ -485,7 +265,7 @@ def _check_all_names(path: Path, study: Study) -> None:
     ablation = study.ablation
     datasets = [*study.optional, *ablation.figures]
     methods = [*study.ours, study.rival, ablation.method, *study.rows]
-    columns = [ablation.clients]
+    columns = [ablation.clients, *study.figures_of, *study.figures_of.values()]
     for figures in (study.figures, *study.further_figures.values()):
         datasets += figures
         for rows in figures.values():

@@ -3,11 +3,12 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
 from benchmarks.paper.cells import Cell, Outcome, Outcomes, outcome
-from benchmarks.paper.study import MEASURES, Measure, Printed, Study, Table
+from benchmarks.paper.measures import MEASURES, Measure
+from benchmarks.paper.study import Printed, Study, Table
 from hpcfed.errors import count
 
 
@@ -48,6 +49,8 @@ class Entry:
     figure: Printed | None
     measure: Measure
     stopped_at: int | None = None
+    unknown: bool = False
+    """Whether runs ended too early to have it."""
 
     @property
     def known(self) -> list[float]:
@@ -56,16 +59,19 @@ class Entry:
     @property
     def counts(self) -> bool:
         """Whether it can be held against the paper: what it took to reach the target
-        stays as it is, anything else waits for the end of the run.
+        first does not change any more, anything else waits for the end of the run.
         """
-        if self.figure is None or self.values is None:
+        if self.figure is None or self.values is None or self.unknown:
             return False
-        if self.measure.to_target:
-            return self.stopped_at is None or len(self.known) == len(self.values)
-        return bool(self.known) and self.stopped_at is None
+        if not self.measure.to_target:
+            return bool(self.known) and self.stopped_at is None
+        for_good = len(self.known) == len(self.values) and not self.measure.stays
+        return self.stopped_at is None or for_good
 
     def __str__(self) -> str:
         text = _mean_text(self.values, self.measure)
+        if self.unknown:
+            text = "unknown: ended there"
         if self.stopped_at is not None:
             text += f" at round {self.stopped_at}"
         if self.figure is None:
@@ -163,22 +169,30 @@ def print_measure(
     columns = _columns(table, done)
     if not columns:
         return
-    title = MEASURES[table.measure].title
+    measures = (table.measure, *table.beside)
+    titles = [MEASURES[measure].title for measure in measures]
     # Several tables need a title each.
-    corner = "method" if len(study.all_measures) == 1 else title
+    corner = "method" if len(study.all_measures) == 1 else titles[0]
     headings = [", ".join(column) for column in columns]
     if table.name:
         common, headings = _shortened(columns)
-        title = ", ".join([title, *common])
-        print(f"\n**{table.name}**: {title}")
+        about = ", ".join(["; beside it ".join(titles), *common])
+        print(f"\n**{table.name}**: {about}")
         corner = "method"
+    if table.beside:
+        pairs = itertools.product(headings, measures)
+        headings = [f"{heading}: {measure}" for heading, measure in pairs]
     rows = []
     for method in _in_order(table.methods, [names[2] for names in shown]):
         # Finals belong to the first measure.
         first = table.measure == study.measures[0]
         for row in study.rows_of(method) if first else (method,):
             line = _entries(table.measure, columns, method, row, done, study)
-            rows.append((row, line))
+            lines = [line]
+            for beside in table.beside:
+                lines.append(_entries(beside, columns, method, method, done, study))
+            by_column = zip(*lines, strict=True)
+            rows.append((row, list(itertools.chain.from_iterable(by_column))))
     _print_table([corner, *headings], rows)
 
 
@@ -229,8 +243,11 @@ def _entries(
             rivals = done.get((*column, study.rival))
             values = _relative(values, rivals.measured[measure] if rivals else [])
         figure = study.figure(*column, method, measure=measure)
-        stopped_at = found.stopped_at if found is not None else None
-        entries.append(Entry(values, figure, MEASURES[measure], stopped_at))
+        entry = Entry(values, figure, MEASURES[measure])
+        if found is not None:
+            unknown = measure in found.unknown
+            entry = replace(entry, stopped_at=found.stopped_at, unknown=unknown)
+        entries.append(entry)
     return entries
 
 
@@ -250,11 +267,14 @@ def _print_table(
     print()
     for line in (head, ["---", *["---:"] * (len(head) - 1)], *lines):
         print(f"| {' | '.join(line)} |")
-    counted = []
+    counted: dict[str, list[Entry]] = {}
     for _, entries in rows:
-        counted += [entry for entry in entries if entry.counts]
-    if counted:
-        print(f"\n{near_text(counted)}")
+        for entry in entries:
+            if entry.counts:
+                counted.setdefault(entry.measure.title, []).append(entry)
+    for title, near in counted.items():
+        about = f"{title}: " if len(counted) > 1 else ""
+        print(f"\n{about}{near_text(near)}")
 
 
 def near_text(entries: Sequence[Entry]) -> str:
@@ -278,7 +298,8 @@ def near_text(entries: Sequence[Entry]) -> str:
     texts.append(f"{near.text}: {close} of {len(entries)}")
     never = sum(not entry.known for entry in entries)
     if never:
-        texts.append(f"never reached: {never}")
+        never_so = "held" if entries[0].measure.stays else "reached"
+        texts.append(f"never {never_so}: {never}")
     return "; ".join(texts)
 
 
