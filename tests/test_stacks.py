@@ -29,7 +29,13 @@ from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.timer import Timer
 from hpcfed.studies import attempt, execute
 from hpcfed.studies.plan import Trial, points, read_study, trials
-from hpcfed.studies.stacks import describe, read_stack, stacked, write_stack
+from hpcfed.studies.stacks import (
+    describe,
+    in_common,
+    read_stack,
+    stacked,
+    write_stack,
+)
 from tests.runs import assert_same_run, mistake, started
 
 CPU = torch.device("cpu")
@@ -160,6 +166,33 @@ def test_points_at_once_are_the_same_runs(
         assert read_run(folder).config["lr"] == lr
         made = {path.relative_to(folder) for path in folder.rglob("*")}
         assert made == {path.relative_to(alone) for path in alone.rglob("*")}
+
+
+def test_shares_weights_and_schedules_at_once_are_the_same_runs(tmp_path: Path) -> None:
+    """Selection, supplement and weights are each run's own, whatever others have."""
+    points: dict[str, dict[str, object]] = {
+        "small": {"supplement_share": 0.1},
+        "large": {"supplement_share": 0.5, "supplement_below": 30},
+        "equal": {"supplement_share": 0.5, "weights": "uniform"},
+        "all": {"schedule": "constant", "rho_max": 5},
+        "slow": {"schedule_rounds": 2},
+    }
+    shared: dict[str, object] = {"method": "genfed", "epochs": 1, "batch_size": 20}
+    shared |= {"validation": 20, "supplement_below": "mean", "supplement_share": 0.2}
+    together = []
+    for name, options in points.items():
+        given = words(out=tmp_path / "together" / name, **(shared | options))
+        together.append([*given, "--supplement"])
+    common = [in_common(cli.parse_run(one)) | {"out": ""} for one in together]
+    assert all(one == common[0] for one in common), "the study's points are a stack"
+    different = set()
+    for folder, options in zip(run_points(together), points.values(), strict=True):
+        different.add(tuple(read_run(folder).rounds["global_loss"]))
+        out = tmp_path / "alone" / folder.name
+        given = words(out=out, **(shared | options))
+        alone = started(*given, "--supplement")
+        assert_same_run(folder, alone, tolerance=1e-12)
+    assert len(different) == len(points), "each option does something"
 
 
 def test_points_with_several_seeds_each(tmp_path: Path) -> None:

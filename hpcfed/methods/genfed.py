@@ -24,21 +24,28 @@ class Options(options.Options):
         "linear",
         "how many uploads are selected: ρ_max; ρ_max(1 − b^t) + 1; ρ_max·t/c + 1; the same "
         "by a quarter of a sine; up and down again by a half: the paper's (1) to (5)",
+        stackable=True,
     )
     rho_max: int = option(
-        5, "ρ_max, the most uploads that are selected", ge=1, counts="uploads"
+        5,
+        "ρ_max, the most uploads that are selected",
+        ge=1,
+        counts="uploads",
+        stackable=True,
     )
     schedule_base: float = option(
         0.98,
         "b of the schedule power",
         gt=0,
         lt=1,
+        stackable=True,
         needs=Need("--schedule power", lambda run: run.schedule == "power"),
     )
     schedule_rounds: int = option(
         200,
         "c of the schedules linear, sine and arch, in rounds",
         ge=1,
+        stackable=True,
         needs=Need(
             "--schedule linear", lambda run: run.schedule in ("linear", "sine", "arch")
         ),

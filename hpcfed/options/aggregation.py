@@ -37,6 +37,7 @@ class AggregationOptions(RunOptions):
         "method",
         "how clients are weighted in means: by their samples, or equally (uniform); "
         "method: as the method does it, mostly by samples",
+        stackable=True,
         also="weighting weighted client_weights weighted_average "
         "aggregation_weights fed_avg_weighting",
     )

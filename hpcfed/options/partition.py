@@ -121,6 +121,7 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         "clients with fewer training samples than this are given some; mean: the "
         "clients' average (default: --batch-size)",
         zero_was_unset=True,
+        stackable=True,
         needs=_SUPPLEMENT,
     )
     supplement_share: float = option(
@@ -128,6 +129,7 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         "the most a client is given, as a share of the validation set",
         gt=0,
         le=1,
+        stackable=True,
         needs=_SUPPLEMENT,
     )
 

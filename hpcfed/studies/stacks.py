@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import UserError, count
-from hpcfed.options import check_unchanged, named
+from hpcfed.options import Settings, check_unchanged, facts
 from hpcfed.results import checkpoints
 from hpcfed.results.as_json import read_json
 from hpcfed.results.publish import publish
@@ -93,14 +93,19 @@ def stacked(trials: Sequence[Trial], most: int) -> list[Stack]:
     return made
 
 
+def in_common(settings: Settings) -> dict[str, Any]:
+    """Return the options in which runs of a stack must agree."""
+    stated = facts(settings.config.method)
+    options = settings.flat()
+    return {
+        name: value for name, value in options.items() if not stated[name].stackable
+    }
+
+
 def _shared(trial: Trial) -> dict[str, Any]:
     """Return what all trials of a stack must have in common."""
     settings = trial.point.settings
-    options: dict[str, Any] = {}
-    stackable = named(stackable=True)
-    for name, value in settings.flat().items():
-        if name not in stackable:
-            options[name] = value
+    options = in_common(settings)
     # All trials of a stack begin anew, or continue after the same round.
     options |= {"ranks": trial.point.ranks, "rounds done": rounds_done(trial)}
     options["repeat"] = trial.repeat
