@@ -9,8 +9,8 @@ The last lines of a case are median and least. Several packages take turns. `--c
 each call with an empty cache of its own; else the calls share one, and a first call that
 is not counted fills it.
 
-A second table has the parts of each run as the run itself recorded them, medians in
-seconds: what came before its rounds, one after the other; the first round beyond a
+A second table has the parts of each run as the run itself recorded them, in seconds, of
+the first call and medians of the others: what came before its rounds, one after the other; the first round beyond a
 usual one, and what was done once in the rounds, with its number; files after the last
 round; what the command prints; the end of the process.
 
@@ -106,6 +106,7 @@ def _time_case(case: str, options: argparse.Namespace, folder: Path) -> list[str
     parts.
     """
     calls: dict[Path, list[dict[str, float]]] = {}
+    parts: list[tuple[str, dict[str, float]]] = []
     for call in range(options.repeats + 1):
         for number, package in enumerate(options.package):
             kept = f"{case}-{call}" if options.cold else "cache"
@@ -117,16 +118,16 @@ def _time_case(case: str, options: argparse.Namespace, folder: Path) -> list[str
                 calls.setdefault(package, []).append(seconds)
             else:
                 name += " (not counted)"
+                parts.append((name, seconds))
             print(_line(name, seconds), flush=True)
     for package, timed in calls.items():
         for name, of in (("median", statistics.median), ("least", min)):
             line = _line(f"**{case}, {package}, {name}**", _over(timed, of))
             print(line, flush=True)
-    return [
-        _line_of_parts(f"{case}, {package}", _over(timed, statistics.median))
-        for package, timed in calls.items()
-        if CASES[case][1].startswith("run")
-    ]
+        parts.append((f"{case}, {package}, median", _over(timed, statistics.median)))
+    if not CASES[case][1].startswith("run"):
+        return []
+    return [_line_of_parts(name, seconds) for name, seconds in parts]
 
 
 def _timed(
