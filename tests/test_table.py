@@ -103,13 +103,14 @@ def test_uneven_clients_are_measured_beside_even_ones_and_their_longest() -> Non
 
     def timed(setup: Any) -> np.ndarray:
         seen.append(setup.federation.sizes.tolist())
-        return np.array([1.0])
+        return np.array([1.0 / len(seen)])
 
     made = measure_uneven(worlds.enter(device="cpu"), timed, SMALL)
-    even, dirichlet, alone = seen
+    even, dirichlet, alone, two = seen
     assert even == [25] * 4
     assert sum(dirichlet) == 100 and max(dirichlet) > 25
-    assert alone == [max(dirichlet)]
+    assert alone == [max(dirichlet)] and two == [max(dirichlet)] * 2
+    assert made.alone == [1 / 4], "the shorter one"
     assert made.all_work == pytest.approx(1.0)
 
 

@@ -62,7 +62,9 @@ class Uneven:
     """Rounds of as many clients with the same number of samples."""
     found: np.ndarray
     alone: np.ndarray
-    """Rounds of the longest client alone."""
+    """Rounds of the longest client, or of two such, whichever are shorter: the kernels
+    that many clients share need two at least.
+    """
     even_sizes: np.ndarray
     sizes: np.ndarray
 
@@ -103,9 +105,11 @@ def measure_uneven(
     even, even_sizes = found("dominant", partition="iid")
     uneven, sizes = found("dirichlet", partition="dirichlet", alpha=0.1)
     longest = int(sizes.max())
-    one = {"clients": 1, "train_per_client": longest}
-    alone, _ = found("dominant", partition="iid", **one)
-    return Uneven(even, uneven, alone, even_sizes, sizes)
+    few = []
+    for clients in (1, 2):
+        alike = {"clients": clients, "train_per_client": longest}
+        few.append(found("dominant", partition="iid", **alike)[0])
+    return Uneven(even, uneven, min(few, key=np.median), even_sizes, sizes)
 
 
 def uneven(world: World, rounds: int, device: str) -> None:
