@@ -1,6 +1,7 @@
 """Kernels that are compiled by other processes before they are needed."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ def test_nobody_waits_for_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.executable", "/no/such/python")
     foreseen.begin({"two": job("2")}, processes=1)
     assert foreseen.take("two") is None
+    # A process that never answers.
+    monkeypatch.setattr(foreseen, "PATIENCE", 0.01)
+    monkeypatch.setattr(foreseen, "_codes", {"late": Future()})
+    assert foreseen.take("late") is None
     # Python, but another compiler: its code would be kept under this one's name.
     monkeypatch.undo()
     monkeypatch.setattr(foreseen, "_codes", {})
