@@ -18,14 +18,14 @@
 #define BYTES 16
 #endif
 #define LANES (BYTES / 4)
-// Rows of tiles of 1, 2 … vectors. Tiles fill the registers: AVX has 16, the others 32.
+// Rows of tiles of 1, 2 or 4 vectors. Tiles fill the registers: AVX has 16, the others 32.
 // With fewer sums, each would wait for the one before.
 #if defined(__AVX__) && !defined(__AVX512F__)
 #define VECTORS 2
-static const int most_rows[] = {10, 6}, picked_rows[] = {8, 4};
+static const int most_rows[] = {0, 10, 6}, picked_rows[] = {0, 8, 4};
 #else
 #define VECTORS 4
-static const int most_rows[] = {10, 12, 8, 6}, picked_rows[] = {10, 10, 6, 5};
+static const int most_rows[] = {0, 10, 12, 0, 6}, picked_rows[] = {0, 10, 10, 0, 5};
 #endif
 #define ROWS 12
 // Floats of a gradient that stay in the nearest cache while weights' gradients are summed.
@@ -97,39 +97,31 @@ INLINE void tile_of(const float* x, Strides by, long lines, long length,
 }
 
 // Calls CALL with constants for the size of a tile, so that it can stay in registers.
-#define WITH_ROWS_TO_6(v, CALL) \
+#define TO_4(v, CALL) \
     case 1: CALL(1, v); break; \
     case 2: CALL(2, v); break; \
     case 3: CALL(3, v); break; \
-    case 4: CALL(4, v); break; \
-    case 5: CALL(5, v); break; \
-    case 6: CALL(6, v); break;
-#define WITH_ROWS_TO_8(v, CALL) \
-    WITH_ROWS_TO_6(v, CALL) \
-    case 7: CALL(7, v); break; \
-    case 8: CALL(8, v); break;
-#define WITH_ROWS_TO_10(v, CALL) \
-    WITH_ROWS_TO_8(v, CALL) \
-    case 9: CALL(9, v); break; \
-    case 10: CALL(10, v); break;
-#define WITH_ROWS_TO_12(v, CALL) \
-    WITH_ROWS_TO_10(v, CALL) \
-    case 11: CALL(11, v); break; \
-    case 12: CALL(12, v); break;
+    case 4: CALL(4, v); break;
+#define TO_6(v, CALL) TO_4(v, CALL) case 5: CALL(5, v); break; case 6: CALL(6, v); break;
+#define TO_8(v, CALL) TO_6(v, CALL) case 7: CALL(7, v); break; case 8: CALL(8, v); break;
+#define TO_10(v, CALL) TO_8(v, CALL) case 9: CALL(9, v); break; case 10: CALL(10, v); break;
+#define TO_12(v, CALL) TO_10(v, CALL) case 11: CALL(11, v); break; case 12: CALL(12, v); break;
 #if VECTORS == 2
 #define WITH_TILE(CALL) \
-    switch (vectors) { \
-        case 1: switch (rows) { WITH_ROWS_TO_10(1, CALL) } break; \
-        default: switch (rows) { WITH_ROWS_TO_6(2, CALL) } \
-    }
+    if (vectors == 1) switch (rows) { TO_10(1, CALL) } \
+    else switch (rows) { TO_6(2, CALL) }
+#define WITH_PICKED_TILE(CALL) \
+    if (vectors == 1) switch (rows) { TO_8(1, CALL) } \
+    else switch (rows) { TO_4(2, CALL) }
 #else
 #define WITH_TILE(CALL) \
-    switch (vectors) { \
-        case 1: switch (rows) { WITH_ROWS_TO_10(1, CALL) } break; \
-        case 2: switch (rows) { WITH_ROWS_TO_12(2, CALL) } break; \
-        case 3: switch (rows) { WITH_ROWS_TO_8(3, CALL) } break; \
-        default: switch (rows) { WITH_ROWS_TO_6(4, CALL) } \
-    }
+    if (vectors == 1) switch (rows) { TO_10(1, CALL) } \
+    else if (vectors == 2) switch (rows) { TO_12(2, CALL) } \
+    else switch (rows) { TO_6(4, CALL) }
+#define WITH_PICKED_TILE(CALL) \
+    if (vectors == 1) switch (rows) { TO_10(1, CALL) } \
+    else if (vectors == 2) switch (rows) { TO_10(2, CALL) } \
+    else switch (rows) { TO_6(4, CALL) }
 #endif
 
 // After max pooling all but one of four pixels have no gradient, each output its own one.
@@ -207,14 +199,19 @@ INLINE void picked_tile(const float* quads, long step, long line, long height, l
 
 // Number of tiles, and where the i-th begins, when `total` is cut into about equal tiles.
 INLINE long tiles_of(long total, long most) { return (total + most - 1) / most; }
+// Vectors of the next tiles, if so many outputs are left: a power of two.
+INLINE long vectors_of(long outputs) {
+    long vectors = outputs / LANES;
+    return vectors >= VECTORS ? VECTORS : vectors >= 2 ? 2 : 1;
+}
 INLINE long begin_of(long i, long total, long tiles) { return i * total / tiles; }
 
 // Computes a row of results: `width` pixels of `outputs`, from `lines` rows of an image.
 static void row_of_results(const float* x, long step, long lines, long line, long length,
                            const float* weights, long outputs, float* y, long width) {
-    for (long o = 0; o < outputs; o += VECTORS * LANES) {
-        int vectors = (outputs - o) / LANES < VECTORS ? (int)((outputs - o) / LANES) : VECTORS;
-        long tiles = tiles_of(width, most_rows[vectors - 1]);
+    for (long o = 0, vectors; o < outputs; o += vectors * LANES) {
+        vectors = vectors_of(outputs - o);
+        long tiles = tiles_of(width, most_rows[vectors]);
         for (long t = 0; t < tiles; t++) {
             long first = begin_of(t, width, tiles);
             int rows = (int)(begin_of(t + 1, width, tiles) - first);
@@ -231,9 +228,9 @@ static void row_of_results(const float* x, long step, long lines, long line, lon
 static void rows_of_gradient(const float* x, long step, long line, long length,
                              const float* dy, long dline, long outputs, long height,
                              long width, float* dw) {
-    for (long o = 0; o < outputs; o += VECTORS * LANES) {
-        int vectors = (outputs - o) / LANES < VECTORS ? (int)((outputs - o) / LANES) : VECTORS;
-        long tiles = tiles_of(length, most_rows[vectors - 1]);
+    for (long o = 0, vectors; o < outputs; o += vectors * LANES) {
+        vectors = vectors_of(outputs - o);
+        long tiles = tiles_of(length, most_rows[vectors]);
         for (long t = 0; t < tiles; t++) {
             long first = begin_of(t, length, tiles);
             int rows = (int)(begin_of(t + 1, length, tiles) - first);
@@ -252,16 +249,16 @@ static void rows_of_gradient(const float* x, long step, long line, long length,
 static void rows_of_picked_gradient(const float* quads, long step, long line, long length,
                                     const float* dy, const float* orders, long outputs,
                                     long height, long width, float* dw) {
-    for (long o = 0; o < outputs; o += VECTORS * LANES) {
-        int vectors = (outputs - o) / LANES < VECTORS ? (int)((outputs - o) / LANES) : VECTORS;
-        long tiles = tiles_of(length, picked_rows[vectors - 1]);
+    for (long o = 0, vectors; o < outputs; o += vectors * LANES) {
+        vectors = vectors_of(outputs - o);
+        long tiles = tiles_of(length, picked_rows[vectors]);
         for (long t = 0; t < tiles; t++) {
             long first = begin_of(t, length, tiles);
             int rows = (int)(begin_of(t + 1, length, tiles) - first);
 #define CALL(r, v) \
     picked_tile(quads + 4 * first, step, line, height, width, dy + o, orders + o, outputs, \
                 dw + first * outputs + o, r, v)
-            WITH_TILE(CALL)
+            WITH_PICKED_TILE(CALL)
 #undef CALL
         }
     }
