@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -333,14 +333,14 @@ def _rounds(cell: Path) -> int:
 def test_a_signal_in_a_cells_last_round_ends_the_study(
     study: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = runs.run
+    whole = runs.run_stacked
 
-    def asked_late(settings: Settings, stop: Stop) -> Path | None:
-        folder = whole(settings, stop)
+    def asked_late(points: Sequence[Settings], stop: Stop) -> list[Path]:
+        folders = whole(points, stop)
         stop.asked = True
-        return folder
+        return folders
 
-    monkeypatch.setattr(runs, "run", asked_late)
+    monkeypatch.setattr(runs, "run_stacked", asked_late)
     code, said, _ = study(text=CELLS)
     assert code == STOPPED and said.count("digits/") == 1
     code, said, _ = study("--only", "digits/plain/fedavg", text=CELLS)

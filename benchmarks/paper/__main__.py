@@ -27,6 +27,7 @@ examples:
   python -m benchmarks.paper benchmarks/paper/pfedgpa.toml --out runs/paper --table
   python -m benchmarks.paper benchmarks/paper/genfed.toml --out runs/genfed --only 'mnist/*' --seeds 0..4 --jobs 8
   python -m benchmarks.paper --plan plan.txt --out runs/plan --jobs 16 --stop-after 540
+  python -m benchmarks.paper --plan plan.txt --out runs/plan --stack 30 --jobs 8 --stop-after 540
   python -m benchmarks.paper --plan plan.txt --out runs/plan --table --unfinished
   python -m benchmarks.paper benchmarks/paper/genfed.toml --out runs/genfed --table --figures figures
 """
@@ -130,6 +131,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         help="run this number of cells at once, each in a process of its own; on a GPU start nvidia-cuda-mps-control -d before, "
         "or they take turns (default: 1)",
+    )
+    add(
+        "--stack",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="let cells that differ only in stackable options, such as the supplement's share or GenFed's schedule, advance "
+        "together in one process: at most N runs, of which every seed is one; not where time is measured (default: 1)",
     )
     add("--device", choices=["auto", "cpu", "cuda"], default="auto")
     add(

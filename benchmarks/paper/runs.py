@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import json
 import math
 import os
 import signal
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -24,6 +26,7 @@ from hpcfed.options import Settings, check_unchanged
 from hpcfed.results import checkpoints
 from hpcfed.results.stored import read_seeds
 from hpcfed.runtime.signals import SIGNALS, STOPPED, Stop
+from hpcfed.studies.stacks import in_common
 
 
 class Stopped(Exception):
@@ -32,20 +35,59 @@ class Stopped(Exception):
 
 def go(cells: Sequence[Cell], options: argparse.Namespace) -> int:
     """Run the cells that are not finished, in their order, and return how many failed."""
-    work = Work(options)
+    work, together = Work(options), stacks(cells, options.stack)
     with work.listening():
         if options.jobs == 1:
             with data_read_once():
-                results = [work.settle(cell) for cell in cells]
+                settled = [work.settle(stack) for stack in together]
         else:
             with ThreadPoolExecutor(options.jobs) as pool:
-                results = list(pool.map(work.settle, cells))
+                settled = list(pool.map(work.settle, together))
+    results = list(chain.from_iterable(settled))
     left = results.count(None)
     if left and work.children.stopping:
         raise Stopped
     if left:
         print(f"--budget {options.budget:g} is spent; cells left: {left}", flush=True)
     return results.count(False)
+
+
+Stack = Sequence[Cell]
+"""Cells that advance together in one process."""
+
+
+def stacks(cells: Sequence[Cell], most: int) -> list[Stack]:
+    """Put cells together that differ only in what runs of a stack may differ in, up to
+    `most` runs, of which every seed is one. A stack comes where its first cell does.
+    """
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        key = _company(cell) if most > len(cell.seeds) else str(cell.folder)
+        groups.setdefault(key, []).append(cell)
+    made: list[Stack] = []
+    for members in groups.values():
+        fit = max(1, most // len(members[0].seeds))
+        made += [members[at : at + fit] for at in range(0, len(members), fit)]
+    return made
+
+
+def _company(cell: Cell) -> str:
+    """Return what cells of a stack have in common."""
+    there = read_seeds(cell.folder)
+    if any(record.status == "complete" for record in there):
+        return str(cell.folder)
+    begun = 0
+    if resumed(cell) is not None:
+        # Runs of a stack go on after the same round.
+        begun = min(checkpoints.newest_rounds(record.folder) for record in there)
+    options = in_common(cell.settings) | {"out": ""}
+    # One process has one command line, but for the names of its cells.
+    return json.dumps([options, begun, _without_names(cell)], default=str)
+
+
+def _without_names(cell: Cell) -> list[str]:
+    study, only, _, *words = cell.words
+    return [study, only, *words]
 
 
 class Work:
@@ -62,23 +104,37 @@ class Work:
         with self.children.listening(), alarm(self._options.stop_after):
             yield
 
-    def settle(self, cell: Cell) -> bool | None:
-        """Bring a cell to its end and print a line of it; return whether it is finished
-        now, or None if no time was left for that.
+    def settle(self, stack: Stack) -> list[bool | None]:
+        """Bring the cells of a stack to their end and print a line of each; return
+        whether each is finished now, or None if no time was left for that.
         """
         started = time.monotonic()
-        done = outcome(cell)
-        if done is not None:
-            self._print(cell, result_line(cell, done), "there already")
-            return True
+        left = []
+        for cell in stack:
+            done = outcome(cell)
+            if done is None:
+                left.append(cell)
+            else:
+                self._print(cell, result_line(cell, done), "there already")
+        finished: list[bool | None] = [True] * (len(stack) - len(left))
         late = started - self._begin >= self._options.budget
-        if late or self.children.stopping:
-            return None
+        if not left or late or self.children.stopping:
+            return finished + [None] * len(left)
         if self._options.jobs == 1:
-            reason = self.children.attempt_here(cell)
+            reason = self.children.attempt_here(left)
         else:
-            reason = self.children.attempt(cell)
+            reason = self.children.attempt(left, self._options.stack)
         seconds = f"{time.monotonic() - started:.1f} s"
+        if len(left) > 1:
+            seconds += f" for {len(left)} cells together"
+        for cell in left:
+            if len(left) > 1:
+                reason = _own_reason(cell) or reason
+            finished.append(self._end(cell, reason, seconds))
+        return finished
+
+    def _end(self, cell: Cell, reason: str | None, seconds: str) -> bool | None:
+        """Print what became of a cell."""
         done = outcome(cell)
         if done is not None:
             self._print(cell, result_line(cell, done), seconds)
@@ -93,6 +149,12 @@ class Work:
         # The folder tells cells of a plan apart that have the same names.
         name = cell.folder.relative_to(self._options.out)
         print(f"{name!s:28} {'  '.join(texts)}", flush=True)
+
+
+def _own_reason(cell: Cell) -> str:
+    """Return why a cell has failed, which others of its stack may have survived."""
+    reasons = [record.error for record in read_seeds(cell.folder) if record.error]
+    return reasons[0] if reasons else ""
 
 
 def _how_far(cell: Cell) -> str:
@@ -145,12 +207,12 @@ class Children:
         if at_once:
             raise KeyboardInterrupt
 
-    def attempt_here(self, cell: Cell) -> str | None:
-        """Run a cell in this process; return the reason when it fails."""
-        minutes = cell.settings.config.checkpoint_minutes
+    def attempt_here(self, stack: Stack) -> str | None:
+        """Run a stack in this process; return the reason when it fails."""
+        minutes = stack[0].settings.config.checkpoint_minutes
         stop = Stop(every=60 * minutes)
         try:
-            return attempt(cell, stop)
+            return attempt(stack, stop)
         except Stopped:
             self.stopping = True
             return None
@@ -159,12 +221,15 @@ class Children:
             self.stopping = self.stopping or stop.asked
             clear()
 
-    def attempt(self, cell: Cell) -> str | None:
-        """Run a cell in a process of its own; return the reason when it fails."""
+    def attempt(self, stack: Stack, most: int) -> str | None:
+        """Run a stack in a process of its own; return the reason when it fails."""
         cores = len(os.sched_getaffinity(0))
         threads = {"OMP_NUM_THREADS": str(max(1, cores // self._jobs))}
+        words = [*stack[0].words, "--stack", str(most)]
+        for cell in stack[1:]:
+            words += ["--only", cell.words[2]]
         child = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.paper", *cell.words],
+            [sys.executable, "-m", "benchmarks.paper", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -182,18 +247,18 @@ class Children:
         if not child.returncode:
             return None
         for line in out.splitlines():
-            if line.startswith(f"{cell} ") and "failed: " in line:
+            if "failed: " in line:
                 return line.partition("failed: ")[2]
         last_words = err.strip().splitlines()
         return last_words[-1] if last_words else f"exit code {child.returncode}"
 
 
-def attempt(cell: Cell, stop: Stop) -> str | None:
-    """Run a cell, or resume it; return the reason when it fails."""
-    from hpcfed.experiment.run import run
+def attempt(stack: Stack, stop: Stop) -> str | None:
+    """Run the cells of a stack, or resume them; return the reason when they fail."""
+    from hpcfed.experiment.run import run_stacked
 
     try:
-        run(resumed(cell) or cell.settings, stop)
+        run_stacked([resumed(cell) or cell.settings for cell in stack], stop)
     except UserError as error:
         return str(error)
     except SystemExit as end:
