@@ -639,8 +639,9 @@ def test_the_study_of_genfed_is_whole() -> None:
     study = paper.read_study(options.study)
     cells = paper.plan(study, options)
     # Table 2; the small reading; 18 further columns of CIFAR-10 for FedAvg and GenFed;
-    # two shares for the 18 rows with a supplement; equal weights without FedAU's rows.
-    assert len(cells) == 4 * 24 + 24 + 18 * 8 + 4 * 2 * 18 + 4 * 16
+    # two shares for the 18 rows with a supplement; equal weights without FedAU's rows;
+    # two ρ_max for five schedules and two c for those three that have one.
+    assert len(cells) == 4 * 24 + 24 + 18 * 8 + 4 * 2 * 18 + 4 * 16 + 2 * 5 + 2 * 3
     printed = {measure: 0 for measure in study.all_measures}
     for cell in cells:
         config = cell.settings.config
@@ -665,14 +666,15 @@ def test_the_study_of_genfed_is_whole() -> None:
                 )
     # Table 2 has 18 rows for 4 data sets, Table 3 six; Tables 4 to 6 have six rows, and
     # three, eight and four columns that Table 2 has not. Of Table 2, two shares repeat
-    # the 15 rows with a supplement, equal weights the 12 without FedAU.
-    rounds = 4 * (18 + 2 * 15 + 12)
+    # the 15 rows with a supplement, equal weights the 12 without FedAU, and one data set
+    # has 16 for ρ_max and c.
+    rounds = 4 * (18 + 2 * 15 + 12) + 2 * 5 + 2 * 3
     compared = {
         "accuracy": rounds + (3 + 8 + 4) * 6,
         "rounds-stays": rounds,
         "rounds-one-seed-stays": rounds,
         "rounds-mean-curve-stays": rounds,
-        "relative-seconds-stays": 4 * (6 + 2 * 3 + 4),
+        "relative-seconds-stays": 4 * (6 + 2 * 3 + 4) + 4,
     }
     assert printed == {name: compared.get(name, 0) for name in study.all_measures}
     assert {"rounds", "rounds-one-seed", "rounds-mean-curve", "best"} <= set(printed)

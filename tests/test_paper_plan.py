@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from math import inf, isnan, nan
 from pathlib import Path
 
@@ -12,11 +13,11 @@ import h5py
 import pytest
 
 from benchmarks.paper import __main__ as paper
-from benchmarks.paper.cells import Outcome, Outcomes
+from benchmarks.paper.cells import Outcome, Outcomes, fits
 from benchmarks.paper.measures import MEASURES
 from benchmarks.paper.plan import Line, read_line
 from benchmarks.paper.runs import alarm, resumed
-from benchmarks.paper.study import Printed, Study
+from benchmarks.paper.study import Printed, Study, read_study
 from benchmarks.paper.tables import Entry, near_text, print_measure
 from hpcfed.errors import UserError
 from hpcfed.results.run import RunRecord
@@ -233,6 +234,23 @@ def test_lines_of_a_plan(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(UserError, match=reason):
             read_line(wrong, tmp_path)
+
+
+def test_every_line_of_the_shipped_plan_names_cells() -> None:
+    path = Path(paper.__file__).with_name("plan.txt")
+    studies: dict[Path, list[str]] = {}
+    for text in path.read_text().splitlines():
+        line = read_line(text, path.parent)
+        if line is None:
+            continue
+        if line.study not in studies:
+            study = read_study(path.with_name(line.study.name))
+            names = product(study.datasets, study.across, study.methods)
+            every = ["/".join(one) for one in names]
+            studies[line.study] = [one for one in every if fits(one, study.cells)]
+        named = [one for one in studies[line.study] if fits(one, [line.pattern])]
+        assert named, line.pattern
+    assert len(studies) == 3
 
 
 Call = Callable[..., tuple[int, str, str]]

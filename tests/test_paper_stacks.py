@@ -48,14 +48,17 @@ def cells_of(words: list[str], out: Path) -> list[Cell]:
     return paper.plan(paper.read_study(options.study), options)
 
 
+def names_in_order(cells: list[Cell]) -> list[str]:
+    return ["/".join(cell.names[1:]) for cell in cells]
+
+
 def test_cells_that_differ_in_share_or_schedule_are_stacked(
     words: list[str], tmp_path: Path
 ) -> None:
     cells = cells_of(words, tmp_path / "out")
 
     def names(most: int) -> list[list[str]]:
-        made = stacks(cells, most)
-        return [["/".join(cell.names[1:]) for cell in stack] for stack in made]
+        return [names_in_order(list(stack)) for stack in stacks(cells, most)]
 
     genfed = [
         "small/genfed",
@@ -67,7 +70,8 @@ def test_cells_that_differ_in_share_or_schedule_are_stacked(
     assert names(8) == [fedavg, genfed]
     # Two cells of two seeds each are four runs.
     assert names(5) == [fedavg, genfed[:2], genfed[2:]]
-    assert sorted(names(1)) == sorted([name] for name in fedavg + genfed)
+    assert names(3) == [[cell] for cell in names_in_order(cells)]
+    assert names(1) == names(3)
 
 
 def test_a_stack_is_the_same_cells_and_goes_on_where_it_was_stopped(

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -64,11 +65,13 @@ def stacks(cells: Sequence[Cell], most: int) -> list[Stack]:
     for cell in cells:
         key = _company(cell) if most > len(cell.seeds) else str(cell.folder)
         groups.setdefault(key, []).append(cell)
-    made: list[Stack] = []
+    made: dict[Path, Stack] = {}
     for members in groups.values():
         fit = max(1, most // len(members[0].seeds))
-        made += [members[at : at + fit] for at in range(0, len(members), fit)]
-    return made
+        for at in range(0, len(members), fit):
+            made[members[at].folder] = members[at : at + fit]
+    # What was asked for first comes first.
+    return [made[cell.folder] for cell in cells if cell.folder in made]
 
 
 def _company(cell: Cell) -> str:
