@@ -11,8 +11,6 @@ from threading import Thread
 from hpcfed.kernels import nvrtc
 from hpcfed.runtime import cache as disk
 
-PATIENCE = 20
-"""Seconds to wait for a kernel, before this process compiles it itself."""
 _FAILURES = (OSError, ValueError)
 _codes: dict[str, Future[bytes | None]] = {}
 """By name in the cache; None: it was not compiled."""
@@ -38,9 +36,7 @@ def begin(jobs: dict[str, nvrtc.Job], *, processes: int) -> None:
 def take(name: str) -> bytes | None:
     """Return a kernel's machine code, as soon as it is compiled; None if nobody does."""
     code = _codes.get(name)
-    with suppress(TimeoutError):
-        return None if code is None else code.result(PATIENCE)
-    return None
+    return None if code is None else code.result()
 
 
 def _compile_apart(jobs: dict[str, nvrtc.Job]) -> None:
