@@ -157,6 +157,8 @@ def test_a_base_that_was_changed_is_noticed(
     file.write_bytes(weights)
     with pytest.raises(UserError, match="begun with another base under its adapters"):
         started("--resume", folder, "--rounds", 9)
+    with pytest.raises(UserError, match="begun with another base under its adapters"):
+        started("--resume", folder, "--generate", 2)
     capsys.readouterr()
     line = mistake(capsys, "run", *flags(**values), "--init", folder)
     assert f"belong to other weights than {base} has now" in line

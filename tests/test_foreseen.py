@@ -1,5 +1,6 @@
 """Kernels that are compiled by other processes before they are needed."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,12 @@ def test_other_processes_compile_the_same_code() -> None:
 
 
 def test_nobody_waits_for_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    python = sys.executable
     monkeypatch.setattr("sys.executable", "/no/such/python")
     foreseen.begin({"two": job("2")}, processes=1)
     assert foreseen.take("two") is None
     # Python, but another compiler: its code would be kept under this one's name.
-    monkeypatch.undo()
+    monkeypatch.setattr("sys.executable", python)
     monkeypatch.setattr(foreseen, "_codes", {})
     monkeypatch.setattr(nvrtc, "version", lambda: [0, 0])
     foreseen.begin({"two": job("2")}, processes=1)

@@ -96,6 +96,10 @@ class Driver:
 def test_only_a_process_alone_knows_its_gpu_before_torch_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
     waking._wake(alone=True)  # without a driver nothing happens
     driver = Driver()
     monkeypatch.setattr("ctypes.CDLL", lambda name: driver)

@@ -131,9 +131,8 @@ class Work:
         if len(left) > 1:
             seconds += f" for {len(left)} cells together"
         for cell in left:
-            if len(left) > 1:
-                reason = _own_reason(cell) or reason
-            finished.append(self._end(cell, reason, seconds))
+            own = _own_reason(cell) if len(left) > 1 else None
+            finished.append(self._end(cell, own or reason, seconds))
         return finished
 
     def _end(self, cell: Cell, reason: str | None, seconds: str) -> bool | None:

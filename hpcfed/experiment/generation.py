@@ -21,6 +21,7 @@ from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import in_groups
+from hpcfed.experiment.recording import fingerprints
 from hpcfed.results.checkpoints import Checkpoint
 from hpcfed.results.folder import GENERATED, RECORD
 from hpcfed.results.format import check_same
@@ -66,8 +67,7 @@ def is_only_asked(setup: Setup, folder: Path, found: Checkpoint | None) -> bool:
         )
     if setup.world.is_root:
         # A prompt may have been a sample of training otherwise.
-        before = read_run(folder).facts.get("data")
-        check_same(folder / RECORD, "data", before=before, now=setup.data)
+        check_same(folder / RECORD, read_run(folder).facts, fingerprints(setup))
     return True
 
 

@@ -247,8 +247,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "stacked_seeds": setup.stacked,
             "validation_samples": len(setup.dealt.partition.validation),
             "leaked_samples": setup.dealt.supplement.leaked,
-            "data": setup.data,
-            **({} if setup.base is None else {"base": setup.base.weights}),
+            **fingerprints(setup),
             "uploads": channel_line(config, setup.settings.options),
             **_privacy(config),
             # Older files have no task: all of them are classification.
@@ -276,6 +275,12 @@ def _most_members(config: RunConfig) -> int:
         # Ten standard deviations more: a larger round is practically impossible.
         return min(config.clients, ceil(invited + 10 * sqrt(invited)))
     return invited
+
+
+def fingerprints(setup: Setup) -> dict[str, str]:
+    """Return checksums of what a run must go on with."""
+    base = {} if setup.base is None else {"base": setup.base.weights}
+    return {"data": setup.data, **base}
 
 
 def _privacy(config: RunConfig) -> dict[str, str | float]:

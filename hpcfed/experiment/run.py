@@ -206,8 +206,7 @@ def run_stacked(
     for point in points:
         check_new_rounds(point)
     check_account(config)
-    # A user's network has been built by now, and its libraries are loaded.
-    starting.reached("network")
+    starting.reached("network")  # of a user: built by now, with its libraries
     world = worlds.enter(
         device=config.device, server_ranks=config.server_ranks, backend=config.backend
     )

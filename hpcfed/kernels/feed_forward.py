@@ -26,6 +26,8 @@ _THREADS = 256
 _WIDTH = 256
 _ROWS = 128
 """As in the kernel."""
+_MOST_BLOCKS = 65_535
+"""CUDA's limit of a grid's second direction."""
 _MOST_RANK = 32
 """Beyond it, tensor cores take less time than another pass over memory."""
 
@@ -44,7 +46,8 @@ def _serves(x: Tensor, first: Parts, second: Parts) -> bool:
     if not (x.dtype == first.weight.dtype == second.weight.dtype == torch.bfloat16):
         return False
     width, ranks = first.weight.shape[0], (first.down.shape[1], second.down.shape[1])
-    fits = width % 8 == 0 and max(ranks) <= _MOST_RANK
+    few = len(x) * -(-x.shape[1] // _ROWS) <= _MOST_BLOCKS
+    fits = few and width % 8 == 0 and max(ranks) <= _MOST_RANK
     return fits and cuda.available(x.device) and not torch.is_autocast_enabled("cuda")
 
 

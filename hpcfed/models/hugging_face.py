@@ -49,10 +49,10 @@ def find_folder(name: str) -> Path:
 
 
 def checksum(folder: Path) -> str:
-    """Return a checksum of a folder's weights, of equally spaced pieces of each file;
-    empty without weights.
+    """Return a checksum of a folder's network, of equally spaced pieces of each file
+    with weights; empty without weights.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
     files = sorted(folder.glob("*.safetensors"))
     for path in files:
         size = path.stat().st_size

@@ -88,7 +88,8 @@ def _quick(network: nn.Module) -> nn.Module:
         return _GatedLayers(network)
     if kind.__name__ == "GPT2MLP" and _have_adapters(network.c_fc, network.c_proj):
         # By what its activation has become.
-        return _GeluLayers(network) if type(network.act) is nn.GELU else network
+        by_tanh = getattr(network.act, "approximate", "") == "tanh"
+        return _GeluLayers(network) if by_tanh else network
     if isinstance(kind.forward, FunctionType):
         _call_quickly(network, kind.forward)
     return network

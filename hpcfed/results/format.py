@@ -364,13 +364,18 @@ def restore_entries(ours: h5py.File, old: Reader, group: str, rounds: int) -> in
     return happened
 
 
-def check_same(path: Path, kind: str, *, before: Any, now: Any) -> None:
+BEGUN_WITH = {"data": "other data", "base": "another base under its adapters"}
+"""Facts that must stay as they were when a run began, and what it means if they do not."""
+
+
+def check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to continue with other samples, or another frozen network under adapters,
     than the run began with.
     """
-    if before is not None and before != now:
-        what = "another base under its adapters" if kind == "base" else "other data"
-        raise UserError(
-            f"{path} was begun with {what}: its fingerprint was {before}, and is {now} "
-            "now"
-        )
+    for fact, other in BEGUN_WITH.items():
+        # Older files lack some.
+        if before.get(fact) is not None and before[fact] != now.get(fact):
+            raise UserError(
+                f"{path} was begun with {other}: its fingerprint was {before[fact]}, and "
+                f"is {now.get(fact)} now"
+            )

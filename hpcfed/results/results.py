@@ -354,9 +354,7 @@ class ResultsWriter:
             self.was_shorter = old.shape("rounds/seconds")[0] < len(
                 self._arrays["rounds/seconds"]
             )
-            for kind in ("data", "base"):
-                now = self._file.attrs.get(kind)
-                check_same(path, kind, before=facts.get(kind), now=now)
+            check_same(path, facts, self._file.attrs)
             # Ranks' figures have another shape if the number of ranks has changed. Then
             # they stay NaN for the rounds before. The run may also have become longer.
             for name, array in self._arrays.items():

@@ -47,6 +47,8 @@ class Starting:
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._program: float | None = None
+        """When the program began, until its first run begins."""
         self._since: float | None = None
         """When the current part began; None while rounds run."""
         self._parts: dict[Part, float] = {}
@@ -54,14 +56,14 @@ class Starting:
 
     def begin_program(self) -> None:
         """Note that the program `hpcfed` begins."""
-        self._since = time.monotonic()
+        self._program = time.monotonic()
 
     def begin_run(self) -> None:
         """Note that a run begins: in the program, what came before are imports."""
         now = time.monotonic()
-        self._parts = {} if self._since is None else {"imports": now - self._since}
+        self._parts = {} if self._program is None else {"imports": now - self._program}
         self._works = {}
-        self._since = now
+        self._since, self._program = now, None
 
     def reached(self, part: Part) -> None:
         """Count the time since the previous part for this one, which ends here."""

@@ -4,6 +4,7 @@ Its tables are those of `hpcfed show`; the page adds charts. Empty sections are 
 out.
 """
 
+from collections.abc import Sequence
 from math import isnan
 
 import numpy as np
@@ -120,7 +121,8 @@ def _target(group: Group) -> str:
     if any(run.ended_at_target for run in there):
         return f"{told}, which ended there."
     stay = [run for run in there if run.stays() is not None]
-    return f"{told}, and held to the end by {len(stay)}."
+    until = "to the end" if _have_ended(group.seeds) else "so far"
+    return f"{told}, and held {until} by {len(stay)}."
 
 
 def _reached_and_held(run: RunRecord) -> str:
@@ -132,7 +134,12 @@ def _reached_and_held(run: RunRecord) -> str:
         return f"{told}, which ended the run"
     if stays is None:
         return f"{told}, and lost again"
-    return f"{told}, and held from round {stays.rounds} on"
+    until = "" if _have_ended([run]) else ", so far"
+    return f"{told}, and held from round {stays.rounds} on{until}"
+
+
+def _have_ended(runs: Sequence[RunRecord]) -> bool:
+    return all(run.status == "complete" for run in runs)
 
 
 def _time(group: Group) -> str:

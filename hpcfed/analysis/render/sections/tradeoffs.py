@@ -54,11 +54,11 @@ def target(every: Sequence[Group]) -> Section:
     if not aimed:
         return section
     section.text.append(
-        "Means over the seeds that reached the target accuracy. A run stays at its "
+        "Means over the seeds that reached the target accuracy, or stay there: those "
+        "that do not would need a guess. A run stays at its "
         "target from the first evaluation on after which none is below it; one that "
         "ended when it reached the target does not know."
     )
-    # Seeds that have not reached the target would need a guess.
     there = [_known(run.reached() for run in group.seeds) for group in aimed]
     staying = [_known(run.stays() for run in group.seeds) for group in aimed]
     columns: dict[str, Sequence[str | Cell]] = {
