@@ -182,8 +182,9 @@ def attribute(file: h5py.File, random: random.Random) -> None:
                 )
             )
         case _:
+            # Never twice the same name: HDF5 may not end when it replaces a thousandth.
             for number in range(random.choice((20, 1200))):
-                attributes[f"more {number}"] = number
+                attributes[f"more {random.getrandbits(64)}"] = number
 
 
 def numbers(file: h5py.File, random: random.Random) -> None:
