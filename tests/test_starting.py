@@ -49,7 +49,7 @@ def test_arrays_are_found_where_another_process_has_put_them() -> None:
 def test_parts_of_a_start_follow_each_other_until_rounds_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = iter([0, 2, 3, 7, 8, 10, 15, 20, 30, 34, 40, 41])
+    clock = iter([0, 2, 3, 7, 8, 10, 15, 20, 30, 34, 40, 41, 50, 51])
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     starting = Starting()
     starting.begin_program()  # 0
@@ -77,6 +77,10 @@ def test_parts_of_a_start_follow_each_other_until_rounds_begin(
     starting.reached("world")  # 41
     again = starting.figures()
     assert {name: value for name, value in again.items() if value} == {"start_world": 1}
+    # The second ended by a mistake, before its opening: the third imports nothing, too.
+    starting.begin_run()  # 50
+    starting.reached("world")  # 51
+    assert starting.figures() == again
 
 
 class Driver:

@@ -1,5 +1,6 @@
 """When a target is reached, and from which round on it is held: curves worked by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,8 @@ def test_one_run_shows_both() -> None:
     assert shown(run(LOST))[0].endswith("lost again")
     assert "reached after 2 rounds, and held from round 4 on." in told(run(SWINGS))
     assert "reached after 2 rounds, and lost again." in told(run(LOST))
+    goes_on = replace(run(SWINGS), status="active")
+    assert "and held from round 4 on, so far." in told(goes_on)
 
 
 def test_seeds_show_both() -> None:

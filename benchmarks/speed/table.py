@@ -97,10 +97,10 @@ class Found:
     """What a row has measured."""
 
     values: Sequence[float]
-    """Of every counted round or call."""
+    """One for every round or call that counts, in the row's unit."""
     data: str
     steps: Sequence[int] = ()
-    """Of the longest client in each of these rounds."""
+    """Steps that the longest client takes in each of these rounds."""
     more: dict[str, float] = field(default_factory=dict)
     """Other figures that were measured on the way."""
 

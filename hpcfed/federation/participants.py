@@ -58,7 +58,7 @@ class Participants:
         """The log of that round."""
         self._rank_of = clients.rank
         self._seats: _Seats | None = None
-        """Of the last cohort."""
+        """Where the members of the last cohort are."""
         self.collectives = collectives
         self.timer = timer
         self._clock = clock

@@ -25,7 +25,7 @@ from hpcfed.kernels.adapted import (
 _THREADS = 256
 _WIDTH = 256
 _ROWS = 128
-"""As in the kernel."""
+"""Rows of a block; columns and threads above are those of the kernel, too."""
 _MOST_BLOCKS = 65_535
 """CUDA's limit of a grid's second direction."""
 _MOST_RANK = 32

@@ -274,7 +274,7 @@ def _rank_figures() -> tuple[str, ...]:
 RANK_FIGURES = _rank_figures()
 """What a rank sends after a round, in this order."""
 KNOWN = frozenset(RANK_FIGURES)
-"""The same without an order, to look names up."""
+"""Names that a rank may send, as a set: it is asked for every figure of a round."""
 _AS_IT_IS = {summed, largest, agreed}
 _OF_ONE_RANK = {s.name: s.figures[0] for s in _ROUND_TABLE if s.reduce in _AS_IT_IS}
 """By series: the figure that it is if there is one rank."""
