@@ -1,6 +1,8 @@
 """Kernels that are compiled by other processes before they are needed."""
 
 import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfed.kernels import convolution, convolution_plan, foreseen, nvrtc
-from hpcfed.models.cost import cost
+import hpcfed
+from hpcfed.clients import foreseeing
+from hpcfed.kernels import convolution, convolution_plan, cuda, foreseen, nvrtc
 from hpcfed.models.networks import build
-from hpcfed.models.own import Sample
 from hpcfed.models.stack import StackedNetwork
 from hpcfed.models.stacked_convolutions import StackedConv2d
+from hpcfed.options import RunConfig
 
 OPTIONS = ["-arch=sm_80"]
 KERNEL = 'extern "C" __global__ void f(float *x) { x[threadIdx.x] *= FACTOR; }'
@@ -22,7 +25,7 @@ KERNEL = 'extern "C" __global__ void f(float *x) { x[threadIdx.x] *= FACTOR; }'
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
-    monkeypatch.setenv("HPCFED_CACHE", str(tmp_path))
+    monkeypatch.setenv("HPCFED_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(foreseen, "_codes", {})
 
 
@@ -44,6 +47,10 @@ def test_nobody_waits_for_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.executable", "/no/such/python")
     foreseen.begin({"two": job("2")}, processes=1)
     assert foreseen.take("two") is None
+    # A process that never answers.
+    monkeypatch.setattr(foreseen, "PATIENCE", 0.01)
+    monkeypatch.setattr(foreseen, "_codes", {"late": Future()})
+    assert foreseen.take("late") is None
     # Python, but another compiler: its code would be kept under this one's name.
     monkeypatch.setattr("sys.executable", python)
     monkeypatch.setattr(foreseen, "_codes", {})
@@ -64,11 +71,12 @@ def test_foreseen_convolutions_are_those_that_a_pass_uses(
         convolution, "shared_memory", lambda device: convolution_plan.SHARED
     )
     monkeypatch.setattr(convolution, "has_warp_groups", lambda device: True)
+    config = RunConfig(
+        dataset="synthetic", synthetic_shape="x".join(map(str, shape)), model=name
+    )
+    found = list(foreseeing._convolutions(config, torch.device("cpu")))
     network = build(name, shape=shape, classes=10, seed=0)
     stacked = StackedNetwork(network)
-    like = torch.empty(0)
-    counted = cost(network, Sample(shape, ()))
-    found = list(stacked.kernel_sources(counted, like, bounded=True))
     used: list[Any] = []
 
     def by_kernel(self: StackedConv2d, x: Tensor) -> None:
@@ -89,3 +97,38 @@ def test_foreseen_convolutions_are_those_that_a_pass_uses(
     stacked(tensors, torch.zeros(2, *shape))
     assert found == used
     assert found, "the network has convolutions that our kernels serve"
+
+
+@pytest.mark.gpu
+def test_a_run_uses_all_foreseen_convolutions_and_compiles_none_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_here = []
+    compile = nvrtc.compile
+
+    def noting(source: str, text: str, options: Sequence[str]) -> bytes:
+        compiled_here.append(source)
+        return compile(source, text, options)
+
+    monkeypatch.setattr(nvrtc, "compile", noting)
+    # As in a new process.
+    cuda.compiled.cache_clear()
+    convolution._kernel.cache_clear()
+    options: dict[str, Any] = {
+        "dataset": "synthetic",
+        "synthetic_shape": "3x32x32",
+        "model": "cnn-pfl",
+        "clients": 4,
+        "train_per_client": 8,
+        "test_per_client": 4,
+        "rounds": 1,
+    }
+    hpcfed.run(**options, out=tmp_path / "run", progress=False)
+    device = torch.device("cuda", 0)
+    foreseen_names = set()
+    for source in foreseeing._convolutions(RunConfig(**options), device):
+        name, _ = cuda._job(*source, cuda._architecture(device))
+        foreseen_names.add(name)
+    assert len(foreseen_names) == 5, "two layers, and no gradient of the images"
+    assert foreseen_names <= {path.name for path in (tmp_path / "cache").iterdir()}
+    assert "convolution.cu" not in compiled_here

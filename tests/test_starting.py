@@ -18,7 +18,7 @@ import torch
 from hpcfed import __main__ as program
 from hpcfed.experiment.materials import SMALL, threads_for_work
 from hpcfed.models.cost import Cost
-from hpcfed.runtime import mpi, sharing, waking
+from hpcfed.runtime import imports, mpi, sharing, waking
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.starting import FIGURES, Starting
 
@@ -182,33 +182,16 @@ def _note(seen: list[object]) -> None:
     seen.append(signal.getsignal(signal.SIGINT))
 
 
-KEEPING = """
-import resource
-from hpcfed.runtime.imports import keep_memory
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    b"x" * 2**27
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-first, second = faults(), faults()
-keep_memory()
-third, fourth = faults(), faults()
-print(second, fourth)
-"""
-
-
-@pytest.mark.skipif(
-    not hasattr(ctypes.CDLL(None), "mallopt"), reason="only glibc has it"
-)
-def test_freed_memory_is_kept() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KEEPING], check=True, capture_output=True, text=True
-    )
-    returned, kept = map(int, done.stdout.split())
-    # Pages have at most 2 MiB.
-    pages = 2**27 // 2**21
-    assert kept < pages <= returned
+def test_torch_keeps_freed_memory_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "MIMALLOC_PURGE_DELAY"
+    monkeypatch.delenv(name, raising=False)
+    imports.keep_memory()
+    assert int(os.environ[name]) > 1000
+    monkeypatch.setenv(name, "0")
+    imports.keep_memory()
+    assert os.environ[name] == "0"
 
 
 ENDING = """

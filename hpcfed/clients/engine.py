@@ -118,6 +118,8 @@ class Engine:
         self._trainings: dict[tuple[object, ...], StackTraining] = {}
         self._evaluations: OrderedDict[tuple[object, ...], _Evaluations] = OrderedDict()
         self._lanes: dict[torch.device, Lanes] = {}
+        self._positions: tuple[tuple[bytes, torch.device], Tensor, Tensor] | None = None
+        """The last positions of clients in training, also on the device."""
         copies = COPIES_OVER_HALVES if over_halves else COPIES
         planned = planned_step(
             network,
@@ -194,11 +196,15 @@ class Engine:
             if work.in_order and len(members) == len(rows):
                 losses = training.run(job, trained)
                 return
-            at = on_device(members, rows.device)
-            members_trained = torch.empty(
-                len(members), rows.shape[1], dtype=rows.dtype, device=rows.device
-            )
-            put(at, training.run(job.subset(members, at), members_trained))
+            at, back = self._there_and_back(members, rows.device)
+            members_trained = torch.empty_like(trained[: len(members)])
+            found = training.run(job.subset(members, at), members_trained)
+            if len(members) == len(rows):
+                # All clients in another order: each is looked up where it was trained.
+                torch.index_select(members_trained, 0, back, out=trained)
+                losses = found.only(back)
+                return
+            put(at, found)
             trained[at] = members_trained
 
         # It leaves out clients without data, or without time for a step.
@@ -216,6 +222,17 @@ class Engine:
         for members in self.stacks.cut(order, batch_size, rows, matrices=matrices):
             self.stacks.halving(advance, members, ids, "training", free=self.forget)
         return trained, losses or _no_losses(job)
+
+    def _there_and_back(
+        self, members: np.ndarray, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Return positions on the device, and where each is among them, ascending."""
+        # Usually those of the last round, which need not travel again.
+        key = (members.tobytes(), device)
+        if self._positions is None or self._positions[0] != key:
+            back = on_device(np.argsort(members), device)
+            self._positions = key, on_device(members.copy(), device), back
+        return self._positions[1:]
 
     def _has_lanes(self, rows: Tensor) -> bool:
         """Tell whether stacks of one may train concurrently.

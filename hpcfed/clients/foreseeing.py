@@ -7,6 +7,7 @@ import torch
 from hpcfed.clients.engine import LOOP_ABOVE_COLUMNS
 from hpcfed.clients.objective import OBJECTIVES
 from hpcfed.kernels import cuda, rows
+from hpcfed.models import ConvNet
 from hpcfed.models.cost import cost
 from hpcfed.models.networks import build
 from hpcfed.models.own import Sample
@@ -32,18 +33,14 @@ def _convolutions(
     config: RunConfig, device: torch.device
 ) -> Iterator[tuple[str, cuda.Macros]]:
     known = config.model_info()
-    several = config.engine in ("auto", "batched") and config.precision != "fp64"
-    if known is None or not known.convolves or not several:
+    # Clients of ResNets train one by one, by torch's own kernels.
+    if known is None or not isinstance(known.structure, ConvNet):
+        return
+    if config.engine not in ("auto", "batched") or config.precision == "fp64":
         return
     data = config.data()
-    network = build(
-        config.network(),
-        shape=data.shape,
-        classes=data.classes,
-        seed=0,
-        options=config.model_keywords,
-    )
-    # Clients of a large network train one by one, by torch's own kernels.
+    network = build(config.network(), shape=data.shape, classes=data.classes, seed=0)
+    # Those of any large network, too.
     if sum(p.numel() for p in network.parameters()) > LOOP_ABOVE_COLUMNS:
         return
     yield from StackedNetwork(network).kernel_sources(

@@ -217,6 +217,11 @@ class Losses:
         positions = nothing.clone() if texts else None
         return cls(rows.new_full((len(rows),), torch.nan), nothing, positions)
 
+    def only(self, at: Tensor) -> "Losses":
+        """Return the losses of the clients at these positions."""
+        positions = None if self.positions is None else self.positions[at]
+        return Losses(self.mean[at], self.seen[at], positions)
+
     def put(self, at: Tensor | slice, found: "Losses") -> None:
         """Take over the losses of some clients."""
         self.mean[at] = found.mean

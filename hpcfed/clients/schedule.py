@@ -221,21 +221,42 @@ def training_samples(
     longest] and `sizes` belong to the clients; every epoch has a new order, drawn from
     their keys. `epochs` and `steps` are at least as many as any client needs.
     """
-    clients, longest = index.shape
-    device = index.device
-    batch_size = length.batch_size
-    # A row of `shuffled` holds all epochs of a client, one after the other.
+    places, counts = training_places(
+        sizes, index.shape[1], length, epochs=epochs, steps=steps
+    )
+    order = training_order(index, sizes, keys, length, epochs=epochs)
+    return order[places], counts
+
+
+def training_order(
+    index: Tensor, sizes: Tensor, keys: Tensor, length: Length, *, epochs: int
+) -> Tensor:
+    """Return the samples of all clients in the order of all their epochs, as a vector:
+    client by client, epoch by epoch, each as wide as its block.
+    """
     orders = []
+    for block, width in _epoch_blocks(index.shape[1], length, epochs):
+        shuffled = _shuffled(index[:, :width], sizes, keys, block)
+        orders.append(shuffled.flatten(1))
+    # One vector: 2-D indices would have to be expanded over steps and slots.
+    return (orders[0] if len(orders) == 1 else torch.cat(orders, 1)).flatten()
+
+
+def training_places(
+    sizes: Tensor, longest: int, length: Length, *, epochs: int, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Return where `training_order` has the samples of each step [steps, clients,
+    slots], and their counts [steps, clients]. Both depend on the clients' sizes only.
+    """
+    device = sizes.device
+    batch_size = length.batch_size
     starts = []
     row_length = 0
     for block, width in _epoch_blocks(longest, length, epochs):
-        shuffled_block = _shuffled(index[:, :width], sizes, keys, block)
-        orders.append(shuffled_block.flatten(1))
-        # Where each epoch of the block starts in a client's row.
+        # Where each epoch of the block starts among a client's samples.
         epoch_in_block = torch.arange(len(block), device=device)
         starts.append(epoch_in_block * width + row_length)
         row_length += len(block) * width
-    shuffled = torch.cat(orders, 1)
     epoch_start = torch.cat(starts)
 
     step = torch.arange(steps, device=device)[:, None]
@@ -250,10 +271,8 @@ def training_samples(
     slot = torch.arange(min(batch_size, longest), device=device)
     position = begin[:, :, None] + slot
     position = position.clamp(max=row_length - 1)
-    row_start = torch.arange(clients, device=device)[:, None] * row_length
-    # One flat gather: 2-D indices would have to be expanded over steps and slots.
-    samples = shuffled.flatten()[position + row_start]
-    return samples, counts
+    row_start = torch.arange(len(sizes), device=device)[:, None] * row_length
+    return position + row_start, counts
 
 
 def _shuffled(index: Tensor, sizes: Tensor, keys: Tensor, epochs: range) -> Tensor:

@@ -1,14 +1,18 @@
 """What a stack's steps read: its clients' samples and keys, drawn for all steps."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.clients.capture import Run, plainly
 from hpcfed.clients.job import Recipe
 from hpcfed.clients.schedule import (
     num_epochs,
     num_steps,
-    training_samples,
+    training_order,
+    training_places,
     training_shifts,
 )
 from hpcfed.data.shards import Shard
@@ -56,32 +60,51 @@ class StepTables:
         self.shifts = torch.zeros_like(self.samples) if self._recipe.augment else None
         """How each image is shifted and mirrored; None without augmentation."""
         self._layer_keys = self._zeros(self.steps, self._random_layers, capacity)
+        self._places = torch.zeros_like(self.samples)
+        self._there = np.empty(0, np.int64)
+        """The clients that are on the device."""
+        self._planned: np.ndarray | None = None
+        """The sizes, and limits, that `counts` and `_places` are for."""
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=self._device)
 
     def load(
-        self, clients: np.ndarray, keys: Tensor, limits: np.ndarray | None = None
+        self,
+        clients: np.ndarray,
+        keys: Tensor,
+        limits: np.ndarray | None = None,
+        *,
+        run: Run = plainly,
     ) -> None:
-        """Take in a stack's clients, as positions, their keys and most steps."""
+        """Take in a stack's clients, as positions, their keys and most steps; plan their
+        steps by `run`.
+        """
         # Not captured: values change, addresses do not.
         count = len(clients)
-        self._clients[:count].copy_(torch.from_numpy(clients), non_blocking=True)
         self._keys[:count] = keys
+        if not np.array_equal(clients, self._there):
+            self._clients[:count].copy_(torch.from_numpy(clients), non_blocking=True)
+            self._there = clients.copy()
+        facts = [self.sizes[clients]]
         if self._limited:
             assert limits is not None, "made for limited clients"
-            self._limits[:count].copy_(torch.from_numpy(limits), non_blocking=True)
+            facts.append(limits)
+        # Cohorts often repeat the sizes of the last one, if not its clients.
+        if self._planned is None or not np.array_equal(facts, self._planned):
+            self._planned = None
+            if limits is not None:
+                self._limits[:count].copy_(torch.from_numpy(limits), non_blocking=True)
+            run(("plan", count), partial(self._plan, count))
+            self._planned = np.array(facts)
 
-    def draw(self, count: int) -> None:
-        """Fill the tables for the first `count` clients, entirely on the device."""
-        clients = self._clients[:count]
-        keys = self._keys[:count]
+    def _plan(self, count: int) -> None:
+        """Fill in what depends on the clients' sizes and limits only."""
         # Nothing here synchronises with the host: this is captured like a step.
-        self._owned[:count] = self._sizes_on_device[clients]
-        samples, counts = training_samples(
-            self._shard.index[clients],
+        self._owned[:count] = self._sizes_on_device[self._clients[:count]]
+        places, counts = training_places(
             self._owned[:count],
-            randomness.child_keys(keys, _ORDER),
+            self._shard.index.shape[1],
             self._recipe.length,
             epochs=self._epochs,
             steps=self.steps,
@@ -90,8 +113,20 @@ class StepTables:
             # A client may be advanced beyond its last step, which must not count.
             step = torch.arange(self.steps, device=self._device)[:, None]
             counts = counts * (step < self._limits[:count])
-        self.samples[:, :count] = samples
+        self._places[:, :count] = places
         self.counts[:, :count] = counts
+
+    def draw(self, count: int) -> None:
+        """Draw the samples of the first `count` clients, entirely on the device."""
+        keys = self._keys[:count]
+        order = training_order(
+            self._shard.index[self._clients[:count]],
+            self._owned[:count],
+            randomness.child_keys(keys, _ORDER),
+            self._recipe.length,
+            epochs=self._epochs,
+        )
+        self.samples[:, :count] = order[self._places[:, :count]]
         if self.shifts is not None:
             augmentation_keys = randomness.child_keys(keys, _AUGMENTATION)
             # Drawn for whole batches, so that a client's numbers do not depend on the

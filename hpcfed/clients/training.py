@@ -145,7 +145,7 @@ class StackTraining:
             assert job.gates is not None, "made for gated gradients"
             parameters, statistics = self._gates
             self._layout.load(job.gates, (parameters[:count], statistics[:count]))
-        self._tables.load(job.clients, job.keys, job.limits)
+        self._tables.load(job.clients, job.keys, job.limits, run=self._replays.run)
         lr = job.recipe.lr if job.rates is None else job.rates
         self._optimiser.load(lr, partial(num_steps, sizes, self._recipe.length))
         if not self._take_at_once(count, shapes):

@@ -18,14 +18,14 @@
 #define BYTES 16
 #endif
 #define LANES (BYTES / 4)
-// Rows of tiles of 1, 2 … vectors. Tiles fill the registers: AVX has 16, the others 32.
+// Rows of tiles of 1, 2 or 4 vectors. Tiles fill the registers: AVX has 16, the others 32.
 // With fewer sums, each would wait for the one before.
 #if defined(__AVX__) && !defined(__AVX512F__)
 #define VECTORS 2
-static const int most_rows[] = {10, 6};
+static const int most_rows[] = {0, 10, 6}, picked_rows[] = {0, 8, 4};
 #else
 #define VECTORS 4
-static const int most_rows[] = {10, 12, 8, 6};
+static const int most_rows[] = {0, 10, 12, 0, 6}, picked_rows[] = {0, 10, 10, 0, 5};
 #endif
 #define ROWS 12
 // Floats of a gradient that stay in the nearest cache while weights' gradients are summed.
@@ -97,51 +97,121 @@ INLINE void tile_of(const float* x, Strides by, long lines, long length,
 }
 
 // Calls CALL with constants for the size of a tile, so that it can stay in registers.
-#define WITH_ROWS_TO_6(v, CALL) \
+#define TO_4(v, CALL) \
     case 1: CALL(1, v); break; \
     case 2: CALL(2, v); break; \
     case 3: CALL(3, v); break; \
-    case 4: CALL(4, v); break; \
-    case 5: CALL(5, v); break; \
-    case 6: CALL(6, v); break;
-#define WITH_ROWS_TO_8(v, CALL) \
-    WITH_ROWS_TO_6(v, CALL) \
-    case 7: CALL(7, v); break; \
-    case 8: CALL(8, v); break;
-#define WITH_ROWS_TO_10(v, CALL) \
-    WITH_ROWS_TO_8(v, CALL) \
-    case 9: CALL(9, v); break; \
-    case 10: CALL(10, v); break;
-#define WITH_ROWS_TO_12(v, CALL) \
-    WITH_ROWS_TO_10(v, CALL) \
-    case 11: CALL(11, v); break; \
-    case 12: CALL(12, v); break;
+    case 4: CALL(4, v); break;
+#define TO_6(v, CALL) TO_4(v, CALL) case 5: CALL(5, v); break; case 6: CALL(6, v); break;
+#define TO_8(v, CALL) TO_6(v, CALL) case 7: CALL(7, v); break; case 8: CALL(8, v); break;
+#define TO_10(v, CALL) TO_8(v, CALL) case 9: CALL(9, v); break; case 10: CALL(10, v); break;
+#define TO_12(v, CALL) TO_10(v, CALL) case 11: CALL(11, v); break; case 12: CALL(12, v); break;
 #if VECTORS == 2
 #define WITH_TILE(CALL) \
-    switch (vectors) { \
-        case 1: switch (rows) { WITH_ROWS_TO_10(1, CALL) } break; \
-        default: switch (rows) { WITH_ROWS_TO_6(2, CALL) } \
-    }
+    if (vectors == 1) switch (rows) { TO_10(1, CALL) } \
+    else switch (rows) { TO_6(2, CALL) }
+#define WITH_PICKED_TILE(CALL) \
+    if (vectors == 1) switch (rows) { TO_8(1, CALL) } \
+    else switch (rows) { TO_4(2, CALL) }
 #else
 #define WITH_TILE(CALL) \
-    switch (vectors) { \
-        case 1: switch (rows) { WITH_ROWS_TO_10(1, CALL) } break; \
-        case 2: switch (rows) { WITH_ROWS_TO_12(2, CALL) } break; \
-        case 3: switch (rows) { WITH_ROWS_TO_8(3, CALL) } break; \
-        default: switch (rows) { WITH_ROWS_TO_6(4, CALL) } \
+    if (vectors == 1) switch (rows) { TO_10(1, CALL) } \
+    else if (vectors == 2) switch (rows) { TO_12(2, CALL) } \
+    else switch (rows) { TO_6(4, CALL) }
+#define WITH_PICKED_TILE(CALL) \
+    if (vectors == 1) switch (rows) { TO_10(1, CALL) } \
+    else if (vectors == 2) switch (rows) { TO_10(2, CALL) } \
+    else switch (rows) { TO_6(4, CALL) }
+#endif
+
+// After max pooling all but one of four pixels have no gradient, each output its own one.
+// So a product of the weights' gradient needs the one pixel of four that has won. All four
+// lie side by side in `quads`, and a shuffle picks for each output: one step for four.
+// clang has no such shuffles.
+#ifndef __clang__
+#define PICKS 1
+typedef float quad __attribute__((vector_size(16), aligned(4)));
+typedef unsigned char octets __attribute__((vector_size(BYTES)));
+
+INLINE vector four_of(const float* values) {
+    // Its other values do not matter.
+#if defined(__AVX512F__)
+    return __builtin_ia32_ps512_ps(*(const quad*)values);
+#elif defined(__AVX__)
+    return __builtin_ia32_ps256_ps(*(const quad*)values);
+#else
+    vector four;
+    memcpy(&four, values, sizeof(quad));
+    return four;
+#endif
+}
+
+// Shuffles of ARM move bytes: those of a value's place come first.
+INLINE integers order_of(integers places) {
+    return BYTES == 16 ? places * 0x04040404 + 0x03020100 : places;
+}
+INLINE vector picked(vector four, integers order) {
+#if BYTES == 16
+    return (vector)__builtin_shuffle((octets)four, (octets)order);
+#else
+    return __builtin_shuffle(four, order);
+#endif
+}
+
+INLINE void picked_tile(const float* quads, long step, long line, long height, long width,
+                        const float* dy, const float* orders, long outputs, float* dw,
+                        const int rows, const int vectors) {
+    vector tile[ROWS][VECTORS];
+#pragma GCC unroll 12
+    for (int p = 0; p < rows; p++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            tile[p][v] = *(vector*)(dw + p * outputs + v * LANES);
+    for (long h = 0; h < height; h++) {
+        const float* values = quads + h * line;
+        for (long w = 0; w < width; w++) {
+            vector gradient[VECTORS];
+            integers order[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) {
+                gradient[v] = *(const vector*)(dy + v * LANES);
+                order[v] = (integers)*(const vector*)(orders + v * LANES);
+            }
+#pragma GCC unroll 12
+            for (int p = 0; p < rows; p++) {
+                vector four = four_of(values + 4 * p);
+#pragma GCC unroll 4
+                for (int v = 0; v < vectors; v++)
+                    tile[p][v] += picked(four, order[v]) * gradient[v];
+            }
+            values += step;
+            dy += outputs;
+            orders += outputs;
+        }
     }
+#pragma GCC unroll 12
+    for (int p = 0; p < rows; p++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            *(vector*)(dw + p * outputs + v * LANES) = tile[p][v];
+}
 #endif
 
 // Number of tiles, and where the i-th begins, when `total` is cut into about equal tiles.
 INLINE long tiles_of(long total, long most) { return (total + most - 1) / most; }
+// Vectors of the next tiles, if so many outputs are left: a power of two.
+INLINE long vectors_of(long outputs) {
+    long vectors = outputs / LANES;
+    return vectors >= VECTORS ? VECTORS : vectors >= 2 ? 2 : 1;
+}
 INLINE long begin_of(long i, long total, long tiles) { return i * total / tiles; }
 
 // Computes a row of results: `width` pixels of `outputs`, from `lines` rows of an image.
 static void row_of_results(const float* x, long step, long lines, long line, long length,
                            const float* weights, long outputs, float* y, long width) {
-    for (long o = 0; o < outputs; o += VECTORS * LANES) {
-        int vectors = (outputs - o) / LANES < VECTORS ? (int)((outputs - o) / LANES) : VECTORS;
-        long tiles = tiles_of(width, most_rows[vectors - 1]);
+    for (long o = 0, vectors; o < outputs; o += vectors * LANES) {
+        vectors = vectors_of(outputs - o);
+        long tiles = tiles_of(width, most_rows[vectors]);
         for (long t = 0; t < tiles; t++) {
             long first = begin_of(t, width, tiles);
             int rows = (int)(begin_of(t + 1, width, tiles) - first);
@@ -158,9 +228,9 @@ static void row_of_results(const float* x, long step, long lines, long line, lon
 static void rows_of_gradient(const float* x, long step, long line, long length,
                              const float* dy, long dline, long outputs, long height,
                              long width, float* dw) {
-    for (long o = 0; o < outputs; o += VECTORS * LANES) {
-        int vectors = (outputs - o) / LANES < VECTORS ? (int)((outputs - o) / LANES) : VECTORS;
-        long tiles = tiles_of(length, most_rows[vectors - 1]);
+    for (long o = 0, vectors; o < outputs; o += vectors * LANES) {
+        vectors = vectors_of(outputs - o);
+        long tiles = tiles_of(length, most_rows[vectors]);
         for (long t = 0; t < tiles; t++) {
             long first = begin_of(t, length, tiles);
             int rows = (int)(begin_of(t + 1, length, tiles) - first);
@@ -173,6 +243,43 @@ static void rows_of_gradient(const float* x, long step, long line, long length,
         }
     }
 }
+
+#ifdef PICKS
+// Does so with pooled pixels, of which each output has one in a quad.
+static void rows_of_picked_gradient(const float* quads, long step, long line, long length,
+                                    const float* dy, const float* orders, long outputs,
+                                    long height, long width, float* dw) {
+    for (long o = 0, vectors; o < outputs; o += vectors * LANES) {
+        vectors = vectors_of(outputs - o);
+        long tiles = tiles_of(length, picked_rows[vectors]);
+        for (long t = 0; t < tiles; t++) {
+            long first = begin_of(t, length, tiles);
+            int rows = (int)(begin_of(t + 1, length, tiles) - first);
+#define CALL(r, v) \
+    picked_tile(quads + 4 * first, step, line, height, width, dy + o, orders + o, outputs, \
+                dw + first * outputs + o, r, v)
+            WITH_PICKED_TILE(CALL)
+#undef CALL
+        }
+    }
+}
+
+// Puts each value of an image beside those to the right, below, and below to the right.
+static void write_quads(const Layer* l, const float* image, float* restrict quads) {
+    long line = l->width * l->channels, channels = l->channels;
+    for (long h = 0; h + 1 < l->height; h++) {
+        const float* top = image + h * line;
+        const float* bottom = top + line;
+        float* row = quads + 4 * h * line;
+        for (long i = 0; i < line - channels; i++) {
+            row[4 * i] = top[i];
+            row[4 * i + 1] = top[i + channels];
+            row[4 * i + 2] = bottom[i];
+            row[4 * i + 3] = bottom[i + channels];
+        }
+    }
+}
+#endif
 
 // Copies less than a vector. Networks often have half a vector of outputs.
 INLINE void copy(void* to, const void* from, long size, long count) {
@@ -356,24 +463,38 @@ static void expand(const float* dy, const float* y, long height, long width, lon
 #undef CALL
 }
 
+// What the gradient of pooled pixels is written to; null where it is not needed.
+typedef struct {
+    float* dproduct;  // all four pixels
+    float* pooled;    // the one that has won
+    float* orders;    // which that is: integers for `picked`
+} Expanded;
+
 INLINE void expand_pooled_outputs(const float* dy, const float* y, const signed char* winner,
                                   long height, long width, long outputs, long padded,
-                                  float slope, float* dproduct, long line, float* dbias,
+                                  float slope, Expanded to, long line, float* dbias,
                                   const long count) {
     vector sum = loaded(dbias, count);
     for (long h = 0; h < height / 2; h++)
         for (long w = 0; w < width / 2; w++) {
             vector value = slanted(loaded(dy, count), loaded(y, count), slope);
+            sum += value;
             bytes places = {0};
             copy(&places, winner, 1, count);
             shorts wider = __builtin_convertvector(places, shorts);
             integers chosen = __builtin_convertvector(wider, integers);
-            float* top = dproduct + 2 * h * line + 2 * w * padded;
-            float* pixels[] = {top, top + padded, top + line, top + line + padded};
+#ifdef PICKS
+            long at = (h * (width / 2) + w) * padded;
+            *(vector*)(to.pooled + at) = value;
+            *(vector*)(to.orders + at) = (vector)order_of(chosen);
+#endif
+            if (to.dproduct) {
+                float* top = to.dproduct + 2 * h * line + 2 * w * padded;
+                float* pixels[] = {top, top + padded, top + line, top + line + padded};
 #pragma GCC unroll 4
-            for (int place = 0; place < 4; place++)
-                *(vector*)pixels[place] = either(chosen == place, value, (vector){0});
-            sum += value;
+                for (int place = 0; place < 4; place++)
+                    *(vector*)pixels[place] = either(chosen == place, value, (vector){0});
+            }
             dy += outputs;
             y += outputs;
             winner += outputs;
@@ -384,10 +505,12 @@ INLINE void expand_pooled_outputs(const float* dy, const float* y, const signed 
 // Does so before pooling, too: all goes to the pixel that has won.
 static void expand_pooled(const float* dy, const float* y, const signed char* winner,
                           long height, long width, long outputs, long padded, float slope,
-                          float* dproduct, long line, float* dbias) {
+                          Expanded to, long line, float* dbias) {
 #define CALL(count) \
-    expand_pooled_outputs(dy + o, y + o, winner + o, height, width, outputs, padded, slope, \
-                          dproduct + o, line, dbias + o, count)
+    expand_pooled_outputs( \
+        dy + o, y + o, winner + o, height, width, outputs, padded, slope, \
+        (Expanded){to.dproduct ? to.dproduct + o : 0, to.pooled + o, to.orders + o}, line, \
+        dbias + o, count)
     FOR_OUTPUTS(outputs, CALL)
 #undef CALL
 }
@@ -408,12 +531,20 @@ int backward(const Layer* l, const float* x, const float* turned, const float* y
     long edge = kernel - 1 - l->padding, dline = (width + 2 * edge) * outputs;
     long rows = l->height - 2 * l->padding, columns = l->width - 2 * l->padding;
     long size = (height + 2 * edge) * dline;
-    long groups = tiles_of(height * width * outputs, NEAR);
-    if (groups > height) groups = height;
+#ifdef PICKS
+    const int picks = l->pool;
+#else
+    const int picks = 0;
+#endif
+    long rows_summed = picks ? height / 2 : height, columns_summed = picks ? width / 2 : width;
+    long summed = rows_summed * columns_summed * outputs;
+    long groups = tiles_of(summed, picks ? NEAR / 2 : NEAR);
+    if (groups > rows_summed) groups = rows_summed;
+    long more = picks ? 2 * summed + 4 * l->height * line : 0;
     int failed = 0;
 #pragma omp parallel
     {
-        float* memory = zeros(size + columns * channels + l->height * line);
+        float* memory = zeros(size + columns * channels + l->height * line + more);
         if (!memory) failed = 1;
 #pragma omp for schedule(dynamic, 1)
         for (long task = 0; task < l->clients * l->splits; task++) {
@@ -421,6 +552,9 @@ int backward(const Layer* l, const float* x, const float* turned, const float* y
             float* inner = memory + edge * dline + edge * outputs;
             float* row = memory + size;
             float* frame = row + columns * channels;
+            float* pooled = frame + l->height * line;
+            float* orders = pooled + summed;
+            float* quads = orders + summed;
             long client = task / l->splits, split = task % l->splits;
             float* dw = dweights + (split * l->clients + client) * kernel * length * outputs;
             float* db = dbias + (split * l->clients + client) * l->outputs;
@@ -430,18 +564,34 @@ int backward(const Layer* l, const float* x, const float* turned, const float* y
                 long sample = client * l->slots + s, at = sample * results;
                 if (l->pool)
                     expand_pooled(dy + at, y + at, winner + at, height, width, l->outputs,
-                                  outputs, l->slope, inner, dline, db);
+                                  outputs, l->slope,
+                                  (Expanded){dx || !picks ? inner : 0, pooled, orders}, dline,
+                                  db);
                 else
                     expand(dy + at, y + at, height, width, l->outputs, outputs, l->slope, inner,
                            dline, db);
                 const float* image = framed(l, x, sample, frame);
+#ifdef PICKS
+                if (picks) write_quads(l, image, quads);
+#endif
                 for (long g = 0; g < groups; g++) {
-                    long h = begin_of(g, height, groups);
-                    long count = begin_of(g + 1, height, groups) - h;
-                    for (long i = 0; i < kernel; i++)
+                    long h = begin_of(g, rows_summed, groups);
+                    long count = begin_of(g + 1, rows_summed, groups) - h;
+                    for (long i = 0; i < kernel; i++) {
+#ifdef PICKS
+                        if (picks) {
+                            long at = h * columns_summed * outputs;
+                            rows_of_picked_gradient(
+                                quads + 4 * (2 * h + i) * line, 8 * l->channels, 8 * line,
+                                length, pooled + at, orders + at, outputs, count,
+                                columns_summed, dw + i * length * outputs);
+                            continue;
+                        }
+#endif
                         rows_of_gradient(image + (h + i) * line, l->channels, line, length,
                                          inner + h * dline, dline, outputs, count, width,
                                          dw + i * length * outputs);
+                    }
                 }
                 if (!dx) continue;
                 for (long h = 0; h < rows; h++) {

@@ -11,6 +11,8 @@ from threading import Thread
 from hpcfed.kernels import nvrtc
 from hpcfed.runtime import cache as disk
 
+PATIENCE = 20
+"""Seconds to wait for a kernel, before this process compiles it itself."""
 _FAILURES = (OSError, ValueError)
 _codes: dict[str, Future[bytes | None]] = {}
 """By name in the cache; None: it was not compiled."""
@@ -36,19 +38,21 @@ def begin(jobs: dict[str, nvrtc.Job], *, processes: int) -> None:
 def take(name: str) -> bytes | None:
     """Return a kernel's machine code, as soon as it is compiled; None if nobody does."""
     code = _codes.get(name)
-    return None if code is None else code.result()
+    with suppress(TimeoutError):
+        return None if code is None else code.result(PATIENCE)
+    return None
 
 
 def _compile_apart(jobs: dict[str, nvrtc.Job]) -> None:
     """Compile jobs in another process."""
-    waiting = iter(jobs)
+    waiting = iter([_codes[name] for name in jobs])
     try:
         for code in _compiled(jobs.values()):
-            _codes[next(waiting)].set_result(code or None)
+            next(waiting).set_result(code or None)
     # No kernel may be waited for in vain.
     finally:
-        for name in waiting:
-            _codes[name].set_result(None)
+        for late in waiting:
+            late.set_result(None)
 
 
 def _compiled(jobs: Iterable[nvrtc.Job]) -> Iterable[bytes]:

@@ -1,6 +1,5 @@
 """Fast imports for the program `hpcfed`: torch's imports are most of its start-up."""
 
-import ctypes
 import gc
 import os
 import signal
@@ -18,10 +17,6 @@ REPRESENTATIVES = ("torch", "hpcfed.experiment.run")
 """A module for all of torch's, and one for all of ours: not our first ones, which other
 programs load as well.
 """
-KEPT = 2**30
-"""Bytes of freed memory that stay with a process, in pieces of up to a quarter."""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""From glibc's malloc.h."""
 
 
 def keep_bytecode() -> None:
@@ -40,17 +35,14 @@ def keep_bytecode() -> None:
 
 
 def keep_memory() -> None:
-    """Have allocators keep freed memory: the next step wants as much again.
+    """Have torch's allocator on ARM keep freed memory: the next step wants as much again.
 
-    They return it to the system at once, and get it back page by page: 9,500 faults in
-    each round of cnn-cifar on ARM and 27,000 of cnn-pfl, and 3 and 5 % of their time.
+    It returns memory to the system at once, and gets it back page by page: 9,500 faults
+    in each round of cnn-cifar and 27,000 of cnn-pfl, 3 and 5 % of their time. On x86
+    torch uses glibc's, which learns to keep it (33 faults in a round of cnn-cifar).
     """
-    # torch's own allocator on ARM reads it when it is loaded; milliseconds.
+    # Milliseconds; read when torch is loaded.
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")
-    # glibc's, which torch has on x86. Other C libraries have no such function.
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(_MMAP_THRESHOLD, KEPT // 4)
-        mallopt(_TRIM_THRESHOLD, KEPT)
 
 
 def _is_kept(module: str) -> bool:
