@@ -9,12 +9,15 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 from benchmarks.harness import waiting
+from hpcfed.runtime import own_kernels
 from hpcfed.runtime.device import keeping_arithmetic
+from hpcfed.runtime.own_kernels import KernelChoice
 
 # So that their failing asserts show values, as those of tests do.
 pytest.register_assert_rewrite(
@@ -70,9 +73,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="tell of a failing test at once, and append its name and traceback to FILE",
     )
+    parser.addoption(
+        "--kernels",
+        choices=get_args(KernelChoice),
+        default="auto",
+        help="torch: all runs compute by torch's operators alone; tests of hpcfed's own "
+        "kernels are skipped",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("kernels") == "torch":
+        # For the processes that tests start, too.
+        os.environ[own_kernels.VARIABLE] = "torch"
+        own_kernels.allow(False)
     file = config.getoption("failures")
     # Workers of xdist hand their reports to the process that has started them.
     if file is not None and not hasattr(config, "workerinput"):
@@ -109,6 +123,9 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
+    of_kernels = item.get_closest_marker("own_kernels") is not None
+    if of_kernels and not own_kernels.are_allowed():
+        pytest.skip("is about hpcfed's own kernels, which --kernels torch leaves out")
 
 
 @pytest.fixture(scope="session", autouse=True)

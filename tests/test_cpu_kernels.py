@@ -17,12 +17,16 @@ from hpcfed.kernels.cpu_convolution import CpuLayer
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.models.stack import StackedNetwork
-from hpcfed.runtime import compiler, randomness
+from hpcfed.runtime import compiler, own_kernels, randomness
+from hpcfed.runtime.device import keeping_arithmetic
 
 CLIENTS, SLOTS = 2, 3
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, compiler.COMPILERS)), reason="there is no compiler"
-)
+pytestmark = [
+    pytest.mark.own_kernels,
+    pytest.mark.skipif(
+        not any(map(shutil.which, compiler.COMPILERS)), reason="there is no compiler"
+    ),
+]
 
 
 @pytest.fixture
@@ -138,7 +142,7 @@ def forgotten() -> Iterator[None]:
 
 
 def _forget() -> None:
-    cpu.library.cache_clear()
+    cpu._library.cache_clear()
     compiler._compiled.cache_clear()
 
 
@@ -156,6 +160,31 @@ def test_without_a_compiler_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert not cpu_convolution.serves(x, CpuLayer(3, 1))
     torch.testing.assert_close(stacked(tensors, x), ours)
+
+
+@pytest.mark.parametrize("name", ["cnn-digits", "cnn-pfl"])
+def test_torch_alone_gives_what_the_kernels_give(name: str) -> None:
+    """A step's outputs and gradients of two clients, with dropout in one network."""
+    network = build(name, shape=(1, 8, 8), classes=10, seed=0)
+    layout = Layout.of(network)
+    rows = layout.row(network).repeat(2, 1)
+    # A row of keys for every layer with dropout.
+    keys = torch.arange(4).view(2, 2)
+    torch.manual_seed(0)
+    x = torch.randn(2 * SLOTS, 1, 8, 8)
+    found = []
+    with keeping_arithmetic():
+        for allowed in (True, False):
+            own_kernels.allow(allowed)
+            assert cpu_convolution.serves(x, CpuLayer(3, 1)) == allowed
+            assert dropout.serves(x) == allowed
+            weights = rows.clone().requires_grad_()
+            views = layout.views(weights)
+            y = StackedNetwork(network, layout)(views, x, training=True, keys=keys)
+            (gradient,) = torch.autograd.grad(y.square().sum(), weights)
+            found.append((y.detach(), gradient))
+    assert own_kernels.are_allowed()
+    torch.testing.assert_close(found[0], found[1])
 
 
 @pytest.mark.usefixtures("forgotten")

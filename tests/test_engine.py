@@ -1032,6 +1032,7 @@ def test_captured_steps_are_given_back_before_another_try(
 
 
 @pytest.mark.gpu
+@pytest.mark.own_kernels
 def test_no_memory_within_a_capture_means_fewer_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

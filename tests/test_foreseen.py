@@ -100,6 +100,7 @@ def test_foreseen_convolutions_are_those_that_a_pass_uses(
 
 
 @pytest.mark.gpu
+@pytest.mark.own_kernels
 def test_a_run_uses_all_foreseen_convolutions_and_compiles_none_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 
 @gpu
+@pytest.mark.own_kernels
 @pytest.mark.parametrize(
     ("slope", "with_residual"), [(0.0, False), (0.1, True), (1.0, False)]
 )
@@ -116,6 +117,7 @@ def test_the_kernels_compile_for_other_devices(
 
 
 @gpu
+@pytest.mark.own_kernels
 @pytest.mark.parametrize(
     "rule", [Rule(), Rule(0.9, 1e-3), Rule(0.9, 1e-3, nesterov=True)]
 )
@@ -278,6 +280,7 @@ CONVOLUTIONS = {
 
 
 @gpu
+@pytest.mark.own_kernels
 @pytest.mark.parametrize("samples", [1, 7, 131])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_squares_of_samples_gradients_are_exact_on_small_integers(

@@ -8,7 +8,7 @@ from hpcfed.cli.show import print_run
 from hpcfed.errors import UserError, remark, unless_full
 from hpcfed.options import RunConfig, Settings
 from hpcfed.results.stored import check_start, is_silent, keeps_last, read_run, runs
-from hpcfed.runtime import compiler, environment
+from hpcfed.runtime import compiler, environment, own_kernels
 from hpcfed.runtime.imports import without_collecting
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.waking import wake_gpu
@@ -57,7 +57,8 @@ def _begin_early(config: RunConfig) -> None:
     if launched().rank:
         return
     network = config.model_info()
-    if network is not None and network.convolves and not config.expects_gpu:
+    on_cpu = own_kernels.are_wanted(config.kernels) and not config.expects_gpu
+    if network is not None and network.convolves and on_cpu:
         compiler.begin(compiler.CONVOLUTION)
     environment.look_early()
 

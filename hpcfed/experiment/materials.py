@@ -55,9 +55,11 @@ def threads_for_work(world: World, cost: Cost) -> int:
 
 
 def set_arithmetic(config: RunConfig) -> None:
-    """Set precision and determinism of this process's kernels."""
+    """Set which kernels this process uses, their precision and determinism."""
     device.set_arithmetic(
-        precision=config.precision, deterministic=config.deterministic
+        precision=config.precision,
+        deterministic=config.deterministic,
+        kernels=config.kernels,
     )
 
 

@@ -16,6 +16,7 @@ from hpcfed.models.layout import Layout
 from hpcfed.options.channel import channel_parts
 from hpcfed.options.compression import packing
 from hpcfed.options.declare import Choice
+from hpcfed.runtime import own_kernels
 
 
 def opening_lines(setup: Setup) -> Iterator[str]:
@@ -27,6 +28,8 @@ def opening_lines(setup: Setup) -> Iterator[str]:
     yield from _network(setup)
     if setup.engine.reason:
         yield f"--engine {setup.engine.mode}: {setup.engine.reason}"
+    if not own_kernels.are_allowed():
+        yield "--kernels torch: by torch's operators alone"
     if setup.engine.footprint is not None:
         yield str(setup.engine.footprint)
     yield from _threads(setup)

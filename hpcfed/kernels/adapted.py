@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from hpcfed.kernels import cuda
+from hpcfed.runtime import own_kernels
 
 EIGHT = 8
 """Numbers of bfloat16 that are loaded at once, and must begin at a multiple of 16 bytes."""
@@ -146,10 +147,15 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     return torch.baddbmm(nothing, a, b, beta=0, alpha=scale)
 
 
+def _widens(a: Tensor) -> bool:
+    """Whether a product's result may have a wider type: only CUDA's libraries know it."""
+    return a.is_cuda and not torch.version.hip and own_kernels.are_allowed()
+
+
 def gradient_of(
     a: Tensor, b: Tensor, dtype: torch.dtype, sink: Tensor | None
 ) -> Tensor:
     """Return a · b of every client, not rounded to a shorter type, in its sink."""
-    if a.is_cuda and a.dtype != dtype:
+    if a.dtype != dtype and _widens(a):
         return torch.bmm(a, b, out_dtype=dtype, out=sink)
     return torch.bmm(a.to(dtype), b.to(dtype), out=sink)

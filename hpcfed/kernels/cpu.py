@@ -12,12 +12,18 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hpcfed.runtime import compiler
+from hpcfed.runtime import compiler, own_kernels
+
+
+def library(source: str) -> ctypes.CDLL | None:
+    """Return a source file here as a loaded library; None if that fails, or if --kernels
+    does not let this process use it.
+    """
+    return _library(source) if own_kernels.are_allowed() else None
 
 
 @cache
-def library(source: str) -> ctypes.CDLL | None:
-    """Return a source file here as a loaded library; None if that fails."""
+def _library(source: str) -> ctypes.CDLL | None:
     try:
         return _loaded(compiler.compiled(source))
     except compiler.FAILURES:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hpcfed.kernels import foreseen, nvrtc
 from hpcfed.runtime import cache as disk
+from hpcfed.runtime import own_kernels
 from hpcfed.runtime.starting import starting
 
 WIDEST_LOAD = 16
@@ -229,8 +230,15 @@ def make_current(device: int) -> None:
         _threads.device = device
 
 
-@cache
 def available(device: torch.device) -> bool:
+    """Whether kernels are to be used on this device: they run there, and --kernels lets
+    this process use them.
+    """
+    return own_kernels.are_allowed() and _runs_on(device)
+
+
+@cache
+def _runs_on(device: torch.device) -> bool:
     """Whether kernels can be compiled for and run on this device."""
     if device.type != "cuda" or torch.version.hip:
         return False

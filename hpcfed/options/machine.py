@@ -12,6 +12,7 @@ from hpcfed.options.run import NewcomerOptions
 from hpcfed.options.traits import MethodTraits
 from hpcfed.options.units import Seconds
 from hpcfed.runtime.launcher import Launch
+from hpcfed.runtime.own_kernels import VARIABLE, KernelChoice
 
 
 class MachineOptions(RecordingOptions, NewcomerOptions):
@@ -61,6 +62,14 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         beside_resume=True,
         also="gpu gpus cuda use_cuda accelerator gpu_id gpu_ids device_id "
         "cuda_device ngpu num_gpus no_cuda",
+    )
+    kernels: KernelChoice = option(
+        "auto",
+        "auto: kernels of hpcfed's own, where they run; torch: torch's operators alone, "
+        "as on GPUs of other makes, which changes results by rounding alone; the "
+        f"variable {VARIABLE}=torch does the same",
+        changes="time",
+        beside_resume=True,
     )
     # Ranks that share a GPU can use NCCL over sockets if each has its own NCCL_HOSTID.
     backend: Literal["auto", "nccl", "gloo"] = option(

@@ -60,8 +60,11 @@ def measure_server(
     """Return the server's fields of `Calibration`."""
     world = worlds.enter(device=device.type)
     world.join_alone()
-    set_arithmetic(precision=settings.config.precision, deterministic=False)
-    layout = client_layout(settings.config)
+    config = settings.config
+    set_arithmetic(
+        precision=config.precision, deterministic=False, kernels=config.kernels
+    )
+    layout = client_layout(config)
     points: list[ServerPoint] = []
     prepared: list[Preparation] = []
     start = 0.0

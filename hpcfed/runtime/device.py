@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.runtime import machine
+from hpcfed.runtime import machine, own_kernels
+from hpcfed.runtime.own_kernels import KernelChoice
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -50,9 +51,10 @@ def noting_peaks(note: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def keeping_arithmetic() -> Iterator[None]:
-    """Restore precision, determinism and threads of this process after the block, for a
-    program that goes on after a run.
+    """Restore precision, determinism, kernels and threads of this process after the
+    block, for a program that goes on after a run.
     """
+    kernels = own_kernels.are_allowed()
     threads = torch.get_num_threads()
     matmul = torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn
@@ -62,6 +64,7 @@ def keeping_arithmetic() -> Iterator[None]:
     try:
         yield
     finally:
+        own_kernels.allow(kernels)
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(matmul)
         cudnn.allow_tf32, cudnn.benchmark = allow_tf32, benchmark
@@ -69,8 +72,11 @@ def keeping_arithmetic() -> Iterator[None]:
         torch.set_deterministic_debug_mode(determinism)
 
 
-def set_arithmetic(*, precision: str, deterministic: bool) -> None:
-    """Set precision and determinism of all kernels of this process."""
+def set_arithmetic(
+    *, precision: str, deterministic: bool, kernels: KernelChoice
+) -> None:
+    """Set which kernels this process uses, their precision and determinism."""
+    own_kernels.allow(own_kernels.are_wanted(kernels))
     tensor_cores = precision in ("bf16", "tf32")
     torch.set_float32_matmul_precision("high" if tensor_cores else "highest")
     torch.backends.cudnn.allow_tf32 = tensor_cores
