@@ -5,12 +5,12 @@ First clients run alone, by FedAvg. Then the server gets as many samples as it l
 from while clients make the rounds between two learnings. The program prints seconds of
 clients and server alone, seconds of both runs, and these by the longer of the two
 alone. Before the first learning clients may also wait until the server's ranks have
-loaded their libraries: let the run be long. Further options of `hpcfed run` follow a
-double dash.
+loaded their libraries: let clients take seconds between two learnings. Further options
+of `hpcfed run` follow a double dash.
 
 examples:
   python -m benchmarks.server.overlap                               24 rounds, one worker, one server rank
-  python -m benchmarks.server.overlap --every 8 --rounds 64 -- --clients 100 --server paper
+  python -m benchmarks.server.overlap --every 32 --rounds 160 -- --clients 100 --epochs 12 --server paper
 """
 
 import subprocess
@@ -102,6 +102,10 @@ def main() -> None:
         ("… waiting for the others", sum(others)),
     ):
         print(f"{name:40}{taken:8.2f} s{taken / longer:7.2f} × the longer")
+    parts = on.learnings[0].seconds.items()
+    print("first learning, s:", *(f"{name} {taken:.2f}" for name, taken in parts))
+    if samples == 1:
+        print("clients end before the server has learnt anything: give them more work")
 
 
 def _samples_in(seconds: float, trial: RunRecord) -> int:

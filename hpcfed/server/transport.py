@@ -18,6 +18,7 @@ from hpcfed.server.messages import A, Answer, Failure, Posted, Request
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.progress import ProgressLines
 from hpcfed.server.rank import ServerRank
+from hpcfed.server.rehearsal import rehearse
 from hpcfed.server.requests import Learned, Leave
 from hpcfed.server.training_plan import RankSlot
 
@@ -166,6 +167,9 @@ def serve(
     )
     # Clients are in their first training meanwhile, so these seconds cost nothing.
     import_engine(options, world.device)
+    # On a CPU a learning would take cores from clients.
+    if world.device.type != "cpu":
+        rehearse(options, rank.slot, world.role_allgather)
     present = set(seeds)
     while present:
         # All workers send the same requests in the same order, so receive one of each.

@@ -1,0 +1,55 @@
+"""A learning from a few rows before the first real one, which so finds everything loaded.
+
+A process's first learning loads libraries for products, eigenvectors and optimisers,
+and builds DeepSpeed's first engine: seconds, for which clients would wait.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.rank import ServerRank
+from hpcfed.server.report import LearningReport
+from hpcfed.server.row_model import silent
+from hpcfed.server.training_plan import RankSlot
+
+ROWS = 8
+COLUMNS = 64
+"""Of each server rank."""
+STEPS = 4
+SEED = 0
+
+
+def rehearse(
+    options: ServerOptions,
+    slot: RankSlot,
+    allgather: Callable[[float], list[float]],
+) -> LearningReport:
+    """Learn from a few made-up rows with the smallest networks, generate a row, and
+    forget it; return what learning took. All server ranks call it.
+    """
+    samples = STEPS * max(options.batch(network) for network in options.networks)
+    few = options.model_copy(
+        update={
+            "server": "tiny",
+            "server_width": None,
+            "server_latent": None,
+            "server_depth": None,
+            "denoiser_depth": None,
+            "server_load": "",
+            "autoencoder_samples": samples,
+            "denoiser_samples": samples,
+        }
+    )
+    widths = (COLUMNS * slot.size,)
+    rank = ServerRank(widths, few, slot, seeds=(), progress=silent, allgather=allgather)
+    # No two rows are alike, and no random stream is touched.
+    numbers = torch.arange(ROWS * sum(widths), device=slot.device)
+    rows = numbers.float().sin().reshape(ROWS, -1)
+    bank, model = rank.bank(SEED), rank.model(SEED)
+    bank.add(1, np.arange(ROWS), rows)
+    report = model.learn(bank.content())
+    model.invert(rank.columns.of(rows[:1]))
+    return report
