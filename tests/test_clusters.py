@@ -1,5 +1,6 @@
 """Clusters of clients by their data's subspaces."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,35 @@ def test_clusters_do_not_depend_on_the_signs_of_singular_vectors(
         and torch.equal(before.centres, after.centres)
     )
     assert sorted(before.members.tolist())[-1] < 9, "the case needs several clusters"
+
+
+def test_clusters_take_turns_and_a_round_is_of_one_alone() -> None:
+    common = {"clients": 9, "clusters": 3, "participation": 0.2}
+    s = small("clustered-fedavg", cluster_turns=True, **common)
+    fed, state = s.federation, s.method.init(s.federation)
+    cluster, seen = state.cluster.numpy(), []
+    for round in range(6):
+        cohort = fed.sample(round, pool=s.method.pool(fed, state, round))
+        (own,) = set(cluster[cohort.clients])
+        assert len(cohort.clients) == min(2, (cluster == own).sum())
+        before, state = state, s.method.round(fed, state, cohort)
+        others = [k for k in range(3) if k != own]
+        assert torch.equal(before.shared[others], state.shared[others])
+        assert not torch.equal(before.shared[own], state.shared[own])
+        seen.append(int(own))
+    assert sorted(seen[:3]) == [0, 1, 2] and seen[3:] == seen[:3]
+    usual = small("clustered-fedavg", **common)
+    assert usual.method.pool(usual.federation, state, 0) is None
+
+
+def test_a_cluster_without_data_has_no_turn() -> None:
+    s = small("clustered-fedavg", clients=4, clusters=2, cluster_turns=True)
+    fed, state = s.federation, s.method.init(s.federation)
+    state = replace(state, cluster=torch.tensor([0, 0, 1, 1]))
+    fed.members.sizes = np.array([5, 0, 0, 0])
+    for round in range(3):
+        pool = s.method.pool(fed, state, round)
+        assert pool is not None and pool.tolist() == [0, 1]
 
 
 def test_a_basis_is_the_left_singular_vectors_of_features_by_samples() -> None:

@@ -486,6 +486,17 @@ def test_scores_by_hand() -> None:
     )
 
 
+def test_cosines_alone_ignore_how_large_a_layer_is() -> None:
+    """Cosines 0.6 and 1 by dimensions 2 and 4: by Eq. 9 the first has the higher score."""
+    before = torch.tensor([[1.0, 0, 1, 1, 1, 1]], dtype=torch.float64)
+    after = torch.tensor([[3.0, 4, 2, 2, 2, 2]], dtype=torch.float64)
+    layout, order = layers_of(2, 4), {}
+    for score in ("same", "cosine"):
+        found = genefl.scores(options(gene_score=score), layout, after, before)
+        order[score] = found[0].argsort(descending=True).tolist()
+    assert order == {"same": [0, 1], "cosine": [1, 0]}
+
+
 def test_the_gene_shrinks_to_sixteen_of_resnets_layers() -> None:
     assert [options().num_sent(round, 21) for round in (0, 1, 4, 5, 6, 99)] == [
         21,

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from hpcfed import methods
 from hpcfed.analysis.render.show import show, show_seeds
+from hpcfed.clients.job import Score
 from hpcfed.data.partition import Partition, supplemented
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
@@ -24,7 +25,7 @@ from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.progress import RunProgress, StackedProgress
 from hpcfed.experiment.rebalance import Rebalancer
 from hpcfed.experiment.run import run_setup
-from hpcfed.federation.aggregation import best
+from hpcfed.federation.aggregation import best, right_answers_or_loss
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import genfed
 from hpcfed.models.networks import build
@@ -95,6 +96,42 @@ def test_the_best_are_kept_in_client_order_and_ties_go_to_the_first() -> None:
     scores = np.array([3.0, 7, 5, 7, 5, 5])
     expected = {1: [1], 2: [1, 3], 3: [1, 2, 3], 4: [1, 2, 3, 4], 6: [0, 1, 2, 3, 4, 5]}
     assert {count: best(scores, count).tolist() for count in expected} == expected
+
+
+def test_the_smaller_loss_wins_ties_and_never_beats_a_right_answer() -> None:
+    """Four answers of ten; the second and the last have an answer more."""
+    sums = {
+        "correct": torch.tensor([4, 5, 4, 4, 5]),
+        "count": torch.full((5,), 10),
+        "loss": torch.tensor([30.0, torch.inf, 20, torch.nan, 900]),
+    }
+    judged = right_answers_or_loss(Score(sums), ties_by_loss=True)
+    assert judged.argsort(descending=True).tolist() == [4, 1, 2, 0, 3]
+    assert judged[2] == 4 + 0.5 / 3, "a mean loss of 2"
+    assert right_answers_or_loss(Score(sums)).tolist() == [4, 5, 4, 4, 5]
+
+
+def test_selection_asks_for_the_loss_where_scores_are_equal() -> None:
+    """Of copies with a larger scale all answers are equal, and so is the choice by id;
+    the loss tells them apart.
+    """
+    s = assembled(method="genfed", clients=4, validation=50, participation=1.0)
+    fed, cohort = s.federation, s.federation.sample(0)
+    row = s.federation.train_alone(fed.initial_row(), 0, 0)
+    rows = torch.stack([row, row.clone(), row.clone(), row.clone()])
+    spans = dict(zip(["fc1", "head"], fed.layout.block_spans, strict=True))
+    # A head twice as large gives the same answers, each with another loss.
+    start, stop = spans["head"]
+    for client, scale in enumerate((4, 2, 1, 8)):
+        rows[client, start:stop] *= scale
+    scores = fed.server_side.validated(rows, cohort)
+    assert len(set(scores)) == 1
+    by_loss = fed.server_side.validated(rows, cohort, ties_by_loss=True)
+    assert (np.floor(by_loss) == scores).all() and len(set(by_loss)) == 4
+    _, first = fed.select(rows, cohort, 1)
+    _, best_loss = fed.select(rows, cohort, 1, ties_by_loss=True)
+    assert first.clients.tolist() == [0]
+    assert best_loss.clients.tolist() == [int(by_loss.argmax())]
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -360,6 +360,13 @@ def test_layout_matches_the_papers_counts() -> None:
     groups = layout("resnet18-gn", (3, 32, 32), 100)
     assert groups.num_columns == groups.num_parameters
     assert groups.num_columns == resnet.num_parameters + 7_680 + 46_170
+    # A max-pool has no weights, and halves the sides of all stages.
+    pooled = build("resnet18-pool", shape=(3, 32, 32), classes=10, seed=0).eval()
+    assert Layout.of(pooled).num_columns == resnet.num_columns
+    sizes = []
+    pooled.layer1.register_forward_hook(lambda _, __, out: sizes.append(out.shape))
+    pooled(torch.zeros(1, 3, 32, 32))
+    assert sizes == [(1, 64, 16, 16)]
 
 
 def test_rows_and_networks_round_trip() -> None:

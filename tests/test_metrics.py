@@ -37,8 +37,8 @@ from hpcfed.experiment.evaluate import AfterTraining, evaluate
 from hpcfed.experiment.progress import evaluation_text
 from hpcfed.federation.aggregation import (
     NOT_FINITE,
-    _right_answers_or_loss,
     best_finite,
+    right_answers_or_loss,
 )
 from hpcfed.models.networks import build
 from hpcfed.options.metrics import METRICS, chosen, metric_of
@@ -383,7 +383,7 @@ def test_the_progress_line_has_the_tasks_main_metric() -> None:
 
 def test_a_server_without_right_answers_selects_by_loss() -> None:
     losses = torch.tensor([3.0, torch.nan, 1.0, torch.inf, 2.0])
-    scores = _right_answers_or_loss(Score({"loss": losses})).numpy()
+    scores = right_answers_or_loss(Score({"loss": losses})).numpy()
     assert best_finite(scores, 2).tolist() == [2, 4]
     scores[2] = NOT_FINITE
     assert best_finite(scores, 5).tolist() == [0, 1, 3, 4], "a finite row may be bad"

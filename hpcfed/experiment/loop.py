@@ -158,7 +158,8 @@ class _Rounds:
     ) -> tuple[Cohort, Any]:
         """Run one round; `trained` judges the rows after local training."""
         setup, fed = self._setup, self._setup.federation
-        cohort = fed.sample(round, self._recorder.on_trained(round, trained))
+        pool = setup.method.pool(fed, state, round)
+        cohort = fed.sample(round, self._recorder.on_trained(round, trained), pool)
         state = setup.method.round(fed, state, cohort)
         # For methods that take no mean: the clock must advance in every round.
         fed.close_round(cohort)

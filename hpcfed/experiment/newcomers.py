@@ -158,7 +158,8 @@ def new_rounds(setup: Setup, fed: Federation, state: Any) -> Iterator[NewRound]:
         if len(joining):
             cohort = fed.invite(first + number, joining, trained)
         else:
-            cohort = fed.sample(first + number, trained)
+            pool = method.pool(fed, state, first + number)
+            cohort = fed.sample(first + number, trained, pool)
         state = method.round(fed, state, cohort)
         joined = np.flatnonzero(joins[fed.clients] <= number)
         yield NewRound(number, cohort, trained, joined, state)

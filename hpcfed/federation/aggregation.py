@@ -244,31 +244,36 @@ NOT_FINITE = -np.inf
 
 
 def scores_of(
-    score: Score, finite: np.ndarray, cohort: Cohort, collectives: Collectives
+    judged: Tensor, finite: np.ndarray, cohort: Cohort, collectives: Collectives
 ) -> np.ndarray:
     """Return the scores of the whole cohort's uploads, higher is better. They are on
     the host of every rank, where the selection is made.
 
-    `score` covers this rank's uploads, so only counts travel; `finite` holds the
-    positions of the finite uploads in the cohort.
+    `judged` has a score of each of this rank's uploads, so only these travel; `finite`
+    holds the positions of the finite uploads in the cohort.
     """
-    device = score.loss.device
     uploads = len(cohort.clients)
     # Every rank fills in its own uploads; the sum over ranks has all of them.
-    judged = torch.zeros(uploads, dtype=torch.float64, device=device)
-    here = on_device(cohort.chosen, device)
-    judged[here] = _right_answers_or_loss(score)
-    summed = collectives.allreduce(judged)
+    everywhere = judged.new_zeros(uploads)
+    everywhere[on_device(cohort.chosen, judged.device)] = judged
+    summed = collectives.allreduce(everywhere)
     everyones = summed.cpu().numpy()
     scores = np.full(uploads, NOT_FINITE)
     scores[finite] = everyones[finite]
     return scores
 
 
-def _right_answers_or_loss(score: Score) -> Tensor:
-    """Return the number of correct answers, or the negative loss without classes."""
+def right_answers_or_loss(score: Score, *, ties_by_loss: bool = False) -> Tensor:
+    """Return the number of correct answers, or the negative loss without classes.
+
+    With `ties_by_loss` less than one answer is added: the more, the smaller the loss.
+    """
     if "correct" in score.sums:
-        return score.correct.double()
+        right = score.correct.double()
+        if not ties_by_loss:
+            return right
+        mean_loss = (score.loss / score.count).double().nan_to_num(nan=torch.inf)
+        return right + 0.5 / (1 + mean_loss)
     # A finite row may have a loss that is not finite: it ranks last of the finite rows.
     losses = score.loss.double().nan_to_num(nan=torch.inf)
     return -losses.clamp(max=torch.finfo(torch.float64).max)

@@ -82,9 +82,15 @@ class Participants:
         """Return a generator for a decision that all ranks make alike."""
         return randomness.generator(self.config.seed, purpose, *numbers)
 
-    def sample(self, round: int, on_trained: OnTrained | None = None) -> Cohort:
+    def sample(
+        self,
+        round: int,
+        on_trained: OnTrained | None = None,
+        pool: np.ndarray | None = None,
+    ) -> Cohort:
         """Draw the cohort of a round from all clients by --sampling, and begin the
-        round's log; `on_trained` gets the rows that local training leaves.
+        round's log; `on_trained` gets the rows that local training leaves. Without a
+        virtual clock, `pool` may name the clients to draw from.
 
         With a virtual clock only available clients are invited, and possibly more than
         will count. Clients without training data do not take part: they are sent
@@ -96,7 +102,8 @@ class Participants:
             total = len(self.sizes)
             if self._clock is None:
                 count = self.config.cohort_among(total)
-                drawn = self._draw(round, np.arange(total), count)
+                pool = np.arange(total) if pool is None else pool
+                drawn = self._draw(round, pool, count)
                 return self.invite(round, drawn, on_trained)
             count = self.config.invited_among(total)
             # Virtual time may jump here, over hours in which every client is away.

@@ -12,6 +12,7 @@ from hpcfed.federation.aggregation import (
     Aggregation,
     best_finite,
     cluster_means,
+    right_answers_or_loss,
     scores_of,
     with_groups,
 )
@@ -63,14 +64,18 @@ class ServerSide:
         self.late = None if model is None else _late_rows(model, exchange, self._timer)
         """Rows that the server generates while clients go on; None without a model."""
 
-    def select(self, rows: Tensor, cohort: Cohort, count: int) -> tuple[Tensor, Cohort]:
+    def select(
+        self, rows: Tensor, cohort: Cohort, count: int, *, ties_by_loss: bool = False
+    ) -> tuple[Tensor, Cohort]:
         """Return the uploads that do best on the server's validation set, and the
-        cohort of their clients; fewer than `count` if fewer are finite.
+        cohort of their clients; fewer than `count` if fewer are finite. The lowest id
+        wins ties, or the smallest loss.
         """
         refuse_if_private(self._config, "selects uploads")
         rows, cohort = self._exchange.arrived(rows, cohort)
         with self._timer.phase("server"):
-            selected = best_finite(self.validated(rows, cohort), count)
+            scores = self.validated(rows, cohort, ties_by_loss=ties_by_loss)
+            selected = best_finite(scores, count)
             clients = cohort.clients[selected]
             cohort.log.selected = clients[self._members.sizes[clients] > 0]
         with self._timer.phase("aggregate"):
@@ -262,8 +267,12 @@ class ServerSide:
         members = cluster[on_device(cohort.clients, self._training.device)]
         return self._aggregation.cluster_sums(rows, cohort, members, count)
 
-    def validated(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
-        """Return the correct answers of all uploads on the server's data."""
+    def validated(
+        self, rows: Tensor, cohort: Cohort, *, ties_by_loss: bool = False
+    ) -> np.ndarray:
+        """Return the scores of all uploads on the server's data: their correct answers,
+        or also their losses, which then tell equal ones apart.
+        """
         assert self.validation is not None
         stop = self._members.stops_at_divergence
         finite = finite_members(rows, cohort, self._collectives, stop=stop)
@@ -271,7 +280,8 @@ class ServerSide:
         # row on it: rows stay on their ranks, and only counts travel.
         one_client = np.zeros(len(rows), np.int64)
         score = self._training.engine.evaluate(rows, self.validation, one_client)
-        return scores_of(score, finite, cohort, self._collectives)
+        judged = right_answers_or_loss(score, ties_by_loss=ties_by_loss)
+        return scores_of(judged, finite, cohort, self._collectives)
 
 
 def _late_rows(model: "ServerClient", exchange: Exchange, timer: Timer) -> "LateRows":

@@ -34,6 +34,7 @@ from pydantic.fields import FieldInfo
 from hpcfed import plugins
 from hpcfed.errors import UserError, unknown
 from hpcfed.methods import _late  # noqa: F401 - later imports go through it
+from hpcfed.methods._defaults import Finals, Pool, all_clients, no_finals, not_led
 from hpcfed.methods._interface import (
     CLUSTERS,
     FIXED,
@@ -92,20 +93,6 @@ __all__ = [
     "summaries",
 ]
 
-Finals = Iterator[tuple[str, Tensor]]
-
-
-def no_finals(fed: Federation, state: Any, clients: Positions) -> Finals:
-    """Evaluate nothing at the end beyond a round's evaluation."""
-    return iter(())
-
-
-def not_led(
-    fed: Federation, state: Any, update: int, before: Tensor, after: Tensor
-) -> Tensor:
-    """Leave new clients' rows as their own training made them."""
-    return after
-
 
 @dataclass(frozen=True)
 class Method:
@@ -123,6 +110,8 @@ class Method:
     """Returns the first rows of clients that join later. The cohort is all of them, in
     a federation of their own.
     """
+    pool: Pool = all_clients
+    """Returns the ids that a round draws its cohort from, ascending; None: all."""
     finals: Callable[[Federation, Any, Positions], Finals] = no_finals
     """Yields names and rows to evaluate after the last round."""
     FINALS: tuple[str, ...] = ()
@@ -319,6 +308,7 @@ _TAKES = {
     "personal": "fed, state, clients",
     "global_row": "state",
     "welcome": "fed, state, cohort",
+    "pool": "fed, state, round",
     "adopt": "fed, state, cohort",
     "finals": "fed, state, clients",
     "figures": "fed, state, clients",

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeVar
 
+import numpy as np
 import torch
 
 from hpcfed import options
@@ -23,6 +24,11 @@ from hpcfed.options import Choice, Need, RunConfig, option
 from hpcfed.runtime.device import on_device
 
 _SEVERAL = Need("--clusters 2 or more", lambda run: run.clusters > 1)
+_TURNS = (
+    _SEVERAL,
+    Need("--sampling fixed", lambda run: run.sampling == "fixed"),
+    Need("--devices none", lambda run: run.devices == "none"),
+)
 
 
 class Options(options.Options):
@@ -46,6 +52,12 @@ class Options(options.Options):
         ge=1,
         le=10_000,
         needs=_SEVERAL,
+    )
+
+    cluster_turns: bool = option(
+        False,
+        "let clusters take turns: a round's clients are drawn from one cluster alone",
+        needs=_TURNS,
     )
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
@@ -200,6 +212,16 @@ def _clustered(fed: Federation[Options]) -> tuple[Tensor, Tensor, Tensor]:
     # Dividing by members, not by all: bases of clients without data add 0.
     sums = sums.index_add(0, cluster, points)
     return cluster, sums / members.clamp(min=1)[:, None], members
+
+
+def pool(fed: Federation[Options], state: State, round: int) -> np.ndarray | None:
+    """Return the clients of the cluster whose turn it is, or None for all clients."""
+    if not fed.options.cluster_turns:
+        return None
+    cluster = state.cluster.cpu().numpy()
+    # A cluster whose clients have no data would waste its turn.
+    filled = np.unique(cluster[fed.sizes > 0])
+    return np.flatnonzero(cluster == filled[round % len(filled)])
 
 
 def cluster_rows(fed: Federation, state: State, clients: Positions) -> Tensor:

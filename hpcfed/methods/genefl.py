@@ -11,7 +11,9 @@ function of θ. The abstract wants parameters with high Fisher values: that is a
 Min-max scaling leaves nearly all values far below ε: ranks and logarithms are options.
 
 Layers are scored by cos(θ, θ̃) / dim (Eq. 9, literally), and the γ highest are sent.
-The text calls low scores general, so the opposite order is an option. γ starts at all
+The text calls low scores general, so the opposite order is an option. After a round
+cosines are all close to 1, so it is 1 / dim that decides: the gene is the smallest
+layers. To order layers by their cosines alone is another option. γ starts at all
 layers and shrinks to three quarters of them, one at a time: the paper adapts it to
 performance but does not say how. A layer is a convolution or linear layer with the
 batch norm that follows it. Eq. 10: a cluster's layer is the mean over the clients that
@@ -89,8 +91,10 @@ class Options(_clusters.Options):
     gene_every: int = option(
         1, "rounds after which one layer fewer is sent, until γ are left", ge=1
     )
-    gene_score: Literal["same", "changed"] = option(
-        "same", "what is sent: the highest cos / dim, or the lowest (1 − cos) / dim"
+    gene_score: Literal["same", "changed", "cosine"] = option(
+        "same",
+        "what is sent: the highest cos / dim, the lowest (1 − cos) / dim, or the highest "
+        "cos, whatever a layer's size",
     )
     gene_given: Literal["common", "any"] = option(
         "common",
@@ -240,7 +244,8 @@ def scores(options: Options, layout: Layout, after: Tensor, before: Tensor) -> T
         # The lowest (1 − cos) / dim first is the highest (cos − 1) / dim first.
         if options.gene_score == "changed":
             cosine = cosine - 1
-        found.append(cosine / (stop - start))
+        dim = 1 if options.gene_score == "cosine" else stop - start
+        found.append(cosine / dim)
     return F.normalize(torch.stack(found, 1), p=1, dim=1)
 
 

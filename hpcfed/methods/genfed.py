@@ -4,8 +4,8 @@ validation set.
 In round t = 0, 1, … the server selects ρ_t uploads: the schedule's value, rounded down,
 at least 1, and at most ρ_max and the cohort size. The paper prints only the second
 branch of schedule (5); we take the first from (4) and the text. It does not print
-ρ_max, b and c either. The supplement, the algorithm's initialisation phase, is an
-option of every method.
+ρ_max, b and c either, nor who wins a tie. The supplement, the algorithm's
+initialisation phase, is an option of every method.
 """
 
 import math
@@ -51,6 +51,13 @@ class Options(options.Options):
         ),
     )
 
+    ties: Literal["id", "loss"] = option(
+        "id",
+        "which of the uploads with equally many right answers is selected first: the "
+        "lowest client id, or the smallest loss on the validation set",
+        stackable=True,
+    )
+
     def rho(self, t: int, uploads: int) -> int:
         """Return ρ_t, the number to select from `uploads` uploads in round t."""
         most = min(self.rho_max, uploads)
@@ -89,5 +96,6 @@ def best(
     rows, cohort = fed.arrived(fed.upload(rows, cohort), cohort)
     rho = fed.options.rho(cohort.round, len(cohort.clients))
     # Algorithm 1: C_t, the ρ_t uploads of S_t that do best on the validation set.
-    rows, selected = fed.select(rows, cohort, rho)
+    by_loss = fed.options.ties == "loss"
+    rows, selected = fed.select(rows, cohort, rho, ties_by_loss=by_loss)
     return rows, selected, cohort

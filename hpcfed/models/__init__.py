@@ -58,6 +58,8 @@ class ResNet18:
     """Groups of group norm, which then replaces batch norm; 0: batch norm."""
     wide_stem: bool = False
     """Keep torchvision's stem, made for ImageNet: 7×7, stride 2, then max-pool."""
+    max_pool: bool = False
+    """Keep the max-pool behind a 3×3 stem, too: a quarter of the pixels in each stage."""
 
     @property
     def norm(self) -> bool:
@@ -175,6 +177,12 @@ MODELS: dict[str, ModelInfo] = {
         "ResNet-18 in its CIFAR form (3×3 stem, no max-pool), with batch norm: GENE-FL",
         smallest=1,
         structure=ResNet18(),
+    ),
+    "resnet18-pool": ModelInfo(
+        "ResNet-18 with a 3×3 stem and max-pool, and batch norm: another reading of "
+        "GENE-FL's",
+        smallest=1,
+        structure=ResNet18(max_pool=True),
     ),
     "resnet18-gn": ModelInfo(
         "ResNet-18 with ImageNet's stem (7×7, max-pool) and group norm of two groups: "

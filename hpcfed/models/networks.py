@@ -97,6 +97,6 @@ def _resnet18(structure: ResNet18, shape: Shape, classes: int) -> nn.Module:
     net.conv1 = nn.Conv2d(shape[0], 64, kernel, stride, padding, bias=False)
     # Initialise it like torchvision's stem, which it replaces.
     nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
-    if not structure.wide_stem:
+    if not structure.wide_stem and not structure.max_pool:
         net.maxpool = nn.Identity()
     return net
