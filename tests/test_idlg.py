@@ -7,12 +7,39 @@ import pytest
 import torch
 
 from hpcfed.attacks import idlg
+from hpcfed.attacks.matching import cosine, squares, total_variation
 
 
 def test_psnr_by_hand() -> None:
     image = torch.full((1, 3, 4, 4), 0.5)
     assert idlg.psnr(image + 0.1, image) == pytest.approx(20, abs=1e-4)
     assert idlg.psnr(image, image) == float("inf")
+
+
+def test_losses_by_hand() -> None:
+    """(3, 4, 0) beside (3, 0, 4): 16 + 16, and 9 / 25; twice as long, the same angle."""
+    target = {"a": torch.tensor([3.0]), "b": torch.tensor([0.0, 4])}
+    found = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0, 0])}
+    twice = {name: 2 * tensor for name, tensor in found.items()}
+    assert squares(found, target) == 32
+    assert float(cosine(found, target)) == pytest.approx(1 - 9 / 25)
+    assert float(cosine(twice, target)) == pytest.approx(1 - 9 / 25)
+    image = torch.tensor([[[[0.0, 1, 1], [0, 0, 4]]]])
+    # Down 0, 1, 3; across 1, 0 and 0, 4.
+    assert float(total_variation(image)) == pytest.approx(4 / 3 + 5 / 4)
+
+
+def test_the_angle_of_gradients_gives_an_image_away_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from hpcfed import cli
+
+    words = "attack idlg --methods fedavg --steps 12 --images 1 --device cpu"
+    cli.main([*words.split(), "--loss", "cosine", "--prior", "1e-9"])
+    lines = capsys.readouterr().out.splitlines()
+    search = "12 steps, cosine loss, total variation × 1e-09"
+    assert lines[0] == f"iDLG on digits, smooth network, {search}"
+    assert float(lines[2].split()[3]) > 20
 
 
 def test_a_whole_upload_gives_the_image_away_and_a_part_does_not(

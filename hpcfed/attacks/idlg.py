@@ -3,10 +3,11 @@ uploads.
 
 A client takes one step on one image, so the server knows the gradient of all uploaded
 columns. Starting from noise, it searches by L-BFGS for the image with the same
-gradient: it minimises Σ ‖g − g′‖² over the uploaded columns. Its network has the
-client's weights in uploaded columns, and random ones elsewhere. The label follows from
-the gradient of the last layer, whose row is negative only for the right class. If that
-layer is not uploaded, the server is given the label.
+gradient: it minimises Σ ‖g − g′‖² over the uploaded columns, or 1 − cos(g, g′), and may
+prefer images of little total variation. Its network has the client's weights in
+uploaded columns, and random ones elsewhere. The label follows from the gradient of the
+last layer, whose row is negative only for the right class. If that layer is not
+uploaded, the server is given the label.
 
 The client's network is untrained, or one that a run has trained: GENE-FL's paper
 attacks "the same network" as it trains.
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hpcfed.attacks.matching import LOSSES, total_variation
 from hpcfed.clients.initial import Tensors, read_weights, start_from
 from hpcfed.data import DATASETS
 from hpcfed.data.datasets import Dataset
@@ -87,6 +89,10 @@ class ImageThief:
     seed: int = 0
     trained: TrainedNetwork | None = None
     """The client's trained network; None for an untrained one."""
+    loss: str = "squares"
+    """How gradients are compared: one of `LOSSES`."""
+    prior: float = 0.0
+    """The weight of the image's total variation beside it."""
 
     def steal(
         self,
@@ -239,9 +245,9 @@ class ImageThief:
             gradient = _gradient(
                 network, weights, image, labels, names=list(target), differentiable=True
             )
-            # Σ ‖g − g′‖² over the uploaded parameters.
-            squares = [(gradient[n] - target[n]).square().sum() for n in target]
-            loss = torch.stack(squares).sum()
+            loss = LOSSES[self.loss](gradient, target)
+            if self.prior:
+                loss = loss + self.prior * total_variation(image)
             loss.backward()
             return loss
 

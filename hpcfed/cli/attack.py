@@ -29,6 +29,11 @@ FLAGS = """\
   smooth (default): sigmoids, for which the attack works; or resnet18
 --steps N
   outer steps of L-BFGS (default: 300)
+--loss {squares,cosine}
+  how gradients are compared: the sum of squared differences, as iDLG does (default), or
+  their angle, for networks that are not smooth
+--prior X
+  weight of the image's total variation beside that (default: 0)
 --noise X
   variance of the noise of fedavg-noise (default: 0.001)
 --seed N
@@ -80,6 +85,8 @@ def _parser() -> CommandParser:
         methods="fedavg,fedavg-noise,parfed,fedlg,genefl",
         images=2,
         steps=300,
+        loss="squares",
+        prior=0.0,
         noise=0.001,
         seed=0,
         device="auto",
@@ -102,5 +109,7 @@ def _check(options: argparse.Namespace) -> None:
         if number < 1:
             raise UserError(f"--{flag} {number}: must be at least 1")
     # `not a <= x < b` refuses NaN, too: every comparison with it is False.
+    if not 0 <= options.prior < inf:
+        raise UserError("--prior must be 0 or more")
     if not 0 <= options.noise < inf or not 0 <= options.seed < 2**63:
         raise UserError("--noise must be 0 or more, and --seed must be below 2^63")

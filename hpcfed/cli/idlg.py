@@ -44,7 +44,15 @@ def steal(
     # Synthetic images are made from the seed of the run that has trained on them.
     dataset = _dataset(config, trained.seed if trained else options.seed)
     model = config.network() if trained else options.model or "smooth"
-    thief = ImageThief(model, options.steps, options.noise, options.seed, trained)
+    thief = ImageThief(
+        model,
+        options.steps,
+        options.noise,
+        options.seed,
+        trained,
+        loss=options.loss,
+        prior=options.prior,
+    )
     # Each theft takes seconds to minutes: print each as soon as it is done.
     thefts: list[Theft] = []
     begin = time.monotonic()
@@ -55,13 +63,23 @@ def steal(
         number = len(_of_method(thefts, theft.method))
         remark(f"{theft.method}, image {number}: {theft.psnr:.1f} dB, {seconds:.1f} s")
     console = Output()
-    say(console, f"iDLG on {config.dataset}, {model} network, {options.steps} steps")
+    say(console, f"iDLG on {config.dataset}, {model} network, {_search(thief)}")
     if trained is not None:
         say(console, f"trained by {trained.folder}: {trained.whose}")
     console.print(_table(thefts, methods))
     if options.out is not None:
         _save_figure(thefts, options.out)
         say(console, f"figure in {options.out}")
+
+
+def _search(thief: ImageThief) -> str:
+    """Say how the server searches."""
+    text = f"{thief.steps} steps"
+    if thief.loss != "squares":
+        text += f", {thief.loss} loss"
+    if thief.prior:
+        text += f", total variation × {thief.prior:g}"
+    return text
 
 
 def _dataset(config: RunConfig, seed: int) -> Dataset:
