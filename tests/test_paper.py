@@ -640,14 +640,20 @@ def test_the_study_of_genfed_is_whole() -> None:
     cells = paper.plan(study, options)
     # Table 2; the small reading; 18 further columns of CIFAR-10 for FedAvg and GenFed;
     # two shares for the 18 rows with a supplement; equal weights without FedAU's rows;
-    # two ρ_max for five schedules and two c for those three that have one.
-    assert len(cells) == 4 * 24 + 24 + 18 * 8 + 4 * 2 * 18 + 4 * 16 + 2 * 5 + 2 * 3
+    # two ρ_max for five schedules and two c for those three that have one; ties by loss
+    # for 18 rows with selection; two ceilings.
+    usual = 4 * 24 + 24 + 18 * 8 + 4 * 2 * 18 + 4 * 16 + 2 * 5 + 2 * 3
+    assert len(cells) == usual + 4 * 18 + 2
     printed = {measure: 0 for measure in study.all_measures}
     for cell in cells:
         config = cell.settings.config
         check_switches(cell.settings)
         check_malicious(cell.settings.config, cell.settings.options)
-        assert config.cohort_size == 10
+        ceiling = cell.names[1] == "ceiling"
+        assert config.cohort_size == (1 if ceiling else 10)
+        assert (config.clients == 1 and config.partition == "iid") == ceiling
+        by_loss = getattr(cell.settings.options, "ties", "id") == "loss"
+        assert by_loss == (cell.names[1] == "ties")
         reading = (config.validation, config.supplement_share, config.batch_size)
         if cell.names[1] == "small":
             assert reading == (1000, 0.01, 32) and config.supplement_below is None
@@ -665,16 +671,16 @@ def test_the_study_of_genfed_is_whole() -> None:
                     "the paper's methods have both parts"
                 )
     # Table 2 has 18 rows for 4 data sets, Table 3 six; Tables 4 to 6 have six rows, and
-    # three, eight and four columns that Table 2 has not. Of Table 2, two shares repeat
-    # the 15 rows with a supplement, equal weights the 12 without FedAU, and one data set
-    # has 16 for ρ_max and c.
-    rounds = 4 * (18 + 2 * 15 + 12) + 2 * 5 + 2 * 3
+    # three, eight and four columns that Table 2 has not. Of Table 2, two shares and ties
+    # by loss repeat the 15 rows of the paper's methods, equal weights the 12 without
+    # FedAU, and one data set has 16 for ρ_max and c.
+    rounds = 4 * (18 + 3 * 15 + 12) + 2 * 5 + 2 * 3
     compared = {
         "accuracy": rounds + (3 + 8 + 4) * 6,
         "rounds-stays": rounds,
         "rounds-one-seed-stays": rounds,
         "rounds-mean-curve-stays": rounds,
-        "relative-seconds-stays": 4 * (6 + 2 * 3 + 4) + 4,
+        "relative-seconds-stays": 4 * (6 + 3 * 3 + 4) + 4,
     }
     assert printed == {name: compared.get(name, 0) for name in study.all_measures}
     assert {"rounds", "rounds-one-seed", "rounds-mean-curve", "best"} <= set(printed)
@@ -707,9 +713,10 @@ def test_the_study_of_genefl_is_whole() -> None:
     cells = paper.plan(study, options)
     more = ("genefl-", "other-", "one-")
     eight = {cell.names for cell in cells if not cell.names[2].startswith(more)}
-    # Four columns of each data set, and two of CIFAR-10 with another reading.
-    assert len(eight) == (3 * 4 + 2) * 8
-    ablations, readings, one_cluster = 10 + 2 * 2, 2 * (6 + 3), 6
+    # Four columns of each data set, and six of CIFAR-10 with other readings, of which two
+    # have an ablation.
+    assert len(eight) == (3 * 4 + 6) * 8
+    ablations, readings, one_cluster = 10 + 2 * 2 + 2, 2 * (7 + 3), 6
     assert len(cells) == len(eight) + ablations + readings + one_cluster
     by_name = {cell.names[2]: cell.settings.options for cell in cells}
     for name, options in by_name.items():
@@ -726,8 +733,12 @@ def test_the_study_of_genefl_is_whole() -> None:
             config.cohort_size == 10
             and config.new_clients == 50
             and config.new_rounds == 50
-            and config.network() == "resnet18"
         )
+        column = cell.names[1]
+        pooled = config.network() == "resnet18-pool"
+        assert pooled == column.endswith("-pool")
+        assert pooled or config.network() == "resnet18"
+        assert cell.settings.options.cluster_turns == column.endswith("-turns")
         if cell.names in eight:
             assert study.figure(*cell.names) is not None
             # How clients are judged changes nothing in what they send.

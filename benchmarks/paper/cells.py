@@ -75,6 +75,8 @@ class Outcome:
     """The round that an unfinished cell has reached; None for a finished one."""
     unknown: frozenset[str] = frozenset()
     """Measures that runs ended too early to have."""
+    seeds: tuple[int, ...] = ()
+    """Whose values the lists hold, in their order."""
 
 
 Outcomes = Mapping[tuple[str, str, str], Outcome]
@@ -299,4 +301,7 @@ def _measured(cell: Cell, records: Sequence[RunRecord]) -> Outcome:
         finals[final] = [100 * accuracy for accuracy in accuracies]
     seconds = max(float(record.facts["seconds"]) for record in records)
     device = str(records[0].environment["ranks"][0]["device"])
-    return Outcome(measured, finals, seconds, device, unknown=frozenset(unknown))
+    seeds = tuple(record.facts["seed"] for record in records)
+    return Outcome(
+        measured, finals, seconds, device, unknown=frozenset(unknown), seeds=seeds
+    )

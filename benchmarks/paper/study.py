@@ -79,6 +79,8 @@ class Table(Part):
     measure: MeasureName
     beside: tuple[MeasureName, ...] = ()
     """Measures that stand beside it, in columns of their own."""
+    minus: str = ""
+    """A method whose values are taken off, seed by seed: paired differences."""
 
 
 class Drawing(Part):
@@ -275,6 +277,7 @@ def _check_all_names(path: Path, study: Study) -> None:
         datasets += part.datasets
         methods += part.methods
         columns += part.columns
+    methods += [table.minus for table in study.tables]
     _check_names(path, "data set", datasets, study.datasets)
     _check_names(path, "method", methods, study.methods)
     kind = "number of clients" if study.clients else "column"

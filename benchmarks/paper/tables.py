@@ -3,11 +3,12 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from statistics import mean, stdev
+from dataclasses import replace
+from statistics import mean
 
-from benchmarks.paper.cells import Cell, Outcome, Outcomes, outcome
-from benchmarks.paper.measures import MEASURES, Measure
+from benchmarks.paper.cells import Cell, Outcome, Outcomes, fits, outcome
+from benchmarks.paper.entries import Entry, count_near, mean_text, near_text
+from benchmarks.paper.measures import MEASURES
 from benchmarks.paper.study import Printed, Study, Table
 from hpcfed.errors import count
 
@@ -19,7 +20,7 @@ def result_line(cell: Cell, done: Outcome) -> str:
     texts = []
     for row in study.rows_of(method):
         values = _values(done, method, row, measure)
-        text = _mean_text(values, MEASURES[measure])
+        text = mean_text(values, MEASURES[measure])
         if row != method:
             text = f"{row} {text}"
         if figure is not None and values is not None:
@@ -38,66 +39,6 @@ def _values(
     if row == method:
         return found.measured[measure]
     return found.finals.get(row)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One cell of a table."""
-
-    values: Sequence[float] | None
-    """The measure of every seed; None where the cell has none."""
-    figure: Printed | None
-    measure: Measure
-    stopped_at: int | None = None
-    unknown: bool = False
-    """Whether runs ended too early to have it."""
-
-    @property
-    def known(self) -> list[float]:
-        return [value for value in self.values or () if not math.isnan(value)]
-
-    @property
-    def counts(self) -> bool:
-        """Whether it can be held against the paper: what it took to reach the target
-        first does not change any more, anything else waits for the end of the run.
-        """
-        if self.figure is None or self.values is None or self.unknown:
-            return False
-        if not self.measure.to_target:
-            return bool(self.known) and self.stopped_at is None
-        for_good = len(self.known) == len(self.values) and not self.measure.stays
-        return self.stopped_at is None or for_good
-
-    def __str__(self) -> str:
-        text = _mean_text(self.values, self.measure)
-        if self.unknown:
-            text = "unknown: ended there"
-        if self.stopped_at is not None:
-            text += f" at round {self.stopped_at}"
-        if self.figure is None:
-            return text
-        return f"{text} ({_number(self.figure.value, self.measure)})"
-
-
-def _number(value: float, measure: Measure) -> str:
-    unit = "x" if measure.relative else ""
-    return f"{value:.{measure.digits}f}{unit}"
-
-
-def _mean_text(values: Sequence[float] | None, measure: Measure) -> str:
-    """Return the mean over seeds and its standard error."""
-    if values is None:
-        return "–"
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return "never" if measure.to_target else "–"
-    text = _number(mean(known), measure)
-    if len(known) > 1:
-        error = stdev(known) / math.sqrt(len(known))
-        text += f" ± {error:.{measure.digits}f}"
-    if len(known) < len(values):
-        text += f", {len(known)} of {count(len(values), 'seed')}"
-    return text
 
 
 def print_tables(cells: Sequence[Cell], *, unfinished: bool = False) -> None:
@@ -129,9 +70,13 @@ def _print_study(cells: Sequence[Cell], *, unfinished: bool) -> None:
         return
     asked = [cell.names for cell in cells]
     tables = study.tables or [Table(measure=name) for name in study.measures]
+    counted = []
     for table in tables:
-        print_measure(table, asked, done, study)
+        entries = print_measure(table, asked, done, study)
+        if table.name and entries:
+            counted.append((table, entries))
     _print_ablation(done, study)
+    print_counts(counted, study)
     devices = ", ".join(sorted({found.device for found in done.values()}))
     seconds = sum(found.seconds for found in done.values())
     print(f"\n{count(len(done), 'cell')} in {seconds:.0f} s on {devices}")
@@ -163,12 +108,14 @@ def print_measure(
     asked: Sequence[tuple[str, str, str]],
     done: Outcomes,
     study: Study,
-) -> None:
-    """Print one table. For the study's first measure, finals may stand for a method."""
+) -> list[Entry]:
+    """Print one table; return its entries that can be held against the paper. For the
+    study's first measure, finals may stand for a method.
+    """
     shown = [names for names in asked if table.shows(names)]
     columns = _columns(table, done)
     if not columns:
-        return
+        return []
     measures = (table.measure, *table.beside)
     titles = [MEASURES[measure].title for measure in measures]
     # Several tables need a title each.
@@ -177,23 +124,46 @@ def print_measure(
     if table.name:
         common, headings = _shortened(columns)
         about = ", ".join(["; beside it ".join(titles), *common])
+        if table.minus:
+            about += f"; less that of {table.minus}, seed by seed"
         print(f"\n**{table.name}**: {about}")
         corner = "method"
     if table.beside:
         pairs = itertools.product(headings, measures)
         headings = [f"{heading}: {measure}" for heading, measure in pairs]
-    rows = []
+    rows, main = [], []
     for method in _in_order(table.methods, [names[2] for names in shown]):
         # Finals belong to the first measure.
         first = table.measure == study.measures[0]
         for row in study.rows_of(method) if first else (method,):
             line = _entries(table.measure, columns, method, row, done, study)
+            if table.minus:
+                less = _entries(
+                    table.measure, columns, table.minus, table.minus, done, study
+                )
+                line = [_less(*pair) for pair in zip(line, less, strict=True)]
+            main += [entry for entry in line if entry.counts]
             lines = [line]
             for beside in table.beside:
                 lines.append(_entries(beside, columns, method, method, done, study))
             by_column = zip(*lines, strict=True)
             rows.append((row, list(itertools.chain.from_iterable(by_column))))
     _print_table([corner, *headings], rows)
+    return main
+
+
+def _less(entry: Entry, other: Entry) -> Entry:
+    """Return what an entry is above another, seed by seed; nothing where they have
+    different seeds.
+    """
+    values, same = None, entry.seeds == other.seeds
+    if same and entry.values is not None and other.values is not None:
+        pairs = zip(entry.values, other.values, strict=True)
+        values = [ours - theirs for ours, theirs in pairs]
+    figure = None
+    if entry.figure is not None and other.figure is not None:
+        figure = Printed(entry.figure.value - other.figure.value)
+    return replace(entry, values=values, figure=figure, paired=True)
 
 
 Column = tuple[str, str]
@@ -245,8 +215,12 @@ def _entries(
         figure = study.figure(*column, method, measure=measure)
         entry = Entry(values, figure, MEASURES[measure])
         if found is not None:
-            unknown = measure in found.unknown
-            entry = replace(entry, stopped_at=found.stopped_at, unknown=unknown)
+            entry = replace(
+                entry,
+                stopped_at=found.stopped_at,
+                unknown=measure in found.unknown,
+                seeds=found.seeds,
+            )
         entries.append(entry)
     return entries
 
@@ -277,30 +251,42 @@ def _print_table(
         print(f"\n{about}{near_text(near)}")
 
 
-def near_text(entries: Sequence[Entry]) -> str:
-    """Say how many of a table's entries are near to the paper.
-
-    All have the same measure, a value and a figure. Only figures that the paper prints
-    with an error can lie within it.
+def print_counts(
+    counted: Sequence[tuple[Table, Sequence[Entry]]], study: Study
+) -> None:
+    """Print how many figures of every table of the paper are computed, and how near
+    these are to it.
     """
-    near = entries[0].measure.near
-    texts, with_error, within, close = [], 0, 0, 0
-    for entry in entries:
-        if entry.figure is None or not entry.known:
+    if not counted:
+        return
+    print(
+        "\n**Counted**: figures of the paper, those computed, and how near they are\n"
+    )
+    print("| table | of the paper | computed | within its error | near |")
+    print("| --- | ---: | ---: | ---: | --- |")
+    for table, entries in counted:
+        found, near = count_near(entries), MEASURES[table.measure].near.text
+        within = f"{found.within} of {found.with_error}" if found.with_error else "–"
+        close = f"{near}: {found.near} of {len(entries)}"
+        printed = _num_printed(table, study)
+        print(f"| {table.name} | {printed} | {len(entries)} | {within} | {close} |")
+
+
+def _num_printed(table: Table, study: Study) -> int:
+    """Return how many figures the paper prints for a table's rows."""
+    printed = 0
+    for names in itertools.product(study.datasets, study.across, study.methods):
+        if not table.shows(names) or not fits("/".join(names), study.cells):
             continue
-        ours, paper = mean(entry.known), entry.figure
-        close += near.holds(ours, paper.value)
-        if paper.error is not None:
-            with_error += 1
-            within += abs(ours - paper.value) <= paper.error
-    if with_error:
-        texts.append(f"within the paper's error: {within} of {with_error}")
-    texts.append(f"{near.text}: {close} of {len(entries)}")
-    never = sum(not entry.known for entry in entries)
-    if never:
-        never_so = "held" if entries[0].measure.stays else "reached"
-        texts.append(f"never {never_so}: {never}")
-    return "; ".join(texts)
+        figure = study.figure(*names, measure=table.measure)
+        if table.minus:
+            less = (*names[:2], table.minus)
+            figure = figure and study.figure(*less, measure=table.measure)
+        # A method less itself is nothing.
+        if figure is not None and names[2] != table.minus:
+            first = table.measure == study.measures[0]
+            printed += len(study.rows_of(names[2])) if first else 1
+    return printed
 
 
 def _print_verdict(done: Outcomes, study: Study) -> None:
