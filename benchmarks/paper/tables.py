@@ -262,7 +262,7 @@ def print_counts(
     print(
         "\n**Counted**: figures of the paper, those computed, and how near they are\n"
     )
-    print("| table | of the paper | computed | within its error | near |")
+    print("| table | figures of the paper | cells computed | within its error | near |")
     print("| --- | ---: | ---: | ---: | --- |")
     for table, entries in counted:
         found, near = count_near(entries), MEASURES[table.measure].near.text
@@ -273,20 +273,21 @@ def print_counts(
 
 
 def _num_printed(table: Table, study: Study) -> int:
-    """Return how many figures the paper prints for a table's rows."""
-    printed = 0
+    """Return how many figures the paper prints for a table's rows; columns that read
+    another one anew have no figures of their own.
+    """
+    printed = set()
     for names in itertools.product(study.datasets, study.across, study.methods):
+        dataset, column, method = names
         if not table.shows(names) or not fits("/".join(names), study.cells):
             continue
         figure = study.figure(*names, measure=table.measure)
-        if table.minus:
-            less = (*names[:2], table.minus)
-            figure = figure and study.figure(*less, measure=table.measure)
+        if table.minus and figure is not None:
+            figure = study.figure(dataset, column, table.minus, measure=table.measure)
         # A method less itself is nothing.
-        if figure is not None and names[2] != table.minus:
-            first = table.measure == study.measures[0]
-            printed += len(study.rows_of(names[2])) if first else 1
-    return printed
+        if figure is not None and method != table.minus:
+            printed.add((dataset, study.figures_of.get(column, column), method))
+    return len(printed)
 
 
 def _print_verdict(done: Outcomes, study: Study) -> None:
