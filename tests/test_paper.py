@@ -547,10 +547,14 @@ def test_the_study_of_pfedgpa_is_whole() -> None:
     study = paper.read_study(options.study)
     cells = paper.plan(study, options)
     # The paper's nine rows and three readings everywhere; own bodies where not all is
-    # generated; the server after every round, of both kinds; three rows of new clients.
-    assert len(cells) == 3 * 3 * 12 + 2 * 3 + 2 + 3 * 3
-    others = {cell.names[2] for cell in cells if study.figure(*cell.names) is None}
-    assert len(others) == 9 and not others & set(study.tables[0].methods)
+    # generated; the server after every round, of both kinds; three rows of new clients;
+    # of two data sets one row of depths, three of sizes, and three with more clients; of
+    # a part of EMNIST eleven rows.
+    usual = 3 * 3 * 12 + 2 * 3 + 2 + 3 * 3
+    assert len(cells) == usual + 2 * (1 + 3 + 3 * 3) + 2 * 11
+    printed = [cell for cell in cells if study.figure(*cell.names) is not None]
+    assert len(printed) == 3 * 3 * 9
+    assert {cell.names[2] for cell in printed} == set(study.tables[0].methods)
     for cell in cells:
         config = cell.settings.config
         cell.settings.options.check(config)
@@ -560,7 +564,7 @@ def test_the_study_of_pfedgpa_is_whole() -> None:
             == (300 if config.dataset == "cifar10" else 200)
         )
         chosen = (
-            config.clients == 100 and config.method != "local"
+            config.clients > 20 and config.method != "local"
         )  # which sends nothing and waits for nobody
         assert config.participation == (0.3 if chosen else 1.0)
     assert all(

@@ -6,12 +6,17 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import vector_to_parameters
 
 from benchmarks.paper import __main__ as paper
 from benchmarks.paper import drawings
-from benchmarks.paper.drawings import principal_axes
-from hpcfed.results.run import RunRecord
+from benchmarks.paper.row_drawings import _losses, principal_axes
+from hpcfed.models.networks import build
+from hpcfed.results.run import DepthSweep, RunRecord
 from hpcfed.results.stored import read_seeds
+from tests.federations import assembled
 
 STUDY = """
 measures = ["best"]
@@ -66,6 +71,16 @@ kind = "map"
 columns = ["four"]
 methods = ["fedavg"]
 [[drawings]]
+name = "Fig. 1"
+kind = "between"
+columns = ["four"]
+methods = ["fedavg"]
+[[drawings]]
+name = "Depths"
+kind = "depths"
+columns = ["two"]
+methods = ["fedavg"]
+[[drawings]]
 name = "Fig. 9"
 kind = "curves"
 series = "newcomers"
@@ -111,13 +126,22 @@ def test_every_kind_of_figure_is_drawn(
 ) -> None:
     def with_finals(folder: Path) -> list[RunRecord]:
         finals = {"before": np.array([0.5, 0.6, 0.7, 0.8]), "after": np.ones(4)}
-        return [replace(record, finals=finals) for record in read_seeds(folder)]
+        finals["upload"] = finals["after"]
+        # Rows of half and of all answers, at two depths.
+        halves = np.array([[0.25, 0.75], [1, 1]])
+        swept = DepthSweep(np.array([50, 100]), np.ones(2), halves, halves, halves)
+        return [
+            replace(record, finals=finals, depths=swept)
+            for record in read_seeds(folder)
+        ]
 
     monkeypatch.setattr(drawings, "read_seeds", with_finals)
     assert paper.main([*runs, "--table", "--figures", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "Fig. 9: no run has what it shows" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "depths-digits-two-fedavg.svg",
+        "fig-1-digits-four-fedavg.svg",
         "fig-3-digits-four.svg",
         "fig-4-digits-four-fedavg.svg",
         "fig-5-digits.svg",
@@ -152,6 +176,26 @@ def test_every_kind_of_figure_is_drawn(
     # Four clients in three rounds, and one seed.
     assert len(tips(tmp_path / "map-digits-four-fedavg.svg")) == 12
     assert "1 seed, 3 rounds" in texts(tmp_path / "map-digits-four-fedavg.svg")
+
+    swept = tips(tmp_path / "depths-digits-two-fedavg.svg")
+    assert "50; accuracy, %: 50;" in swept[0] and "100; accuracy, %: 100;" in swept[1]
+    assert "upload" in texts(tmp_path / "depths-digits-two-fedavg.svg")
+    line = texts(tmp_path / "fig-1-digits-four-fedavg.svg")
+    assert "of both" in line and "1 seed, 3 rounds" in line
+
+
+def test_losses_between_rows_are_those_of_plain_torch() -> None:
+    s = assembled(clients=3)
+    data = s.federation.training.test_data
+    rows = torch.stack([s.federation.initial_row(), 2 * s.federation.initial_row()])
+    found = _losses(s.settings, rows.numpy(), [2, 0])
+    for client, losses in zip([2, 0], found, strict=True):
+        own = data.index[client, : data.sizes[client]]
+        for row, loss in zip(rows, losses, strict=True):
+            network = build("mlp", shape=(1, 8, 8), classes=10, seed=0).double()
+            vector_to_parameters(row, network.parameters())
+            expected = F.cross_entropy(network(data.inputs[own]), data.targets[own])
+            assert loss == pytest.approx(expected.item(), rel=1e-9)
 
 
 def test_principal_axes_of_a_cross() -> None:

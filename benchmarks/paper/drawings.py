@@ -8,19 +8,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from re import sub
-from statistics import mean, stdev
+from statistics import mean
 from textwrap import wrap
-from typing import NamedTuple
 
 import numpy as np
 
-import hpcfed
 from benchmarks.paper.cells import Cell
 from benchmarks.paper.measures import MEASURES
+from benchmarks.paper.pictures import Picture, Runs, line_of
+from benchmarks.paper.row_drawings import between, depths, map_of_clients
 from benchmarks.paper.study import NEW_SERIES, Drawing
 from hpcfed.analysis.render import charts
 from hpcfed.analysis.render.chart_files import image
-from hpcfed.analysis.render.charts import Axis, Line, ScatterPoint, scatter, spread
+from hpcfed.analysis.render.charts import Axis, Line, spread
 from hpcfed.errors import UserError
 from hpcfed.results.run import RunRecord, mean_accuracy
 from hpcfed.results.series import series_of
@@ -38,29 +38,18 @@ WIDTH = 6.5
 """Inches."""
 LINE = 90
 """Letters of a line over a picture."""
-SHARED = {"curves": 2, "bars": 2, "across": 1, "clients": 3, "map": 3}
+SHARED = {
+    "curves": 2,
+    "bars": 2,
+    "across": 1,
+    "clients": 3,
+    "map": 3,
+    "between": 3,
+    "depths": 3,
+}
 """By kind of drawing, how many names (data set, column, method) the cells of one picture
 have in common.
 """
-
-
-class Runs(NamedTuple):
-    """A cell, and the records of its seeds."""
-
-    cell: Cell
-    records: list[RunRecord]
-
-    @property
-    def method(self) -> str:
-        return self.cell.names[2]
-
-
-class Picture(NamedTuple):
-    """A drawing, and what it is of."""
-
-    drawing: charts.Drawing
-    subject: str
-    """What the title says that it shows."""
 
 
 def draw(cells: Sequence[Cell], folder: Path) -> None:
@@ -95,8 +84,8 @@ def _groups(drawing: Drawing, cells: Sequence[Cell]) -> Iterator[list[Runs]]:
         for record in read_seeds(cell.folder):
             if record.rounds_done and record.facts["seed"] in cell.seeds:
                 records.append(record)
-        # Seeds have axes of their own: a map is of the first.
-        if drawing.kind == "map":
+        # Seeds have axes of their own: a map is of the first, as is what lies between.
+        if drawing.kind in ("map", "between"):
             records = records[:1]
         if records:
             key = cell.names[: SHARED[drawing.kind]]
@@ -159,7 +148,7 @@ def curves(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
         values = factor * np.array([row[:shortest] for row in rows])
         if drawing.cumulative:
             values = np.nancumsum(values, axis=1)
-        line = _line(one.method, np.arange(1, shortest + 1), values)
+        line = line_of(one.method, np.arange(1, shortest + 1), values)
         if line.x:
             lines.append(line)
     if not lines:
@@ -192,31 +181,6 @@ def _series(record: RunRecord, name: str) -> np.ndarray:
             return np.empty(0)
         return record.new_rounds.curve(name.removeprefix("new_"))
     return record.rounds.get(name, np.empty(0))
-
-
-def _line(name: str, x: Sequence[float] | np.ndarray, values: np.ndarray) -> Line:
-    """Return the mean over seeds, [seeds, points], with its standard error; points that
-    no seed knows are left out.
-    """
-    known = ~np.isnan(values).all(0)
-    at, middle, low, high = [], [], [], []
-    for point in np.flatnonzero(known).tolist():
-        column = values[:, point]
-        estimate = _estimate(column[~np.isnan(column)].tolist())
-        at.append(float(x[point]))
-        middle.append(estimate[0])
-        low.append(estimate[0] - estimate[1])
-        high.append(estimate[0] + estimate[1])
-    return Line(
-        name, at, middle, low, high, interval="standard error", band=len(at) > 12
-    )
-
-
-def _estimate(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and its standard error; NaN where there is one value."""
-    if len(values) < 2:
-        return values[0], math.nan
-    return mean(values), stdev(values) / math.sqrt(len(values))
 
 
 def bars(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
@@ -273,7 +237,7 @@ def _points(name: str, points: Sequence[tuple[float, list[float]]]) -> Line:
     table = np.full((widest, len(ordered)), np.nan)
     for column, (_, values) in enumerate(ordered):
         table[: len(values), column] = values
-    return _line(name, [x for x, _ in ordered], table)
+    return line_of(name, [x for x, _ in ordered], table)
 
 
 def clients(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
@@ -290,58 +254,12 @@ def clients(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
                 few = int((per_cent < drawing.below).sum())
                 of_all = int((~np.isnan(per_cent)).sum())
                 name += f" ({few} of {of_all} below {drawing.below:g} %)"
-            lines.append(_line(name, numbers, per_cent))
+            lines.append(line_of(name, numbers, per_cent))
     if not lines:
         return None
     subject = drawing.label or "accuracy of every client at the end"
     x = Axis("client", whole=True)
     return Picture(charts.lines(subject, lines, x, Axis("accuracy, %")), subject)
-
-
-def map_of_clients(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
-    """Draw what clients' training did to their rows on its two principal axes: a point
-    for every snapshot, a colour and marker for every client.
-    """
-    ((_, records),) = runs
-    rows, owners = _updates(records[0])
-    if len(rows) < 3:
-        return None
-    points, shares = principal_axes(rows)
-    drawn = []
-    for (first, second), client in zip(points.tolist(), owners.tolist(), strict=True):
-        drawn.append(ScatterPoint(first, second, series=str(client)))
-    subject = drawing.label or "updates of clients by client, on two principal axes"
-    x = Axis(f"first axis, {shares[0]:.0%} of the variance")
-    y = Axis(f"second axis, {shares[1]:.0%} of the variance")
-    return Picture(scatter(subject, drawn, x, y), subject)
-
-
-def _updates(record: RunRecord) -> tuple[np.ndarray, np.ndarray]:
-    """Return clients' rows of all snapshots without the mean of their round, which
-    drifts, and whose each is.
-    """
-    every = int(record.config["snapshot_every"])
-    rows, owners = [], []
-    run = hpcfed.open(record.folder)
-    for round in range(every, record.rounds_done + 1, every) if every else ():
-        snapshot = run.parameters(round)
-        took_part = ~np.isnan(snapshot.rows).any(1)
-        trained = snapshot.rows[took_part]
-        rows.append(trained - trained.mean(0))
-        owners.append(snapshot.clients[took_part])
-    if not rows:
-        return np.empty((0, 0)), np.empty(0, int)
-    return np.concatenate(rows), np.concatenate(owners)
-
-
-def principal_axes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where rows lie on their two principal axes, [rows, 2], and the share of
-    the variance on each.
-    """
-    centred = rows - rows.mean(0)
-    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
-    shares = sizes**2 / max(float((sizes**2).sum()), np.finfo(float).tiny)
-    return left[:, :2] * sizes[:2], shares[:2]
 
 
 KINDS: dict[str, Callable[[Drawing, Sequence[Runs]], Picture | None]] = {
@@ -350,5 +268,7 @@ KINDS: dict[str, Callable[[Drawing, Sequence[Runs]], Picture | None]] = {
     "across": across,
     "clients": clients,
     "map": map_of_clients,
+    "between": between,
+    "depths": depths,
 }
 """What draws each kind."""

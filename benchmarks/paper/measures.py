@@ -145,6 +145,12 @@ def identity(record: RunRecord) -> float:
     return 100 * record.learnings[-1].own
 
 
+def failures(record: RunRecord, final: str, *, below: float = 0.6) -> float:
+    """Return how many per cent of the clients end below this accuracy by a final."""
+    known = record.finals[final][~np.isnan(record.finals[final])]
+    return 100 * float((known < below).mean()) if len(known) else math.nan
+
+
 def mean_figure(record: RunRecord, name: str) -> float:
     """Return the mean over clients of what the method has measured at the end."""
     return mean_accuracy(record.figures[name])
@@ -278,6 +284,10 @@ MEASURES = {
     ),
     "identity": Measure(
         "generated updates in their own client's direction, %", identity
+    ),
+    "direct-failures": Measure(
+        "clients whose row out of noise is below 60 % before fine-tuning, %",
+        lambda record: failures(record, "direct"),
     ),
     "to-own": Measure(
         "distance of generated rows to the own upload, by the update's length",

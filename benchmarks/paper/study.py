@@ -86,10 +86,11 @@ class Table(Part):
 class Drawing(Part):
     """One of the paper's figures, drawn of our runs."""
 
-    kind: Literal["curves", "bars", "across", "clients", "map"]
+    kind: Literal["curves", "bars", "across", "clients", "map", "between", "depths"]
     """curves: a series over rounds, a line for every method. bars: a measure, a bar for
     every method. across: a measure over an option that columns set. clients: the finals
-    of every client. map: clients' snapshots on two principal axes.
+    of every client. map: clients' snapshots on two principal axes. between: the loss on
+    the line between two clients' rows. depths: accuracy by depth of inversion.
     """
     series: str = ""
     """What `curves` show: a series of rounds, or one of `NEW_SERIES`."""
@@ -130,6 +131,8 @@ NEEDED_BY = {
     "across": ("name", "measure", "x"),
     "clients": ("name", "finals"),
     "map": ("name",),
+    "between": ("name",),
+    "depths": ("name",),
 }
 """What a drawing needs, by its kind."""
 
