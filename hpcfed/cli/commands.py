@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from hpcfed.cli import (
     attack,
     catalogue,
+    doctor,
     examples,
     plan,
     privacy,
@@ -35,6 +36,7 @@ COMMANDS: dict[str, ModuleType] = {
     "profile": profile,
     "study": study,
     "plan": plan,
+    "doctor": doctor,
     "report": report,
     "privacy": privacy,
     "attack": attack,

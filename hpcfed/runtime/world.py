@@ -140,9 +140,15 @@ class World:
 
 
 def enter(
-    *, device: str = "auto", server_ranks: int = 0, backend: Backend = "auto"
+    *,
+    device: str = "auto",
+    server_ranks: int = 0,
+    backend: Backend = "auto",
+    connect: bool = True,
 ) -> World:
-    """Find out this rank's role, and join its group; server ranks are the last."""
+    """Find out this rank's role, and join its group unless told not to `connect`; server
+    ranks are the last.
+    """
     check_backend(backend)
     launch = launched()
     comm = mpi.all_ranks(launch)
@@ -170,7 +176,8 @@ def enter(
         os.environ |= nccl_on_shared_gpus(rank, peers, torch.cuda.nccl.version())
     pulse = None
     # A single worker needs no group. A single server rank does, for DeepSpeed.
-    if role_comm is not None and (role_size > 1 or role == "server"):
+    needed = role_comm is not None and (role_size > 1 or role == "server")
+    if needed and connect:
         name = group_backend(peers, backend)
         pulse = process_group.join(role_comm, name, chosen_device)
     return World(

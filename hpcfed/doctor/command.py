@@ -1,0 +1,59 @@
+"""Enters the world, examines it, and reports: what `hpcfed doctor` does."""
+
+import sys
+import time
+from pathlib import Path
+
+from hpcfed.analysis.render.console import Output
+from hpcfed.doctor.examine import DoctorRequest, Examination
+from hpcfed.doctor.report import print_diagnosis, write_json
+from hpcfed.errors import remark
+from hpcfed.runtime import world as worlds
+from hpcfed.runtime.launcher import launched
+from hpcfed.runtime.process_group import Backend
+from hpcfed.runtime.stalls import ending_stalls
+from hpcfed.runtime.world import World
+
+STUCK = 4.0
+"""How many times the limit of a check a rank may stay in one stage: then not even its own
+limit has ended it, or rank 0 is gone.
+"""
+
+
+def examine(
+    request: DoctorRequest, *, device: str, backend: Backend, json: Path | None
+) -> int:
+    """Examine the machine, print the report on the root, and return the exit code."""
+    rank = launched().rank
+    limit = STUCK * request.timeout
+
+    def give_up(check: str, seconds: float) -> None:
+        remark(f"hpcfed: rank {rank}: no end of '{check}' after {seconds:.0f} s")
+
+    begins = (0, "starting MPI and the device")
+    with ending_stalls(lambda: begins, limit, give_up):
+        world = worlds.enter(device=device, backend=backend, connect=False)
+    examination = Examination(world, request)
+    with ending_stalls(lambda: examination.stage, limit, give_up):
+        diagnosis = examination.run()
+    if world.is_root:
+        hosts = [location.host for location in world.locations]
+        # Output of ranks goes through their launcher, and never to a terminal.
+        console = Output(force_terminal=None if world.alone else False)
+        print_diagnosis(console, diagnosis, hosts)
+        if json is not None:
+            write_json(json, diagnosis, world)
+    if examination.hangs:
+        _end_all(world, request.timeout)
+    else:
+        world.close()
+    return diagnosis.exit_code
+
+
+def _end_all(world: World, patience: float) -> None:
+    """End all ranks: one that hangs would keep the others from ending."""
+    if not world.is_root:
+        # The root prints first.
+        time.sleep(patience)
+    sys.stdout.flush()
+    world.abort(1)

@@ -1,0 +1,301 @@
+"""The file system of --out: whether all that a run does with files works there."""
+
+import errno
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import nan
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+
+from hpcfed.doctor.finding import Finding, error, fine, skipped, warning
+from hpcfed.errors import UserError, one_line
+from hpcfed.results.claim import claimed
+from hpcfed.results.publish import hdf5_writing, publish
+from hpcfed.runtime.meetings import wait_for
+from hpcfed.words import bytes_text, seconds_text
+
+PREFIX = ".hpcfed-doctor-"
+WRITTEN = 2**24
+"""Bytes to write."""
+LITTLE = 5 * 2**30
+"""Free bytes below which a warning is due."""
+TOO_LITTLE = 2**28
+"""Free bytes below which hardly any run fits."""
+SLOW_SPEED = 20e6
+"""Bytes per second."""
+SLOW_RENAME = 1.0
+"""Seconds to publish a small file."""
+VISIBLE = 5.0
+"""Seconds after which other nodes must see a file; NFS may look once in three."""
+FLEETING = {"tmpfs": "memory", "ramfs": "memory", "overlay": "a container's own layer"}
+"""File systems whose files end with the node or the container, and what they are."""
+NETWORKED = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs")
+"""File systems that are slow to show what other nodes have written."""
+LOCKS = "locks"
+ADVICE = {
+    "write": "name an --out that you may write to, and that has room: df, quota",
+    "rename": "name an --out elsewhere: run.h5 and checkpoints are published by a rename",
+    LOCKS: "never start two runs with the same --out: nothing would keep them apart",
+    "HDF5": "name an --out elsewhere, or export HDF5_USE_FILE_LOCKING=FALSE if it is "
+    "about locks",
+}
+"""What to do if a step fails."""
+
+
+class Step(NamedTuple):
+    """One thing that a run does with files."""
+
+    name: str
+    failure: str = ""
+    """Why it failed; empty if it did not."""
+    seconds: float = nan
+
+
+class StorageProbe(NamedTuple):
+    """A rank's view of the file system."""
+
+    host: str
+    folder: str
+    kind: str
+    """As Linux names it: ext4, nfs4, lustre."""
+    free: int
+    """Bytes."""
+    free_files: int | None
+    """None if their number has no limit."""
+    steps: tuple[Step, ...]
+
+
+class NoLock(OSError):
+    """A file can be locked twice."""
+
+
+def look(out: Path, host: str) -> StorageProbe:
+    """Do all that a run does with files, in a folder of our own beside the results."""
+    near = nearest(out)
+    status = os.statvfs(near)
+    # Some file systems count no files.
+    files = status.f_favail if status.f_files else None
+    return StorageProbe(
+        host,
+        str(near),
+        mounted(near),
+        status.f_bavail * status.f_frsize,
+        files,
+        tuple(_steps(near)),
+    )
+
+
+def nearest(out: Path) -> Path:
+    """Return the folder itself, or the nearest one above it that exists."""
+    path = out.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def mounted(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """Return the kind of file system that holds a folder."""
+    kind, longest = "unknown", -1
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return kind
+    for line in lines:
+        _, place, name, *_ = line.split(" ")
+        # Linux writes spaces and the like as octal numbers.
+        place = place.encode().decode("unicode_escape")
+        holds = folder.resolve().is_relative_to(place)
+        # Of several mounts on one place, the last one counts.
+        if holds and len(place) >= longest:
+            kind, longest = name, len(place)
+    return kind
+
+
+def _steps(near: Path) -> Iterator[Step]:
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=near))
+    except OSError as failure:
+        yield Step("write", reason(failure))
+        return
+    try:
+        for name, work in WORKS.items():
+            begin = time.perf_counter()
+            try:
+                work(folder)
+            except (OSError, ValueError, RuntimeError) as failure:
+                yield Step(name, reason(failure))
+            else:
+                yield Step(name, "", time.perf_counter() - begin)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def reason(failure: BaseException) -> str:
+    """Return the system's words for a failure, without the path."""
+    if isinstance(failure, OSError) and failure.strerror:
+        return failure.strerror
+    return one_line(failure)
+
+
+def _write(folder: Path) -> None:
+    with open(folder / "write", "wb") as file:
+        file.write(os.urandom(WRITTEN))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _rename(folder: Path) -> None:
+    path = folder / "published"
+    for content in (b"old", b"new"):
+        publish(content, path)
+    if path.read_bytes() != b"new":
+        raise OSError(errno.EIO, "a file has its old content after a rename")
+
+
+def _lock(folder: Path) -> None:
+    with claimed(folder):
+        if not is_claimed(folder):
+            raise NoLock(errno.ENOLCK, "a file can be locked twice")
+
+
+def is_claimed(folder: Path) -> bool:
+    """Tell whether a second run would be refused."""
+    try:
+        with claimed(folder):
+            return False
+    except UserError:
+        return True
+
+
+def _hdf5(folder: Path) -> None:
+    path, numbers = folder / "probe.h5", np.arange(1000.0)
+    with hdf5_writing(path), h5py.File(path, "w") as file:
+        file["numbers"] = numbers
+    with h5py.File(path) as file:
+        if not np.array_equal(file["numbers"][()], numbers):
+            raise OSError(errno.EIO, "HDF5 reads other numbers than it has written")
+
+
+WORKS: dict[str, Callable[[Path], None]] = {
+    "write": _write,
+    "rename": _rename,
+    LOCKS: _lock,
+    "HDF5": _hdf5,
+}
+"""The steps, in this order."""
+
+
+def judge(ranks: Mapping[int, StorageProbe], out: Path) -> list[Finding]:
+    """Judge the file system as each node's first rank sees it."""
+    found: list[Finding] = []
+    for rank, probe in ranks.items():
+        found += _judge_one(rank, probe)
+    if any(finding.level != "OK" for finding in found):
+        return [finding for finding in found if finding.level != "OK"]
+    first = next(iter(ranks.values()))
+    there = "" if Path(first.folder) == out.absolute() else f" ({out} is not there yet)"
+    slowest = {
+        name: max(
+            step.seconds
+            for probe in ranks.values()
+            for step in probe.steps
+            if step.name == name
+        )
+        for name in WORKS
+    }
+    speed = f"{bytes_text(WRITTEN / slowest['write'])}/s"
+    # A step publishes two files.
+    publishing = seconds_text(slowest["rename"] / 2)
+    return [
+        fine("folder", f"{first.folder}{there}: {first.kind}"),
+        fine("free space", bytes_text(min(probe.free for probe in ranks.values()))),
+        fine("write, fsync", speed),
+        fine("rename", f"{publishing} to publish a file"),
+        fine(LOCKS, "a second run is refused"),
+        fine("HDF5", "written and read"),
+    ]
+
+
+def _judge_one(rank: int, probe: StorageProbe) -> Iterator[Finding]:
+    where = probe.folder
+    if probe.kind in FLEETING:
+        told = f"{where} is {FLEETING[probe.kind]} ({probe.kind})"
+        advice = "name an --out whose files stay: these end with the node or container"
+        yield warning("folder", told, advice, rank)
+    if probe.kind in NETWORKED:
+        told = f"{where} is on {probe.kind}"
+        advice = (
+            "rather name a parallel file system: snapshots of many ranks are slow here"
+        )
+        yield warning("folder", told, advice, rank)
+    if probe.free < LITTLE:
+        told = f"{bytes_text(probe.free)} in {where}"
+        level = error if probe.free < TOO_LITTLE else warning
+        yield level("free space", told, "free some, or name another --out", rank)
+    if probe.free_files is not None and probe.free_files < 1000:
+        told = f"room for {probe.free_files} more files in {where}"
+        yield error("free space", told, "remove files, or name another --out", rank)
+    for step in probe.steps:
+        if step.failure:
+            level = warning if step.name == LOCKS else error
+            told = f"{where}: {step.failure}"
+            yield level(step.name, told, ADVICE[step.name], rank)
+        elif step.name == "write" and WRITTEN / step.seconds < SLOW_SPEED:
+            told = f"{bytes_text(WRITTEN / step.seconds)}/s in {where}"
+            advice = "name a faster --out, or write fewer snapshots and checkpoints"
+            yield warning("write, fsync", told, advice, rank)
+        elif step.name == "rename" and step.seconds / 2 > SLOW_RENAME:
+            told = f"{seconds_text(step.seconds / 2)} to publish a file in {where}"
+            advice = "name a faster --out: each recorded round publishes run.h5"
+            yield warning("rename", told, advice, rank)
+
+
+# Whether all nodes see the same folder, and each other's locks.
+
+
+@contextmanager
+def offered(out: Path) -> Iterator[Path]:
+    """Hold the claim of a new folder within the block, for other nodes to look at."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=nearest(out)))
+    try:
+        with claimed(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Seen(NamedTuple):
+    """What a node sees of the root's folder."""
+
+    there: bool
+    locked: bool
+
+
+def see(folder: Path) -> Seen:
+    """Look at the folder that the root has made."""
+    there = wait_for(folder.is_dir, VISIBLE)
+    return Seen(there, there and is_claimed(folder))
+
+
+def judge_shared(ranks: Mapping[int, Seen]) -> Finding:
+    """Judge what the first ranks of other nodes see."""
+    if not ranks:
+        return skipped("shared", "one node")
+    blind = [rank for rank, seen in ranks.items() if not seen.there]
+    if blind:
+        told = "does not see what rank 0 writes to --out"
+        advice = "name an --out on a file system that all nodes share"
+        return error("shared", told, advice, *blind)
+    free = [rank for rank, seen in ranks.items() if not seen.locked]
+    if free:
+        told = "does not see the lock of rank 0"
+        advice = f"{ADVICE[LOCKS]}; Lustre needs the mount option flock"
+        return warning("shared", told, advice, *free)
+    return fine("shared", "all nodes see the folder and its lock")
