@@ -36,7 +36,7 @@ Finished = subprocess.CompletedProcess[str]
 LONGEST = (
     "nccl", "gpu_server", "slurm", "resume", "hostile", "span", "readme", "pfedgpa_ranks", "faults", "ranks", "genefl", "folder",
     "engine", "deepspeed", "paper", "tokens", "rivals", "mpi", "study_page", "overlap", "placement", "own_networks", "genfed",
-    "record", "cli", "seeds", "baselines", "extending", "requeue", "counts", "early_stop", "python", "profile", "kernels",
+    "record", "cli", "seeds", "baselines", "extending", "requeue", "counts", "doctor", "early_stop", "python", "profile", "kernels",
     "pfedgpa_server", "new_clients", "own_methods", "own_data", "examples", "metrics", "privacy", "clock", "depths", "bad_updates",
     "weights", "methods", "server", "stalls", "config", "pfedgpa_files", "guidance", "server_study", "learning", "pfedgpa", "fisher",
     "study", "stacks", "watch", "report",

@@ -75,7 +75,9 @@ class Examination:
         self._tell("MPI", placement.judge, placed)
         versions = self._ask("software", "versions", lambda: software.look(world))
         self._tell("software", software.judge, versions)
-        allowed = self._ask("limits", "limits", lambda: limits.look(host))
+        allowed = self._ask(
+            "limits", "limits", lambda: limits.look(host, is_root=world.is_root)
+        )
         self._tell("limits", limits.judge, allowed)
         measured = self._ask("device", "speed", lambda: devices.look(world))
         firsts = {rank: one for rank, one in measured.items() if one is not None}

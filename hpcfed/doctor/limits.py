@@ -1,7 +1,10 @@
 """What the system allows a rank: memory, files, and time."""
 
 import os
+import re
 import resource
+import shutil
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +25,8 @@ LITTLE_SHARED = 2**28
 """Bytes of shared memory; containers often have 64 MiB, and NCCL needs more."""
 SHORT = 600
 """Seconds of a job below which a warning is due."""
+ANSWER = 10
+"""Seconds that Slurm may take to answer."""
 TOO_SHORT = 120
 """Seconds before its limit at which slurm/run.sbatch stops a run."""
 
@@ -80,8 +85,10 @@ class Allowed(NamedTuple):
     """Whether compiled kernels can be kept."""
 
 
-def look(host: str) -> Allowed:
-    """Find out what this rank may use."""
+def look(host: str, *, is_root: bool) -> Allowed:
+    """Find out what this rank may use. Only the root asks Slurm: it is slow to answer
+    thousands at once.
+    """
     limits = {one.name: soft_limit(one.number) for one in RESOURCES}
     shared = None
     if SHARED_MEMORY.is_dir():
@@ -94,7 +101,7 @@ def look(host: str) -> Allowed:
         infiniband=INFINIBAND.is_dir() and any(INFINIBAND.iterdir()),
         memory=available(),
         shared=shared,
-        seconds_left=seconds_left(os.environ, time.time()),
+        seconds_left=seconds_left(os.environ, time.time()) if is_root else None,
         in_job="SLURM_JOB_ID" in os.environ,
         cached=cache.own_folder("bytecode") is not None,
     )
@@ -109,7 +116,24 @@ def soft_limit(number: int) -> int | None:
 def seconds_left(environment: Mapping[str, str], now: float) -> float | None:
     """Return the time until the Slurm job's end; None if Slurm does not tell."""
     end = environment.get("SLURM_JOB_END_TIME", "")
-    return float(end) - now if end.isdigit() else None
+    if end.isdigit():
+        return float(end) - now
+    # Older versions do not set it.
+    job, squeue = environment.get("SLURM_JOB_ID", ""), shutil.which("squeue")
+    if not job.isdigit() or squeue is None:
+        return None
+    command = [squeue, "--noheader", f"--jobs={job}", "--format=%L"]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER)
+    return clock_seconds(asked.stdout.strip())
+
+
+def clock_seconds(text: str) -> float | None:
+    """Return the seconds of `1-02:03:04`, as Slurm writes times; None for a word."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(number or 0) for number in found.groups())
+    return float(seconds + 60 * (minutes + 60 * (hours + 24 * days)))
 
 
 def judge(ranks: Mapping[int, Allowed]) -> list[Finding]:
@@ -195,7 +219,7 @@ def _time(ranks: Mapping[int, Allowed]) -> Finding:
         return skipped("time limit", "no Slurm job")
     known = [own.seconds_left for own in ranks.values() if own.seconds_left is not None]
     if not known:
-        return skipped("time limit", "Slurm does not set SLURM_JOB_END_TIME")
+        return skipped("time limit", "Slurm tells none")
     left = min(known)
     told = f"{time_text(max(left, 0))} of the job are left"
     if left < TOO_SHORT:

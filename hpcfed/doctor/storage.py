@@ -38,12 +38,13 @@ FLEETING = {"tmpfs": "memory", "ramfs": "memory", "overlay": "a container's own 
 """File systems whose files end with the node or the container, and what they are."""
 NETWORKED = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs")
 """File systems that are slow to show what other nodes have written."""
-LOCKS = "locks"
+WRITE, RENAME, LOCKS, HDF5 = "write, fsync", "rename", "locks", "HDF5"
+"""What a run does with files."""
 ADVICE = {
-    "write": "name an --out that you may write to, and that has room: df, quota",
-    "rename": "name an --out elsewhere: run.h5 and checkpoints are published by a rename",
+    WRITE: "name an --out that you may write to, and that has room: df, quota",
+    RENAME: "name an --out elsewhere: run.h5 and checkpoints are published by a rename",
     LOCKS: "never start two runs with the same --out: nothing would keep them apart",
-    "HDF5": "name an --out elsewhere, or export HDF5_USE_FILE_LOCKING=FALSE if it is "
+    HDF5: "name an --out elsewhere, or export HDF5_USE_FILE_LOCKING=FALSE if it is "
     "about locks",
 }
 """What to do if a step fails."""
@@ -122,7 +123,7 @@ def _steps(near: Path) -> Iterator[Step]:
     try:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=near))
     except OSError as failure:
-        yield Step("write", reason(failure))
+        yield Step(WRITE, reason(failure))
         return
     try:
         for name, work in WORKS.items():
@@ -184,43 +185,48 @@ def _hdf5(folder: Path) -> None:
 
 
 WORKS: dict[str, Callable[[Path], None]] = {
-    "write": _write,
-    "rename": _rename,
+    WRITE: _write,
+    RENAME: _rename,
     LOCKS: _lock,
-    "HDF5": _hdf5,
+    HDF5: _hdf5,
 }
 """The steps, in this order."""
 
 
 def judge(ranks: Mapping[int, StorageProbe], out: Path) -> list[Finding]:
     """Judge the file system as each node's first rank sees it."""
+    bad = [one for rank, probe in ranks.items() for one in _judge_one(rank, probe)]
     found: list[Finding] = []
-    for rank, probe in ranks.items():
-        found += _judge_one(rank, probe)
-    if any(finding.level != "OK" for finding in found):
-        return [finding for finding in found if finding.level != "OK"]
+    for check, told in _told(ranks, out).items():
+        own = [finding for finding in bad if finding.check == check]
+        found += own or [fine(check, told)]
+    return found
+
+
+def _told(ranks: Mapping[int, StorageProbe], out: Path) -> dict[str, str]:
+    """Return what to say of each check that finds nothing wrong."""
     first = next(iter(ranks.values()))
     there = "" if Path(first.folder) == out.absolute() else f" ({out} is not there yet)"
-    slowest = {
-        name: max(
-            step.seconds
-            for probe in ranks.values()
-            for step in probe.steps
-            if step.name == name
-        )
-        for name in WORKS
+    told = {
+        "folder": f"{first.folder}{there}: {first.kind}",
+        "free space": bytes_text(min(probe.free for probe in ranks.values())),
     }
-    speed = f"{bytes_text(WRITTEN / slowest['write'])}/s"
-    # A step publishes two files.
-    publishing = seconds_text(slowest["rename"] / 2)
-    return [
-        fine("folder", f"{first.folder}{there}: {first.kind}"),
-        fine("free space", bytes_text(min(probe.free for probe in ranks.values()))),
-        fine("write, fsync", speed),
-        fine("rename", f"{publishing} to publish a file"),
-        fine(LOCKS, "a second run is refused"),
-        fine("HDF5", "written and read"),
-    ]
+    steps = [step for probe in ranks.values() for step in probe.steps]
+    for name in WORKS:
+        # Where no folder can be made, later steps were not tried.
+        if any(step.name == name for step in steps):
+            seconds = max(step.seconds for step in steps if step.name == name)
+            told[name] = _step_told(name, seconds)
+    return told
+
+
+def _step_told(name: str, seconds: float) -> str:
+    if name == WRITE:
+        return f"{bytes_text(WRITTEN / seconds)}/s"
+    if name == RENAME:
+        # A step publishes two files.
+        return f"{seconds_text(seconds / 2)} to publish a file"
+    return "a second run is refused" if name == LOCKS else "written and read"
 
 
 def _judge_one(rank: int, probe: StorageProbe) -> Iterator[Finding]:
@@ -247,14 +253,14 @@ def _judge_one(rank: int, probe: StorageProbe) -> Iterator[Finding]:
             level = warning if step.name == LOCKS else error
             told = f"{where}: {step.failure}"
             yield level(step.name, told, ADVICE[step.name], rank)
-        elif step.name == "write" and WRITTEN / step.seconds < SLOW_SPEED:
+        elif step.name == WRITE and WRITTEN / step.seconds < SLOW_SPEED:
             told = f"{bytes_text(WRITTEN / step.seconds)}/s in {where}"
             advice = "name a faster --out, or write fewer snapshots and checkpoints"
-            yield warning("write, fsync", told, advice, rank)
-        elif step.name == "rename" and step.seconds / 2 > SLOW_RENAME:
+            yield warning(WRITE, told, advice, rank)
+        elif step.name == RENAME and step.seconds / 2 > SLOW_RENAME:
             told = f"{seconds_text(step.seconds / 2)} to publish a file in {where}"
             advice = "name a faster --out: each recorded round publishes run.h5"
-            yield warning("rename", told, advice, rank)
+            yield warning(RENAME, told, advice, rank)
 
 
 # Whether all nodes see the same folder, and each other's locks.
