@@ -37,7 +37,7 @@ from hpcfed.runtime.launcher import Launch
 from hpcfed.runtime.location import Location
 from hpcfed.runtime.machine import Machine, available
 from hpcfed.runtime.meetings import Meetings
-from hpcfed.runtime.probes import Exchange, MpiFacts, Passed, scopes
+from hpcfed.runtime.probes import MpiFacts, Passed, TimedCollective, scopes
 
 GIB = 2**30
 OPEN_MPI = MpiFacts("Open MPI v5.0.11", "multiple")
@@ -69,7 +69,7 @@ def place(
 def measure(flops: float = 1e13, copied: float = 1e12, **state: Any) -> Any:
     """A rank with a GPU."""
     gpu = GPU._replace(**state)
-    return devices.Measured(
+    return devices.DeviceProbe(
         "a", "1a2b", "H", "cuda", True, flops, copied, gpu, gpu.free
     )
 
@@ -270,7 +270,7 @@ def test_wrong_lost_and_slow_messages_are_told() -> None:
 
 
 def test_collectives_are_told_by_their_slowest() -> None:
-    fast = Exchange("all-reduce", "within nodes", 2, True, 1e-5, 4 * GIB)
+    fast = TimedCollective("all-reduce", "within nodes", 2, True, 1e-5, 4 * GIB)
     slow = fast._replace(bytes_per_second=2 * GIB)
     found = links.judge_exchanges({0: [fast], 1: [fast], 2: [slow], 3: [slow]}, "nccl")
     assert [finding.told for finding in found] == [

@@ -35,7 +35,7 @@ LOW_CLOCK = 0.7
 """Below this share of its highest clock, right after work, a GPU is held back."""
 
 
-class Measured(NamedTuple):
+class DeviceProbe(NamedTuple):
     """What a rank's device is and does."""
 
     host: str
@@ -53,7 +53,7 @@ class Measured(NamedTuple):
     """Bytes of the GPU that were free before the work."""
 
 
-Ranks = Mapping[int, Measured]
+Ranks = Mapping[int, DeviceProbe]
 
 
 def is_first(world: World) -> bool:
@@ -63,7 +63,7 @@ def is_first(world: World) -> bool:
     return on_cpu or places.index(places[world.rank]) == world.rank
 
 
-def look(world: World) -> Measured | None:
+def look(world: World) -> DeviceProbe | None:
     """Measure this rank's device; None if another rank does."""
     if not is_first(world):
         return None
@@ -72,7 +72,7 @@ def look(world: World) -> Measured | None:
     free = gpu_state(here.device).free if on_gpu else None
     right = product_is_right(device)
     ceilings = Ceilings.of(device, trials=TRIALS)
-    return Measured(
+    return DeviceProbe(
         here.host,
         here.device,
         here.device_name,

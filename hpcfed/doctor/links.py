@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from hpcfed.doctor.finding import Finding, error, fine, ranks_text, warning
-from hpcfed.runtime.probes import Exchange, Passed
+from hpcfed.runtime.probes import Passed, TimedCollective
 from hpcfed.words import bytes_text, seconds_text
 
 SLOW_LINK = 0.25
@@ -53,7 +53,9 @@ def judge_messages(ranks: Mapping[int, Passed | None]) -> list[Finding]:
     return [fine("MPI messages", f"{text} between the slowest neighbours")]
 
 
-def judge_exchanges(ranks: Mapping[int, list[Exchange]], backend: str) -> list[Finding]:
+def judge_exchanges(
+    ranks: Mapping[int, list[TimedCollective]], backend: str
+) -> list[Finding]:
     """Judge collectives by torch.distributed."""
     found = []
     kinds = {(one.kind, one.scope): one for own in ranks.values() for one in own}

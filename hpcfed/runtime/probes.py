@@ -47,7 +47,7 @@ class Passed(NamedTuple):
     bytes_per_second: float
 
 
-class Exchange(NamedTuple):
+class TimedCollective(NamedTuple):
     """A collective among some ranks, by torch.distributed."""
 
     kind: str
@@ -132,7 +132,7 @@ def connect(world: World) -> str:
     return process_group.backend()
 
 
-def exchanges(world: World) -> list[Exchange]:
+def exchanges(world: World) -> list[TimedCollective]:
     """Time collectives among all ranks, those of each node, and the nodes' first ranks;
     this rank's only. The same call on every rank.
     """
@@ -163,7 +163,7 @@ def scopes(hosts: list[str]) -> list[tuple[str, tuple[int, ...]]]:
 
 def _all_reduce(
     world: World, scope: str, ranks: tuple[int, ...], group: Any
-) -> Exchange:
+) -> TimedCollective:
     def reduce(tensor: Tensor) -> None:
         dist.all_reduce(tensor, group=group)
 
@@ -175,7 +175,7 @@ def _all_reduce(
 
 def _broadcast(
     world: World, scope: str, ranks: tuple[int, ...], group: Any
-) -> Exchange:
+) -> TimedCollective:
     def broadcast(tensor: Tensor) -> None:
         dist.broadcast(tensor, ranks[-1], group=group)
 
@@ -192,7 +192,7 @@ def _timed(
     ranks: int,
     exchange: Callable[[Tensor], None],
     wanted: Callable[[int], np.ndarray],
-) -> Exchange:
+) -> TimedCollective:
     # As in a run, gloo's numbers lie in host memory.
     gloo = process_group.backend() == "gloo"
     device = torch.device("cpu") if gloo else world.device
@@ -210,7 +210,7 @@ def _timed(
         right = right and np.array_equal(tensor.cpu().numpy(), wanted(number))
         best.append(min(times))
     speed = 4 * LARGE[device.type] / best[1]
-    return Exchange(kind, scope, ranks, right, best[0], speed)
+    return TimedCollective(kind, scope, ranks, right, best[0], speed)
 
 
 def _synchronise(device: torch.device) -> None:
