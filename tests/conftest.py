@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.harness import waiting
-from hpcfed.runtime import own_kernels
+from hpcfed.runtime import graphs, own_kernels
 from hpcfed.runtime.device import keeping_arithmetic
 from hpcfed.runtime.own_kernels import KernelChoice
 
@@ -123,6 +123,11 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
+    captures = item.get_closest_marker("captures") is not None
+    if captures and not graphs.can_capture(torch.device("cuda")):
+        pytest.skip(
+            "nothing is captured: --kernels torch needs torch.accelerator.Graph"
+        )
     of_kernels = item.get_closest_marker("own_kernels") is not None
     if of_kernels and not own_kernels.are_allowed():
         pytest.skip("is about hpcfed's own kernels, which --kernels torch leaves out")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hpcfed.runtime import process_group
-from hpcfed.runtime.device import noting_peaks
+from hpcfed.runtime.accelerator import noting_peaks
 from tests import conftest, server_ranks
 from tests.server_ranks import WAYS
 

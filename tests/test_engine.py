@@ -50,7 +50,7 @@ from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.models.stack import StackedNetwork
-from hpcfed.runtime import randomness
+from hpcfed.runtime import accelerator, randomness
 from tests.naive import (
     FLIPPED,
     SHAPES,
@@ -718,9 +718,7 @@ def test_a_stack_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for free in (2**34, 2**33, 2**10):
         engine = Engine(network, Layout.of(network), shape=(3, 32, 32))
-        monkeypatch.setattr(
-            torch.cuda, "mem_get_info", lambda device, free=free: (free, 2**37)
-        )
+        monkeypatch.setattr(accelerator, "free_memory", lambda device, free=free: free)
         sizes.append(engine.stacks.size(50, rows))
     assert sizes[0] // 2 == sizes[1] > 100
     assert sizes[2] == 1
@@ -872,7 +870,7 @@ def test_all_steps_of_a_cohort_at_once_change_nothing(
     expected, _ = rounds_of_clients("cnn-digits", SIZES, "cpu")
     at_once = []
 
-    def captured(self: Replays, function: Callable[[], None]) -> SimpleNamespace:
+    def recorded(function: Callable[[], None]) -> SimpleNamespace:
         if "all_steps" in repr(function):
             at_once.append(function)
             if refused:
@@ -881,10 +879,9 @@ def test_all_steps_of_a_cohort_at_once_change_nothing(
 
     def begin(self: Replays, *_: object, **__: object) -> None:
         self._on, self._may_fail, self._graphs = True, False, {}
+        self._recorder = SimpleNamespace(record=recorded, forget=lambda: None)
 
     monkeypatch.setattr(Replays, "__init__", begin)
-    monkeypatch.setattr(Replays, "_captured", captured)
-    monkeypatch.setattr(Replays, "forget", lambda self: self._graphs.clear())
     found, engine = rounds_of_clients("cnn-digits", SIZES, "cpu")
     assert same_bits(found, expected)
     (training,) = engine._trainings.values()
@@ -894,6 +891,7 @@ def test_all_steps_of_a_cohort_at_once_change_nothing(
 
 
 @pytest.mark.gpu
+@pytest.mark.captures
 @pytest.mark.parametrize("sizes", [SIZES, (40, 40, 40)])
 @pytest.mark.parametrize("name", ["mlp", "cnn-digits", "cnn-bn"])
 def test_a_graph_of_all_steps_has_the_bits_of_single_ones(
@@ -911,6 +909,7 @@ def test_a_graph_of_all_steps_has_the_bits_of_single_ones(
 
 
 @pytest.mark.gpu
+@pytest.mark.captures
 def test_steps_are_captured_on_a_gpu() -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     layout, shard = (

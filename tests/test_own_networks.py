@@ -652,6 +652,7 @@ def test_buffers_are_averaged_as_plain_fedavg_does_over_a_state_dict(name: str) 
 
 
 @pytest.mark.gpu
+@pytest.mark.captures
 def test_a_capture_that_fails_leaves_no_trace() -> None:
     """Torch's generator draws on, and the step runs plainly from then on."""
     replays = Replays(torch.device("cuda"), may_fail=True)

@@ -18,7 +18,7 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.lora import add_adapters
 from hpcfed.models.own import Sample
 from hpcfed.models.stack import StackedNetwork
-from hpcfed.runtime import randomness
+from hpcfed.runtime import accelerator, randomness
 from tests.test_adapter_files import network_folder, options, ran
 
 transformers = pytest.importorskip("transformers", reason="pip install 'hpcfed[hf]'")
@@ -121,7 +121,7 @@ def planned(
     keeps, and whether blocks compute again.
     """
     monkeypatch.setattr(blocks_module, "LARGE", 0)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    monkeypatch.setattr(accelerator, "free_memory", lambda device: free)
     network = network_of("Llama")
     add_adapters(network, rank=1, alpha=1.0, layers="*.q_proj")
     layout = Layout.of(network)

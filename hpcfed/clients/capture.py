@@ -4,12 +4,12 @@ Launching the kernels of a small network's step one by one takes longer than the
 themselves.
 """
 
-import gc
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable
 
 import torch
 
+from hpcfed.runtime import graphs
+from hpcfed.runtime.graphs import Graph, GraphRecorder
 from hpcfed.runtime.starting import starting
 
 Run = Callable[[Hashable, Callable[[], None]], None]
@@ -36,14 +36,12 @@ class Replays:
         """`on`: whether functions can be captured. `may_fail`: this is not certain, so
         stop capturing after the first failure.
         """
-        self._on = on and device.type == "cuda"
+        self._on = on and graphs.can_capture(device)
         self._may_fail = may_fail
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self._graphs: dict[Hashable, Graph | None] = {}
         """None for a function that has run only once."""
         if self._on:
-            # One memory pool for all graphs, since they never run at the same time.
-            self._pool = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream(device)
+            self._recorder = GraphRecorder(device)
 
     @property
     def captures(self) -> bool:
@@ -82,17 +80,17 @@ class Replays:
             self._graphs[key] = None
             try:
                 with starting.counted("captured"):
-                    graph = self._captured(function)
+                    graph = self._recorder.record(function)
             except RuntimeError:
                 return False
             self._graphs[key] = graph
         graph.replay()
         return True
 
-    def _tried(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+    def _tried(self, function: Callable[[], None]) -> Graph | None:
         try:
             with starting.counted("captured"):
-                return self._captured(function)
+                return self._recorder.record(function)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
@@ -102,30 +100,11 @@ class Replays:
             self._on = False
             return None
 
-    def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        _make_room()
-        # CUDA refuses captures on the default stream, so they have one of their own.
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), _keeping_garbage():
-            graph.capture_begin(pool=self._pool)
-            try:
-                function()
-            except BaseException:
-                # A capture that has begun must end, or nothing else could be launched.
-                with suppress(RuntimeError):
-                    graph.capture_end()
-                _leave_capture()
-                raise
-            graph.capture_end()
-        return graph
-
     def forget(self) -> None:
         """Drop all graphs, because the memory that they use is about to move."""
         self._graphs.clear()
         if self._on:
-            # The old pool is freed with its last graph.
-            self._pool = torch.cuda.graph_pool_handle()
+            self._recorder.forget()
 
 
 class Repeats:
@@ -146,35 +125,3 @@ class Repeats:
         if self._in_a_row >= self._times and len(self._worthy) < self._most:
             self._worthy.add(key)
         return key in self._worthy
-
-
-def _make_room() -> None:
-    """Return what plain runs have left in torch's cache, if a graph, which has memory of
-    its own, might need it: during a capture torch cannot.
-    """
-    free, _ = torch.cuda.mem_get_info()
-    if free < torch.cuda.max_memory_allocated():
-        torch.cuda.empty_cache()
-
-
-@contextmanager
-def _keeping_garbage() -> Iterator[None]:
-    """Suspend Python's garbage collection. Graphs of an earlier run may be garbage, and
-    destroying a graph during the capture of another spoils that capture.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _leave_capture() -> None:
-    """Let torch's generator of this device draw again after a failed capture.
-
-    It would still believe that it is being captured. A clone of it does not.
-    """
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    generator.graphsafe_set_state(generator.clone_state())

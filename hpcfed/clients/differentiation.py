@@ -13,6 +13,7 @@ from hpcfed.kernels.linear import Update
 from hpcfed.models.forward import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 from hpcfed.models.layout import Entry
+from hpcfed.runtime.accelerator import is_gpu
 
 HALVES_ALIGNMENT = 8
 """Columns: cuDNN loads 16 bytes of bfloat16 at once."""
@@ -207,7 +208,7 @@ def _copy_missing(gradients: tuple[Tensor | None, ...], sinks: list[Tensor]) -> 
         elif gradient.data_ptr() != sink.data_ptr():
             targets, sources = pairs.setdefault(gradient.dtype, ([], []))
             # As vectors, so that both sides have the same strides.
-            if sink.is_cuda and len(sink) == 1:
+            if len(sink) == 1 and is_gpu(sink.device):
                 sink, gradient = _as_stored(sink), _as_stored(gradient)
             targets.append(sink)
             sources.append(gradient)

@@ -40,6 +40,7 @@ from hpcfed.models.kernel_layout import KernelLayout
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import Sample, sample_through
 from hpcfed.models.stack import StackedNetwork
+from hpcfed.runtime.accelerator import is_gpu
 from hpcfed.runtime.device import on_device
 
 _CPU = torch.device("cpu")
@@ -84,7 +85,7 @@ class Engine:
         self.layout = layout
         self._lengths = lengths
         # Only GPUs are faster in bfloat16.
-        bf16 = bf16 and device.type == "cuda"
+        bf16 = bf16 and is_gpu(device)
         # Resolved once: the run records and prints which mode it is.
         if mode == "auto" and self._fills_device(network):
             mode = "loop"
@@ -235,12 +236,11 @@ class Engine:
         return self._positions[1:]
 
     def _has_lanes(self, rows: Tensor) -> bool:
-        """Tell whether stacks of one may train concurrently.
-
-        A user's module may hold on to tensors in ways that we cannot know.
+        """Tell whether stacks of one may train concurrently: a user's module may hold on
+        to tensors in ways that we cannot know.
         """
         known = self._network.captures and not self._network.capture_may_fail
-        return self.mode == "loop" and rows.is_cuda and known
+        return self.mode == "loop" and is_gpu(rows.device) and known
 
     def _take_turns(self, tasks: Sequence[Task], job: TrainingJob) -> None:
         """Run the clients' tasks, in as many lanes as memory allows."""

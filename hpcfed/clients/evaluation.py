@@ -27,6 +27,7 @@ from hpcfed.kernels.cuda import without_trials
 from hpcfed.models.cost import Cost
 from hpcfed.models.forward import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
+from hpcfed.runtime.accelerator import is_gpu
 from hpcfed.runtime.device import on_device
 
 EVALUATION_SAMPLES = 4096
@@ -81,7 +82,8 @@ class _Evaluation:
         self._shard = judged.shard
         self._device = judged.shard.inputs.device
         self._inputs = judged.shard.inputs
-        if self._device.type == "cuda":
+        self._on_gpu = is_gpu(self._device)
+        if self._on_gpu:
             self._inputs = gatherable(self._inputs)
         self._objective = OBJECTIVES[judged.shard.task]
         network = judged.network
@@ -94,7 +96,7 @@ class _Evaluation:
             may_fail=network.capture_may_fail,
         )
         # Shapes are rounded up, so that a few captured steps serve all of them.
-        self._rounds_up = judged.captured and self._device.type == "cuda"
+        self._rounds_up = judged.captured and self._on_gpu
         self._like = torch.zeros((), dtype=judged.dtype, device=self._device)
         # On the device: a captured step must read it there.
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -122,7 +124,7 @@ class _Evaluation:
         """
         tensors = self._judged.layout.views(*rows)
         chosen = samples.index_select(0, self._step)[0, :clients, :slots].flatten()
-        if self._device.type == "cuda":
+        if self._on_gpu:
             inputs = gather_inputs(self._inputs, samples, self._step, clients, slots)
         else:
             inputs = self._inputs.index_select(0, chosen)

@@ -27,6 +27,7 @@ from hpcfed.models.cost import Cost
 from hpcfed.models.frozen import frozen_weights_of, own_copies
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import answers
+from hpcfed.runtime import accelerator
 
 MEMORY_SHARE = 0.1
 """Share of a GPU's free memory for gradients and activations held at the same time."""
@@ -169,7 +170,11 @@ class Fisher:
                 handle.remove()
 
     def _in_bf16(self, like: Tensor) -> bool:
-        return self._bf16 and like.is_cuda and like.dtype == torch.float32
+        return (
+            self._bf16
+            and like.dtype == torch.float32
+            and accelerator.is_gpu(like.device)
+        )
 
     def _evaluating(self) -> nn.Module:
         """Return the network in evaluation mode; only its structure is used."""
@@ -256,5 +261,5 @@ its tensors, its input, and the gradient of its output.
 def _floats_at_once(rows: Tensor) -> int:
     if rows.device.type == "cpu":
         return CPU_FLOATS
-    free, _ = torch.cuda.mem_get_info(rows.device)
+    free = accelerator.free_memory(rows.device)
     return int(MEMORY_SHARE * free / rows.element_size())

@@ -14,6 +14,7 @@ from hpcfed.models.forward import Forward
 from hpcfed.models.frozen import HALF, place_of
 from hpcfed.models.layout import Layout
 from hpcfed.models.stack import StackedNetwork
+from hpcfed.runtime import accelerator
 from hpcfed.words import bytes_text
 
 FLOAT = 4
@@ -115,13 +116,13 @@ def planned_step(
     size = HALF if forward.over_halves else FLOAT
     activations = copies * batch_size * kept.total
     found = footprint(network, layout, size, activations, batch_size)
-    if found is not None and device.type == "cuda":
+    if found is not None and accelerator.is_gpu(device):
         # What the trial has left, and nothing uses any more.
-        torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(device)
+        accelerator.return_memory()
+        free = accelerator.free_memory(device)
         # A base that came in bfloat16 and computes in float32 has yet to be widened.
         there, kept_type = place_of(network)
-        arrived = there.type == "cuda" and size == kept_type.itemsize
+        arrived = accelerator.is_gpu(there) and size == kept_type.itemsize
         rest = free if arrived else max(1.0, free - found.base)
         found = replace(found, free=rest)
     blocks = find_blocks(network)

@@ -2,17 +2,18 @@
 
 One client's batch of a large network does not fill a GPU: its last layers are small,
 and normalisation waits for memory while convolutions wait for tensor cores. A lane is a
-CUDA stream with its own memory and captured steps. So the device can choose among the
-steps of several clients.
+stream of the GPU with its own memory and captured steps. So the device can choose among
+the steps of several clients.
 """
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+
+from hpcfed.runtime import accelerator
 
 T = TypeVar("T")
 Task = Callable[[int], Iterator[None]]
@@ -64,24 +65,24 @@ class Lanes:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._streams: list[torch.cuda.Stream] = []
+        self._streams: list[Any] = []
 
     @contextmanager
     def open(self, count: int) -> Iterator[list[Lane]]:
         """Open lanes. They begin after all work that was launched before; work that is
         launched afterwards waits for them.
         """
-        if self._device.type != "cuda":
+        if not accelerator.is_gpu(self._device):
             yield [nullcontext] * count
             return
         while len(self._streams) < count:
-            self._streams.append(torch.cuda.Stream(self._device))
+            self._streams.append(accelerator.new_stream(self._device))
         streams = self._streams[:count]
-        here = torch.cuda.current_stream(self._device)
+        here = accelerator.current_stream(self._device)
         for stream in streams:
             stream.wait_stream(here)
         try:
-            yield [partial(torch.cuda.stream, stream) for stream in streams]
+            yield [accelerator.entering(stream) for stream in streams]
         finally:
             # Also after a failure: memory in use must not be reused.
             for stream in streams:
@@ -89,5 +90,4 @@ class Lanes:
 
     def settle(self) -> None:
         """Wait until the device has nothing left to do."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        accelerator.synchronize(self._device)

@@ -34,6 +34,7 @@ from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.data.shards import Shard
 from hpcfed.errors import one_line
 from hpcfed.plugins import without_exits
+from hpcfed.runtime import accelerator
 from hpcfed.runtime.timer import Timer
 
 
@@ -254,9 +255,9 @@ class Program(EngineAccess):
         def thread() -> None:
             error: BaseException | None = None
             try:
-                if device.type == "cuda":
+                if accelerator.is_gpu(device):
                     # A new thread would use the first GPU.
-                    torch.cuda.set_device(device)
+                    accelerator.use(device)
                 with without_exits():
                     function()
             except BaseException as raised:

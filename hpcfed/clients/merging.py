@@ -11,6 +11,7 @@ from hpcfed.clients.job import Losses, RowEngine, Score, TrainingJob
 from hpcfed.clients.objective import Wanted
 from hpcfed.clients.pull import Pull, merge_pulls
 from hpcfed.data.shards import Shard, SubShard
+from hpcfed.runtime.accelerator import is_gpu
 from hpcfed.runtime.device import on_device
 
 
@@ -58,7 +59,7 @@ def _stackable(rows: Tensor) -> bool:
     GPU it takes as long for each run as one call takes for all of them.
     """
     expanded = len(rows) > 1 and rows.stride(0) == 0
-    return rows.is_cuda or not expanded
+    return is_gpu(rows.device) or not expanded
 
 
 def _mergeable_pulls(a: Pull | None, b: Pull | None) -> bool:

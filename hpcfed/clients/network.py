@@ -22,7 +22,7 @@ from hpcfed.models.lora import add_adapters
 from hpcfed.models.networks import build
 from hpcfed.models.own import Sample
 from hpcfed.options import RunConfig
-from hpcfed.runtime import machine, randomness
+from hpcfed.runtime import accelerator, machine, randomness
 
 
 def sample_of(config: RunConfig) -> Sample:
@@ -171,14 +171,14 @@ def keeps_halves(config: RunConfig, device: torch.device) -> bool:
         has_frozen_base(config)
         and config.precision == "bf16"
         and config.sample_noise is None
-        and device.type == "cuda"
+        and accelerator.is_gpu(device)
     )
 
 
 def _expected_device(config: RunConfig) -> torch.device:
     """Return the kind of device that a run will have, before it is chosen."""
-    has_gpu = config.device != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda" if has_gpu else "cpu")
+    found = None if config.device == "cpu" else accelerator.kind()
+    return torch.device(found or "cpu")
 
 
 _tried: list[tuple[RunConfig, nn.Module]] = []
@@ -205,7 +205,7 @@ def network_of_run(config: RunConfig, device: torch.device) -> nn.Module:
     """
     known = list(_tried)
     _tried.clear()
-    if device.type == "cuda":
+    if accelerator.is_gpu(device):
         _check_fits(config, device)
     if keeps_halves(config, device):
         return client_network(config, onto=device)
@@ -225,11 +225,11 @@ def _check_fits(config: RunConfig, device: torch.device) -> None:
     described = client_network(config.model_copy(update={"init": None}), onto=META)
     parameters = sum(p.numel() for p in frozen_weights_of(described))
     size = HALF if keeps_halves(config, device) else FLOAT
-    gpu = device.type == "cuda"
+    gpu = accelerator.is_gpu(device)
     if gpu:
         # What earlier seeds have left, and nothing uses any more.
-        torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info(device)[0] if gpu else machine.usable()
+        accelerator.return_memory()
+    free = accelerator.free_memory(device) if gpu else machine.usable()
     why = too_large(parameters, size, free, gpu=gpu)
     if why:
         raise UserError(f"--model {config.network()}: {why}")

@@ -12,6 +12,7 @@ from torch import Tensor
 from hpcfed.clients.job import TrainingJob
 from hpcfed.errors import remark
 from hpcfed.kernels.batch import MOST_CLIENTS
+from hpcfed.runtime import accelerator
 
 MEMORY_SHARE = 0.6
 """Share of the device's free memory for the rows and activations of a stack."""
@@ -81,7 +82,7 @@ class Stacks:
         if rows.device.type == "cpu":
             return max(1, CPU_ACTIVATIONS // (batch_size * self._activations))
         if (batch_size, matrices) not in self._fitting:
-            free, _ = torch.cuda.mem_get_info(rows.device)
+            free = accelerator.free_memory(rows.device)
             floats = floats_of_client(
                 columns=self._columns,
                 activations=batch_size * self._activations,
@@ -127,8 +128,7 @@ class Stacks:
         self.most = len(members) // 2
         self.halvings += 1
         free()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        accelerator.return_memory()
         remark(
             f"hpcfed: out of memory {doing} {len(members)} clients at a time; going on "
             f"with {self.most}"

@@ -11,6 +11,7 @@ from torch import Tensor
 from hpcfed.data import Task
 from hpcfed.data.array_checks import NO_TARGET
 from hpcfed.data.datasets import Dataset, Split
+from hpcfed.runtime.accelerator import is_gpu
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def shard(
     # A boolean index goes row by row, in the order in which the lists were joined.
     index[owned] = positions
     inputs = dataset.inputs(split, samples, device=device, dtype=dtype)
-    if device.type == "cuda" and inputs.ndim == 4:
+    if is_gpu(device) and inputs.ndim == 4:
         # Our kernels need the channels of a pixel next to each other.
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     blank = None

@@ -185,7 +185,7 @@ class Branch:
 
         The memory of the tensors that it reads is not reused before the work is done.
         """
-        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        if not (own_kernels.are_allowed() and _is_capturing()):
             yield
             return
         # The stream is created when first needed: a process without a GPU makes
@@ -210,6 +210,10 @@ class Branch:
             torch.cuda.current_stream().wait_stream(self._stream)
             self._open = False
             self._held.clear()
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _bytes_of(held: tuple[torch.cuda.Event, tuple[Tensor | None, ...]]) -> int:

@@ -61,7 +61,12 @@ def descend(
         sizes = (columns, stride, rows.numel())
         kernel((blocks, 1), rows, gradient, velocity, lr, scale, trainable, *sizes)
         return
-    if scale is None and trainable is None and lr.dim() == 0 and not rows.is_cuda:
+    if (
+        scale is None
+        and trainable is None
+        and lr.dim() == 0
+        and rows.device.type == "cpu"
+    ):
         _descend_in_one_pass(rows, gradient, velocity, lr, rule)
         return
     # Not in place: the caller's gradient must not change, as with the kernel.

@@ -51,6 +51,7 @@ from hpcfed.models.trial import (
     trial_clients,
 )
 from hpcfed.models.vmapped import VmapNetwork
+from hpcfed.runtime import accelerator
 
 Mode = Literal["batched", "vmap", "loop"]
 ROUNDED = 0.2
@@ -108,9 +109,9 @@ def choose(
         # With weights of its own: a trial changes their type.
         own = copy.deepcopy(network, shared) if shared else network
         found = try_out(own, layout)
-    if device.type == "cuda":
+    if accelerator.is_gpu(device):
         # Stacks are as large as free memory allows.
-        torch.cuda.empty_cache()
+        accelerator.return_memory()
     drops = found.drops
     forward: Forward
     if found.kind == "stack":

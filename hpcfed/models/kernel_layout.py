@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hpcfed.kernels import rows as row_kernels
 from hpcfed.models.layout import Entry, Layout, block_spans
+from hpcfed.runtime.accelerator import is_gpu
 
 ALIGNMENT = 4
 """Floats: a kernel loads 16 bytes at once, from a multiple of 16."""
@@ -32,7 +33,7 @@ class KernelLayout:
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.plain = layout
-        self._channels_last = device.type == "cuda"
+        self._channels_last = is_gpu(device)
         self.widths = [0, 0]
         """Columns of the two matrices."""
         self.entries = []

@@ -14,6 +14,7 @@ from hpcfed.models.own import answers
 from hpcfed.models.stacked_layer import Batch
 from hpcfed.models.stacked_layers import StackedDropout
 from hpcfed.models.stacking import Names
+from hpcfed.runtime import accelerator
 
 
 class PlainNetwork(Forward):
@@ -57,7 +58,7 @@ class PlainNetwork(Forward):
         # comparing both tables finds them.
         taken = dict(own)
         self._changes.forget()
-        autocast = self._bf16 and x.is_cuda
+        autocast = self._bf16 and accelerator.is_gpu(x.device)
         autocasting = torch.autocast(x.device.type, torch.bfloat16, enabled=autocast)
         with self._seeding(x.device), self._catching_drops(), autocasting:
             # Steps gather channels-last images, but a module may want to view them.
@@ -91,8 +92,7 @@ def _replace_dropout(module: nn.Module, batch: Batch, numbers: Iterator[int]) ->
 @contextmanager
 def _seeded(key: int, device: torch.device) -> Iterator[None]:
     """Seed torch's own generators, and restore them afterwards."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with accelerator.keeping_draws(device):
         # Keys are signed, seeds are not negative.
         torch.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
         yield

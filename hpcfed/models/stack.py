@@ -37,6 +37,7 @@ from hpcfed.models.stacked_layers import (
 )
 from hpcfed.models.stacking import Names, stacked
 from hpcfed.models.substitution import Substitution
+from hpcfed.runtime.accelerator import is_gpu
 
 TAKE_HALVES = (
     StackedLinear,
@@ -123,7 +124,8 @@ class StackedNetwork(Forward):
         if self.over_halves:
             return self._over_halves({**shared, **tensors}, x)
         # Our own kernels, for several clients, do not support bfloat16.
-        autocast = self._bf16 and x.is_cuda and self._batch.num_clients == 1
+        halves = self._bf16 and self._batch.num_clients == 1
+        autocast = halves and is_gpu(x.device)
         with self._catching_drops():
             if not autocast:
                 return self._with({**shared, **tensors}, x)
@@ -188,7 +190,7 @@ class StackedNetwork(Forward):
         """Return the weights that may be bfloat16: they are rounded anyway."""
         if self.over_halves:
             return self._fused - self._tied
-        if not self._halves or clients > 1 or device.type != "cuda":
+        if not self._halves or clients > 1 or not is_gpu(device):
             return set()
         return {layer.name + "weight" for layer in self._weighted} - self._tied
 

@@ -14,6 +14,7 @@ from hpcfed.kernels.convolution_layer import ConvolutionLayer
 from hpcfed.kernels.convolution_plan import supported
 from hpcfed.kernels.cpu_convolution import CpuLayer
 from hpcfed.models.stacked_layer import Batch, StackedLayer
+from hpcfed.runtime.accelerator import is_gpu
 
 
 class StackedConvolution(StackedLayer):
@@ -169,7 +170,7 @@ class StackedConv2d(StackedConvolution):
         return layer if cpu_convolution.serves(x, layer) else None
 
     def _convolved(self, x: Tensor) -> Tensor:
-        if self.batch.num_clients == 1 or not x.is_cuda:
+        if self.batch.num_clients == 1 or not is_gpu(x.device):
             return self._convolved_one_by_one(x)
         # [clients · slots, channels, …] → [slots, clients · channels, …]: one group of
         # channels per client

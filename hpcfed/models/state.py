@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from hpcfed import plugins
 from hpcfed.errors import UserError
 from hpcfed.models.layout import idle_counters
+from hpcfed.runtime import accelerator
 
 ROUNDINGS = 1e-5
 """Relative difference in float32 that rounding explains."""
@@ -152,13 +153,12 @@ class _Trial:
             self._network.get_submodule(module)._buffers[own] = tensor
         # torch counts in-place writes there, even those of equal values.
         versions = {name: tensor._version for name, tensor in self._tensors.items()}
-        devices = [x.device] if x.is_cuda else []
-        with torch.random.fork_rng(devices=devices):
+        with accelerator.keeping_draws(x.device):
             # Equal draws in every call, so that only what the network remembers makes a
             # difference.
             torch.default_generator.manual_seed(20)
-            if devices:
-                torch.cuda.manual_seed(20)
+            if accelerator.is_gpu(x.device):
+                accelerator.seed(x.device, 20)
             y = self._call(self._network, x.clone())
         for name, tensor in self._tensors.items():
             if tensor._version != versions[name]:

@@ -17,7 +17,7 @@ from hpcfed.models.own import Sample
 from hpcfed.models.plain import PlainNetwork
 from hpcfed.models.stacked_layer import Batch
 from hpcfed.models.vmapped import VmapNetwork
-from hpcfed.runtime import randomness
+from hpcfed.runtime import accelerator, randomness
 
 SLOTS = 3
 """Samples of a client in the trial."""
@@ -128,7 +128,7 @@ def drawn(
     """
     device = trial.rows.device
     expected = {}
-    with torch.random.fork_rng(devices=[device] if trial.rows.is_cuda else []):
+    with accelerator.keeping_draws(device):
         # Not by comparing outcomes: a draw may happen to change nothing, for example if
         # a layer is only skipped now and then.
         before = _generators(device)
@@ -142,8 +142,8 @@ def drawn(
 def _generators(device: torch.device) -> Tensor:
     """Return the states of torch's own generators that a network may draw from."""
     states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
+    if accelerator.is_gpu(device):
+        states.append(accelerator.generator_state(device))
     return torch.cat(states)
 
 
@@ -304,21 +304,18 @@ def is_causal(
 
 def asks_host(forward: Forward, trial: TrialClients, layout: Layout) -> bool:
     """Tell whether a network on a GPU makes the host wait, which prevents a capture."""
-    if not trial.rows.is_cuda:
+    if not accelerator.is_gpu(trial.rows.device):
         return False
     # The first pass moves constants from the host, and compiles kernels.
     _pass_once(forward, trial, layout)
-    before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         # torch warns that it does not find all cases; a failing capture finds the rest.
         warnings.simplefilter("ignore")
-        torch.cuda.set_sync_debug_mode("error")
         try:
-            _pass_once(forward, trial, layout)
+            with accelerator.refusing_to_wait(trial.rows.device):
+                _pass_once(forward, trial, layout)
         except RuntimeError:
             return True
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
     return False
 
 

@@ -24,6 +24,7 @@ from hpcfed.plan.work import (
     described_footprint,
     local_work,
 )
+from hpcfed.runtime import accelerator
 
 UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
 """FLOP/s assumed if nothing was measured; only an order of magnitude."""
@@ -46,9 +47,9 @@ COPIES = {"cpu": 1e10, "cuda": 2e12}
 def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
     """Make constants by counting: arithmetic at a typical speed, and rows in memory."""
     config = settings.config
-    on_gpu = config.device == "cuda"
+    on_gpu = config.device != "cpu"
     if config.device == "auto":
-        on_gpu = torch.cuda.is_available()
+        on_gpu = accelerator.kind() is not None
     kind = "cuda" if on_gpu else "cpu"
     flops = UNMEASURED[kind]
     size = client_size(config)

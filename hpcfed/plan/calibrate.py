@@ -37,6 +37,7 @@ from hpcfed.plan.constants import (
     MeasuredWork,
     RoundPoint,
     Spread,
+    kind_of,
 )
 from hpcfed.plan.rounds import mean_load, rank_loads
 from hpcfed.plan.server import PLANNED
@@ -45,6 +46,7 @@ from hpcfed.plan.speeds import Ceilings
 from hpcfed.plan.work import client_bytes, has_own_data
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
+from hpcfed.runtime import accelerator
 from hpcfed.runtime.launcher import environment_of, launcher
 from hpcfed.runtime.location import choose_device
 from hpcfed.runtime.timer import PHASES
@@ -81,11 +83,9 @@ def calibrate(
     """Measure what a plan needs; `values` are the options as the user wrote them."""
     config = settings.config
     device = choose_device(config.device, 0)
-    units = (
-        torch.cuda.device_count()
-        if device.type == "cuda"
-        else len(os.sched_getaffinity(0))
-    )
+    units = len(os.sched_getaffinity(0))
+    if accelerator.is_gpu(device):
+        units = accelerator.count()
     options = server_options(settings)
     dtype = torch.float32
     if options is not None and options.server_precision == "bf16":
@@ -362,15 +362,15 @@ def failure_line(stderr: str, code: int) -> str:
 
 def machine_of(device: torch.device, units: int, dtype: torch.dtype) -> MeasuredMachine:
     ceilings = Ceilings.of(device, dtype)
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
+    if accelerator.is_gpu(device):
+        properties = accelerator.properties(device)
         name, memory = properties.name, properties.total_memory
     else:
         name = f"{os.uname().machine} core"
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return MeasuredMachine(
         device=name,
-        kind="cuda" if device.type == "cuda" else "cpu",
+        kind=kind_of(device.type),
         units=units,
         memory=memory,
         flops=ceilings.flops,

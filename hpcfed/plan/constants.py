@@ -128,11 +128,20 @@ class LinkPoint(_Part):
     seconds: float = Field(gt=0)
 
 
+Kind = Literal["cpu", "cuda"]
+"""A CPU, or a GPU of any make, by the names that calibrations have for them."""
+
+
+def kind_of(device: str) -> Kind:
+    """Return the kind of a device, given by torch's name for its type."""
+    return "cpu" if device == "cpu" else "cuda"
+
+
 class MeasuredMachine(_Part):
     """The machine that was measured."""
 
     device: str
-    kind: Literal["cpu", "cuda"]
+    kind: Kind
     units: int = Field(ge=1)
     """GPUs of the machine, or cores that ranks may use."""
     memory: float = Field(ge=0)

@@ -22,6 +22,7 @@ from hpcfed.plan.constants import (
     MeasuredMachine,
     MeasuredWork,
     check_writable,
+    kind_of,
     read_constants,
     write_constants,
 )
@@ -235,7 +236,7 @@ def _constants(
 
 def _check_kind(device: str, machine: MeasuredMachine, path: Path) -> None:
     """Refuse to plan a GPU run from a calibration on CPU cores, and vice versa."""
-    if device in ("cpu", "cuda") and device != machine.kind:
+    if device != "auto" and kind_of(device) != machine.kind:
         raise UserError(
             f"--constants {path}: measured with device {machine.kind} "
             f"({machine.device}), and the run has device {device}; calibrate where it "

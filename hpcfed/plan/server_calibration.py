@@ -21,8 +21,15 @@ from hpcfed.plan.bank import (
     learning_work,
     recognising_work,
 )
-from hpcfed.plan.constants import BankPoint, Preparation, ServerPoint, ZeroPreparation
+from hpcfed.plan.constants import (
+    BankPoint,
+    Preparation,
+    ServerPoint,
+    ZeroPreparation,
+    kind_of,
+)
 from hpcfed.plan.server import NetworkSize, inversion_work, network_sizes
+from hpcfed.runtime import accelerator
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.device import set_arithmetic
 from hpcfed.server import likeness
@@ -68,10 +75,10 @@ def measure_server(
     points: list[ServerPoint] = []
     prepared: list[Preparation] = []
     start = 0.0
-    for number, size in enumerate(SIZES[device.type]):
+    for number, size in enumerate(SIZES[kind_of(device.type)]):
         remark(f"calibrating: the server's model, size {size}")
         plain = options.model_copy(update=_few_steps(options, size, device))
-        sizes = network_sizes(plain, layout, rows=BANK[device.type])
+        sizes = network_sizes(plain, layout, rows=BANK[kind_of(device.type)])
         widths = generated(layout, plain).widths
         if plain.server_model == "span":
             widths = [FEW_COLUMNS]
@@ -113,7 +120,7 @@ def measure_server(
     if options.server_model == "span":
         # Libraries load in the first products.
         measure_passes(INVERTED, FEW_COLUMNS, world.device)
-        for shape in BANKS[device.type]:
+        for shape in BANKS[kind_of(device.type)]:
             passes += measure_passes(*shape, world.device)
     world.close()
     return {
@@ -129,7 +136,7 @@ def measure_server(
 def _few_steps(
     options: ServerOptions, size: str, device: torch.device
 ) -> dict[str, Any]:
-    steps = WARMUP + STEPS[device.type]
+    steps = WARMUP + STEPS[kind_of(device.type)]
     return {
         "server": size,
         # These options would make all sizes alike.
@@ -190,8 +197,7 @@ def _twice(
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    accelerator.synchronize(device)
 
 
 def _learnt(
@@ -223,7 +229,7 @@ class _Clock:
         import_engine(options, device)
         generator = torch.Generator(device).manual_seed(0)
         self._rows = torch.randn(
-            BANK[device.type], sum(widths), device=device, generator=generator
+            BANK[kind_of(device.type)], sum(widths), device=device, generator=generator
         )
         self._bank = BankedRows.of(self._rows, widths)
         self._model = _new_model(options, widths, device)
@@ -261,7 +267,7 @@ class _Clock:
         found = []
         for network, size in sizes.items():
             begin, end = sorted(self._looks[network].values())
-            steps = STEPS[self._device.type]
+            steps = STEPS[kind_of(self._device.type)]
             each = (end - begin) / steps
             batch = self._options.batch(network)
             whole = self.report.seconds[network]

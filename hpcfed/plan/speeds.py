@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from hpcfed.analysis.costmodel import fit_cost
-from hpcfed.plan.constants import LinkPoint
+from hpcfed.plan.constants import LinkPoint, kind_of
 from hpcfed.results.profiles import Ceiling
+from hpcfed.runtime import accelerator
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.collectives import Collectives
 
@@ -50,11 +51,11 @@ class Ceilings(Ceiling):
         trials: int = TRIALS,
     ) -> "Ceilings":
         """Measure a device with products of this type; float32 is TF32 if it has it."""
-        source = torch.randn(COPIED[device.type], device=device)
+        kind = kind_of(device.type)
+        source = torch.randn(COPIED[kind], device=device)
         target = torch.empty_like(source)
-        side = SIDE[device.type]
+        side = SIDE[kind]
         matrix = torch.randn(side, side, device=device, dtype=dtype)
-        cuda = device.type == "cuda"
         copying, multiplying = [], []
         # "high" means TF32. The run's own setting is restored afterwards.
         before = torch.get_float32_matmul_precision()
@@ -62,8 +63,8 @@ class Ceilings(Ceiling):
         try:
             # Alternate, so that other load affects both. The first turn warms up.
             for _ in range(1 + trials):
-                copying.append(_trial(lambda: target.copy_(source), cuda=cuda))
-                multiplying.append(_trial(lambda: matrix @ matrix, cuda=cuda))
+                copying.append(_trial(lambda: target.copy_(source), device))
+                multiplying.append(_trial(lambda: matrix @ matrix, device))
         finally:
             torch.set_float32_matmul_precision(before)
         return cls.of_trials(
@@ -95,24 +96,24 @@ def _variation(seconds: Sequence[float]) -> float:
     return stdev(seconds) / fmean(seconds)
 
 
-def _trial(work: Callable[[], Any], *, cuda: bool) -> float:
+def _trial(work: Callable[[], Any], device: torch.device) -> float:
     """Return the seconds of the best repeat."""
-    return min(_timed(work, cuda=cuda) for _ in range(REPEATS))
+    return min(_timed(work, device) for _ in range(REPEATS))
 
 
-def _timed(work: Callable[[], Any], *, cuda: bool) -> float:
-    if not cuda:
+def _timed(work: Callable[[], Any], device: torch.device) -> float:
+    if not accelerator.is_gpu(device):
         begin = time.perf_counter()
         work()
         return time.perf_counter() - begin
     # Events are timed on the device; the host's clock would include the launch.
-    first = torch.cuda.Event(enable_timing=True)
-    last = torch.cuda.Event(enable_timing=True)
+    stamp = accelerator.time_stamps(device)
+    first, last = stamp(), stamp()
     first.record()
     work()
     last.record()
-    torch.cuda.synchronize()
-    return first.elapsed_time(last) / 1e3
+    accelerator.synchronize(device)
+    return float(first.elapsed_time(last)) / 1e3
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,7 @@ def time_allreduces(device: str) -> None:
             collectives.barrier()
             begin = time.perf_counter()
             collectives.allreduce(tensor)
-            if tensor.is_cuda:
-                torch.cuda.synchronize(tensor.device)
+            accelerator.synchronize(tensor.device)
             times.append(time.perf_counter() - begin)
         # The first all-reduces set up connections.
         found.append({"bytes": 4 * number, "seconds": median(times[3:])})

@@ -26,6 +26,7 @@ from hpcfed.results.profiles import Profile, Session
 from hpcfed.results.publish import publish
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
+from hpcfed.runtime import accelerator
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.starting import PARTS, WORKS
 from hpcfed.runtime.timer import PHASES, observed_by
@@ -59,7 +60,7 @@ def profile_run(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> 
     ceilings = {"float32": Ceilings.of(watch.device)}
     if record.config.get("server_precision") == "bf16":
         ceilings["bfloat16"] = Ceilings.of(watch.device, torch.bfloat16)
-    cuda = watch.device.type == "cuda"
+    cuda = accelerator.is_gpu(watch.device)
     measured = ProfiledRun(
         _recorded(settings, record), record, watch.timelines, ceilings, cuda
     )

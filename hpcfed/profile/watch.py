@@ -22,6 +22,7 @@ import torch
 
 from hpcfed.profile.timeline import PROFILER, ROUNDS, Span, Timeline
 from hpcfed.results.profiles import Operator, Session
+from hpcfed.runtime import accelerator
 from hpcfed.runtime.timer import Observer, Timer
 from hpcfed.runtime.world import World
 
@@ -52,11 +53,11 @@ class Recording:
         from torch.profiler import ProfilerActivity, profile, record_function
 
         self.name, self.number = name, 0
-        self._cuda = device.type == "cuda"
+        self._gpu = accelerator.is_gpu(device)
         self._base = base
         activities = [ProfilerActivity.CPU]
-        if self._cuda:
-            activities.append(ProfilerActivity.CUDA)
+        if self._gpu:
+            activities.append(getattr(ProfilerActivity, device.type.upper()))
         self._profiler = profile(activities=activities)
         # This warning is for profiles of several cycles; a session has one.
         warnings.filterwarnings("ignore", "(Warning: )?Profiler clears events")
@@ -73,7 +74,7 @@ class Recording:
     def read(self) -> tuple[Session, list[Span]]:
         """Return what was recorded, and the longest events as spans of the timeline."""
         # On a GPU, count kernels: operators only launch them.
-        kind = "kernels" if self._cuda else "operators"
+        kind = "kernels" if self._gpu else "operators"
         shift = 0.0
         events, counted = [], []
         for event in self._events():
@@ -121,7 +122,7 @@ class Recording:
         intervals = []
         for event in events:
             # On a CPU, names with "::" are operators; others are ranges around them.
-            if self._cuda or "::" in event.name:
+            if self._gpu or "::" in event.name:
                 intervals.append((event.start / 1e9, event.stop / 1e9))
         return covered(intervals)
 
@@ -210,8 +211,8 @@ class ProfileWatch(Observer):
         world.barrier_all_roles()
         self._synchronize()
         self._base = time.perf_counter()
-        if self.device.type == "cuda":
-            self._base_event = torch.cuda.Event(enable_timing=True)
+        if accelerator.is_gpu(self.device):
+            self._base_event = accelerator.time_stamps(self.device)()
             self._base_event.record()
 
     def end(self, world: World, folder: Path | None) -> None:
@@ -283,19 +284,19 @@ class ProfileWatch(Observer):
 
     def at(self, stamp: Any) -> float:
         """Return a timer's stamp as seconds since the start."""
-        if self.device.type == "cuda":
+        if accelerator.is_gpu(self.device):
             return float(self._base_event.elapsed_time(stamp)) / 1e3
         return float(stamp) - self._base
 
     def push(self, name: str) -> None:
         """Begin a range for Nsight."""
         if self._nvtx:
-            torch.cuda.nvtx.range_push(name)
+            accelerator.begin_range(name)
 
     def pop(self) -> None:
         """End the last range for Nsight."""
         if self._nvtx:
-            torch.cuda.nvtx.range_pop()
+            accelerator.end_range()
 
     def _start(self, name: str) -> None:
         # Torch has one profiler per process: rounds and steps cannot be recorded at
@@ -326,8 +327,7 @@ class ProfileWatch(Observer):
         self.timeline.spans.append(span)
 
     def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        accelerator.synchronize(self.device)
 
 
 class _TracedTimer(Timer):
@@ -366,8 +366,8 @@ class _TracedTimer(Timer):
 
 def _memory(device: torch.device) -> int:
     """Return the bytes in use now: torch's on a GPU, the process's on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
+    if accelerator.is_gpu(device):
+        return accelerator.allocated_memory(device)
     # The second number is the resident pages.
     numbers = Path("/proc/self/statm").read_text().split()
     return int(numbers[1]) * resource.getpagesize()

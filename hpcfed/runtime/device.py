@@ -1,14 +1,14 @@
 """The device of this process: arithmetic, memory, and moving arrays there."""
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.runtime import machine, own_kernels
+from hpcfed.runtime import accelerator, machine, own_kernels
 from hpcfed.runtime.own_kernels import KernelChoice
 
 
@@ -23,30 +23,9 @@ def on_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 def peak_memory(device: torch.device) -> int:
     """Return the most bytes held so far: by torch on a GPU, else by the process."""
-    if device.type == "cuda":
-        # What torch.cuda.max_memory_allocated returns, but that flattens and sorts a
-        # hundred other figures first, in every round.
-        figures = torch.cuda.memory_stats_as_nested_dict(device)
-        return int(figures["allocated_bytes"]["all"]["peak"]) if figures else 0
+    if accelerator.is_gpu(device):
+        return accelerator.most_allocated(device)
     return machine.peak()
-
-
-@contextmanager
-def noting_peaks(note: Callable[[], None]) -> Iterator[None]:
-    """Call `note` before anyone within the block resets the GPU's peak memory, as
-    DeepSpeed does on the first rank while it builds some optimisers.
-    """
-    reset = torch.cuda.reset_peak_memory_stats
-
-    def noted(device: torch.device | str | int | None = None) -> None:
-        note()
-        reset(device)
-
-    torch.cuda.reset_peak_memory_stats = noted
-    try:
-        yield
-    finally:
-        torch.cuda.reset_peak_memory_stats = reset
 
 
 @contextmanager

@@ -8,7 +8,7 @@ stacked seeds has its own timer: a phase includes the engine's work for all of t
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -41,7 +41,14 @@ class Timer:
     """Measures the phases of one run's rounds on this rank."""
 
     def __init__(self, device: "torch.device") -> None:
-        self._cuda = device.type == "cuda"
+        self._device = device
+        self._events: Callable[[], Any] | None = None
+        """Makes events of a GPU; None on a CPU."""
+        if device.type != "cpu":
+            # Imported late, because this loads torch.
+            from hpcfed.runtime import accelerator
+
+            self._events = accelerator.time_stamps(device)
         self._marks: list[tuple[str, Any]] = []
         """Phases of this round, each with the time or event at which it began."""
         self._free: list[Any] = []
@@ -98,7 +105,7 @@ class Timer:
         seconds = np.zeros(len(PHASES))
         for (name, begin), (_, end) in pairwise(self._marks):
             # Events count in milliseconds.
-            elapsed = begin.elapsed_time(end) / 1e3 if self._cuda else end - begin
+            elapsed = begin.elapsed_time(end) / 1e3 if self._events else end - begin
             seconds[PHASES.index(name)] += elapsed
         wall = now - self._round_began
         self._round_began = now
@@ -115,12 +122,10 @@ class Timer:
 
     def stamp(self) -> Any:
         """Return a time stamp; on a GPU, an event in the stream."""
-        if not self._cuda:
+        if self._events is None:
             return time.perf_counter()
-        import torch
-
         # The host does not wait for it, unlike a synchronisation.
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._events()
         event.record()
         return event
 
@@ -128,7 +133,7 @@ class Timer:
         """Return a stamp that no other timer gets: its event is recorded again after
         this round, because making one takes the host as long as recording it.
         """
-        if not self._cuda:
+        if self._events is None:
             return time.perf_counter()
         if self._free:
             event = self._free.pop()
@@ -139,10 +144,10 @@ class Timer:
         return event
 
     def _synchronize(self) -> None:
-        if self._cuda:
-            import torch
+        if self._events is not None:
+            from hpcfed.runtime import accelerator
 
-            torch.cuda.synchronize()
+            accelerator.synchronize(self._device)
 
 
 class _Phase:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.errors import remark
+from hpcfed.runtime import accelerator, graphs
 from hpcfed.server.batch_norm import norms_of
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.sizes import Batching
@@ -27,9 +28,11 @@ def captured_if_possible(network: nn.Module, plan: TrainingPlan) -> nn.Module:
     """Return what the training loop calls: the captured network if capture is possible,
     else the network itself.
     """
-    if plan.slot.device.type != "cuda":
+    if not accelerator.is_gpu(plan.slot.device):
         return network
     reason = uncaptured(plan.options, plan.batching)
+    if reason is None and not graphs.has_cuda_graphs(plan.slot.device):
+        reason = "CUDA's graphs are for NVIDIA's GPUs, without --kernels torch"
     if reason is None and plan.batching.shared and norms_of(network):
         # Batch norm's all-reduce would be inside the captured pass.
         reason = (
@@ -109,13 +112,9 @@ class CapturedNetwork(nn.Module):
         )
         buffers = [buffer.clone() for buffer in self.network.buffers()]
         bf16 = torch.is_autocast_enabled("cuda")
-        # `Any`, because its type hints do not allow nested arguments.
-        capture: Any = torch.cuda.make_graphed_callables
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16, cache_enabled=False):
             _warm_up(lambda: call(inputs, aliases), aliases)
-            graphed: Callable[..., Tensor] = capture(
-                call, (inputs, aliases), num_warmup_iters=0
-            )
+            graphed = graphs.graphed(call, (inputs, aliases))
         # Undo what the trial passes did to batch norm's statistics.
         for buffer, before in zip(self.network.buffers(), buffers, strict=True):
             buffer.copy_(before)
@@ -129,11 +128,11 @@ def _warm_up(call: Callable[[], Tensor], parameters: tuple[Tensor, ...]) -> None
     each capture, and each costs 65 MiB that are never freed (measured on an H200;
     cuBLAS keeps a workspace for each stream).
     """
-    here = torch.cuda.current_stream()
-    side = _side_stream(here.device)
+    device = parameters[0].device
+    here, side = accelerator.current_stream(device), _side_stream(device)
     trainable = [p for p in parameters if p.requires_grad]
     side.wait_stream(here)
-    with torch.cuda.stream(side):
+    with accelerator.entering(side)():
         for _ in range(WARM_UPS):
             answer = call()
             torch.autograd.grad(answer, trainable, torch.ones_like(answer))
@@ -141,8 +140,8 @@ def _warm_up(call: Callable[[], Tensor], parameters: tuple[Tensor, ...]) -> None
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+def _side_stream(device: torch.device) -> Any:
+    return accelerator.new_stream(device)
 
 
 @cache

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hpcfed.runtime import process_group
+from hpcfed.runtime import accelerator, process_group
 from hpcfed.server.batch_norm import norms_of, share_statistics, weigh_micro_batch
 from hpcfed.server.capture import captured_if_possible
 from hpcfed.server.networks import ServerNetwork, num_parameters
@@ -176,7 +176,7 @@ def _zero_configuration(options: ServerOptions, parameters: int) -> dict[str, An
         # take a billion numbers at once.
         "sub_group_size": BUCKET,
     }
-    host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    host = {"device": "cpu", "pin_memory": accelerator.kind() is not None}
     if options.server_offload != "none":
         zero["offload_optimizer"] = dict(host)
     if options.server_offload == "parameters":

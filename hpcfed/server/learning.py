@@ -9,7 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from hpcfed.runtime.device import noting_peaks, peak_memory
+from hpcfed.runtime import accelerator
+from hpcfed.runtime.accelerator import noting_peaks
+from hpcfed.runtime.device import peak_memory
 from hpcfed.runtime.timer import observer
 from hpcfed.server.engines import make_trainer, recomputing
 from hpcfed.server.losses import check_losses
@@ -88,7 +90,7 @@ class LearningRun:
         # Garbage collection only works without references to trainer and network here.
         del trainer, network
         large = report.parameters[name] >= LARGE
-        on_gpu = self._slot.device.type == "cuda"
+        on_gpu = accelerator.is_gpu(self._slot.device)
         if large or on_gpu or options.zero_stage:
             # DeepSpeed's objects form reference cycles, which hold moments and captured
             # passes.
@@ -126,12 +128,12 @@ class LearningRun:
         device = self._slot.device
         # DeepSpeed would reset the peak, too.
         self.report.note_peak(device)
-        if device.type != "cuda":
+        if not accelerator.is_gpu(device):
             return float("nan")
-        torch.cuda.reset_peak_memory_stats(device)
+        accelerator.forget_peak(device)
         tensors = network.state_dict().values()
         own = sum(tensor.nbytes for tensor in tensors if tensor.device == device)
-        return torch.cuda.memory_allocated(device) - own
+        return accelerator.allocated_memory(device) - own
 
     def _trained_tensors(self, trainer: Trainer) -> dict[str, Tensor]:
         """Return the trained network's tensors.
@@ -157,8 +159,7 @@ class LearningRun:
         return tell
 
     def _clock(self) -> float:
-        if self._slot.device.type == "cuda":
-            torch.cuda.synchronize(self._slot.device)
+        accelerator.synchronize(self._slot.device)
         return time.perf_counter()
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.results.server import MOST_MAPPED, LatentMap
+from hpcfed.runtime import accelerator
 from hpcfed.runtime.device import peak_memory
 from hpcfed.server.bank import BankedRows
 from hpcfed.server.messages import KnownRows
@@ -110,10 +111,10 @@ class LearningReport:
 
 def peak_flops(device: torch.device, options: ServerOptions) -> float:
     """Return the FLOP/s of the device's data sheet; NaN if unknown."""
-    if device.type != "cuda":
+    if not accelerator.is_gpu(device):
         return float("nan")
     # Names are like "NVIDIA H100 80GB HBM3".
-    name = torch.cuda.get_device_name(device)
+    name = accelerator.properties(device).name
     for known, (tf32, bf16) in PEAK_TFLOPS.items():
         if known in name:
             tflops = bf16 if options.server_precision == "bf16" else tf32

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
+from hpcfed.runtime.accelerator import is_gpu
 from hpcfed.server.batch_norm import norms_of, weigh_micro_batch
 from hpcfed.server.capture import captured_if_possible
 from hpcfed.server.options import ServerOptions
@@ -59,7 +60,7 @@ def adamw(
     """Return the optimiser of a network's parameters: the fused one on a GPU, unless it
     is offloaded to the host.
     """
-    fused = device.type == "cuda" and options.server_offload == "none"
+    fused = is_gpu(device) and options.server_offload == "none"
     return torch.optim.AdamW(
         parameters,
         lr=options.size.lr,

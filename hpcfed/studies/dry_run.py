@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from math import isnan
 from statistics import median
 
-import torch
-
 from hpcfed.errors import count, printable
 from hpcfed.experiment.serving import choose_server
 from hpcfed.options import Settings
 from hpcfed.plan.assumptions import UNMEASURED
 from hpcfed.plan.work import RunWork, run_work
 from hpcfed.results.study import read_outcome
+from hpcfed.runtime import accelerator
 from hpcfed.studies import execute
 from hpcfed.studies.execute import Finished
 from hpcfed.studies.plan import Point, StudyOrder
@@ -66,10 +65,11 @@ def speed(
 
 def print_dry_run(order: StudyOrder) -> None:
     """Print every point, its command, and its estimated cost."""
-    cuda = torch.cuda.is_available()
+    cuda = accelerator.kind() is not None
     done = execute.check_finished(order.trials)
     works = {}
-    memory = _device_memory()
+    # Without a GPU it is unknown: a study is often planned where it does not run.
+    memory = accelerator.smallest_memory()
     for point in order.chosen:
         works[point.name] = run_work(completed(point, gpu=cuda, memory=memory))
     reached = speed(_measured(order, works, done), cuda=cuda)
@@ -112,15 +112,6 @@ def completed(point: Point, *, gpu: bool, memory: int) -> Settings:
     """
     ranks = point.settings.config.server_ranks or point.ranks
     return choose_server(point.settings, gpu=gpu, memory=memory, ranks=ranks)
-
-
-def _device_memory() -> int:
-    """Return the bytes of this machine's smallest GPU. Without any it is unknown: a
-    study is often planned where it does not run.
-    """
-    devices = range(torch.cuda.device_count())
-    sizes = [torch.cuda.get_device_properties(at).total_memory for at in devices]
-    return min(sizes, default=0)
 
 
 def _measured(
