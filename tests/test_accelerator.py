@@ -1,5 +1,8 @@
 """GPUs of other makes, played by a module that notes what it is asked for."""
 
+import ctypes
+import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -10,8 +13,11 @@ import torch
 
 from hpcfed.clients.capture import Replays
 from hpcfed.clients.lanes import Lanes, take_turns
-from hpcfed.runtime import accelerator, graphs, own_kernels
+from hpcfed.errors import UserError
+from hpcfed.runtime import accelerator, energy, graphs, own_kernels
 from hpcfed.runtime.device import peak_memory
+from hpcfed.runtime.location import Location, choose_device, locate
+from hpcfed.runtime.process_group import check_backend, choose_backend, group_backend
 from hpcfed.runtime.timer import PHASES, Timer
 
 XPU = torch.device("xpu", 1)
@@ -242,3 +248,108 @@ def test_cudas_graphs_are_for_our_kernels_alone(
     monkeypatch.setattr(torch.version, "hip", "7.1")
     assert not graphs.has_cuda_graphs(cuda)
     assert not graphs.can_capture(torch.device("cpu"))
+
+
+def test_ranks_of_a_host_take_its_gpus_in_turn(gpu: FakeGpu) -> None:
+    assert [choose_device(wanted, 3) for wanted in ("auto", "xpu")] == [XPU, XPU]
+    assert gpu.asked == [("set_device", XPU)] * 2
+    assert choose_device("cpu", 3) == torch.device("cpu")
+    here = locate(XPU)
+    assert (here.device, here.device_name, here.kind) == ("u1", "GPU 1", "xpu")
+    assert here.memory == 2**30
+
+
+def test_a_kind_of_gpu_that_is_missing_is_named(gpu: FakeGpu) -> None:
+    with pytest.raises(UserError, match="--device cuda, but torch finds no CUDA dev"):
+        choose_device("cuda", 0)
+    with pytest.raises(UserError, match="no CUDA device with NCCL; use --backend gloo"):
+        check_backend("nccl")
+    check_backend("gloo")
+
+
+def test_collectives_are_those_of_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (Location("a", 1, name, name, (), kind="xpu") for name in "xy")
+    other = Location("b", 1, "z", "z", (), kind="cuda")
+    assert choose_backend((first, second)) == (
+        "xccl",
+        "every rank has a GPU of its own",
+    )
+    assert choose_backend((first, first))[0] == "gloo"
+    assert "--backend xccl asks for it" in choose_backend((first, first))[1]
+    assert choose_backend((first, first), "xccl")[0] == "xccl"
+    assert choose_backend((first, other)) == (
+        "gloo",
+        "ranks have GPUs of different kinds",
+    )
+    assert group_backend((first,), "auto") == "xccl"
+    with pytest.raises(UserError, match="--backend nccl needs a GPU on every rank"):
+        choose_backend((first, second), "nccl")
+
+
+def test_amds_gpus_are_known_by_their_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=2, uuid="u")
+    monkeypatch.setattr(accelerator, "properties", lambda device: found)
+    cuda = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert accelerator.unique_id(cuda) == "u"
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    assert accelerator.unique_id(cuda) == "0000:c1:02.0"
+
+
+@pytest.fixture
+def no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries of counters cannot be imported."""
+    for name in ("pynvml", "amdsmi", "pyzes"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.usefixtures("no_counters")
+def test_energy_is_unknown_without_a_library() -> None:
+    assert math.isnan(energy.joules("0000:c1:02.0"))
+
+
+@pytest.mark.usefixtures("no_counters")
+@pytest.mark.parametrize("key", ["energy_accumulator", "power"])
+def test_energy_of_amds_gpus(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = {1: "0000:C1:00.0", 2: "0000:C1:02.0"}
+    # A unit is 15.3 microjoules.
+    counts = {1: 10, 2: 2_000_000}
+    library = SimpleNamespace(
+        amdsmi_init=lambda: None,
+        amdsmi_get_processor_handles=lambda: [1, 2],
+        amdsmi_get_gpu_device_bdf=addresses.get,
+        amdsmi_get_energy_count=lambda handle: {
+            key: counts[handle],
+            "counter_resolution": 15.3,
+        },
+    )
+    monkeypatch.setitem(sys.modules, "amdsmi", library)
+    assert energy.joules("0000:c1:02.0") == pytest.approx(30.6)
+    assert math.isnan(energy.joules("0000:c1:03.0"))
+
+
+@pytest.mark.usefixtures("no_counters")
+@pytest.mark.parametrize("refused", [False, True])
+def test_energy_of_intels_gpus(
+    refused: bool, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counter(ctypes.Structure):
+        _fields_ = [("energy", ctypes.c_uint64)]
+
+    def read(handle: str, counter: Any) -> int:
+        assert handle == "handle 1"
+        counter._obj.energy = 7_500_000
+        return int(refused)
+
+    library = SimpleNamespace(
+        zes_power_energy_counter_t=Counter, zesPowerGetEnergyCounter=read
+    )
+    monkeypatch.setitem(sys.modules, "pyzes", library)
+    properties = gpu.get_device_properties
+    by_number = {at: properties(torch.device("xpu", at)) for at in range(2)}
+    monkeypatch.setattr(gpu, "get_device_properties", by_number.get)
+    monkeypatch.setattr(
+        gpu, "_get_zes_power_handle", lambda at: f"handle {at}", raising=False
+    )
+    found = energy.joules("u1")
+    assert math.isnan(found) if refused else found == 7.5

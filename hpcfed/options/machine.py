@@ -14,6 +14,9 @@ from hpcfed.options.units import Seconds
 from hpcfed.runtime.launcher import Launch
 from hpcfed.runtime.own_kernels import VARIABLE, KernelChoice
 
+DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+"""Files of NVIDIA's and AMD's drivers."""
+
 
 class MachineOptions(RecordingOptions, NewcomerOptions):
     title: ClassVar[str] = "machine"
@@ -55,9 +58,10 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         calibration=LEFT_OUT,
         also="servers num_servers",
     )
-    device: Literal["auto", "cpu", "cuda"] = option(
+    device: Literal["auto", "cpu", "cuda", "xpu"] = option(
         "auto",
-        "where clients live",
+        "where clients live; cuda: GPUs of NVIDIA, or of AMD, for which torch has the "
+        "same name; xpu: of Intel",
         changes="time",
         beside_resume=True,
         also="gpu gpus cuda use_cuda accelerator gpu_id gpu_ids device_id "
@@ -72,10 +76,10 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         beside_resume=True,
     )
     # Ranks that share a GPU can use NCCL over sockets if each has its own NCCL_HOSTID.
-    backend: Literal["auto", "nccl", "gloo"] = option(
+    backend: Literal["auto", "nccl", "xccl", "gloo"] = option(
         "auto",
-        "what ranks communicate through; auto: NCCL where every rank has its own GPU, "
-        "else gloo; nccl also works on a shared GPU, but slowly",
+        "what ranks communicate through; auto: NCCL where every rank has its own GPU "
+        "(xccl: for Intel's), else gloo; nccl also works on a shared GPU, but slowly",
         changes="time",
         beside_resume=True,
         also="dist_backend",
@@ -117,8 +121,8 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
     @property
     def expects_gpu(self) -> bool:
         """Whether clients will probably be on a GPU."""
-        # Asking torch would load it; the driver's device file says enough.
-        return self.device != "cpu" and Path("/dev/nvidiactl").exists()
+        # Asking torch would load it; the drivers' device files say enough.
+        return self.device != "cpu" and any(map(Path.exists, DRIVERS))
 
     @property
     def movable(self) -> bool:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 KINDS = ("cuda", "xpu")
 """torch's names for GPUs. AMD's have that of NVIDIA's."""
+BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
+"""torch's names for the collectives of GPUs. AMD's RCCL has that of NVIDIA's NCCL."""
 Make = Literal["NVIDIA", "AMD", "Intel"]
 
 
@@ -43,11 +45,6 @@ def make_of(device: torch.device) -> Make | None:
     return "AMD" if torch.version.hip else "NVIDIA"
 
 
-def backend_of(kind: str | None) -> str | None:
-    """Return torch's name for the collectives of such GPUs; AMD's have that of NVIDIA's."""
-    return {"cuda": "nccl", "xpu": "xccl"}.get(kind or "")
-
-
 def use(device: torch.device) -> None:
     """Make the GPU the current one of this thread."""
     _module(device).set_device(device)
@@ -56,6 +53,18 @@ def use(device: torch.device) -> None:
 def properties(device: torch.device) -> Any:
     """Return torch's description of a GPU: name, total_memory and more."""
     return _module(device).get_device_properties(device)
+
+
+def unique_id(device: torch.device) -> str:
+    """Return what tells a GPU from all others of its host, however it is numbered, and
+    by which its counter of energy is found.
+    """
+    found = properties(device)
+    if make_of(device) == "AMD":
+        # AMD's library of counters has other identifiers than torch.
+        domain, bus, slot = found.pci_domain_id, found.pci_bus_id, found.pci_device_id
+        return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+    return str(found.uuid)
 
 
 def smallest_memory() -> int:

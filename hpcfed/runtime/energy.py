@@ -1,7 +1,9 @@
-"""Energy that GPUs and CPUs have used, if NVML and RAPL provide it."""
+"""Energy that GPUs and CPUs have used, if the counters of their makers provide it."""
 
+import ctypes
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -28,18 +30,52 @@ def rank_joules(world: World) -> float:
     return joules(device[1]) if is_first else 0.0
 
 
-def joules(device_uuid: str) -> float:
-    """Return the joules since the GPU's driver started; NaN if not counted."""
-    try:
-        import pynvml
+def joules(device: str) -> float:
+    """Return the joules that a GPU, given by `accelerator.unique_id`, has used since its
+    driver started; NaN if not counted.
+    """
+    for counted in (_nvidias_joules, _amds_joules, _intels_joules):
+        # No library, driver, counter or permission: a figure is missing, but no run
+        # stops.
+        with suppress(Exception):
+            return counted(device)
+    return UNKNOWN
 
-        pynvml.nvmlInit()
-        name = f"GPU-{device_uuid.removeprefix('GPU-')}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(name)
-        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-    except Exception:
-        # No driver, counter or permission: a figure is missing, but no run stops.
-        return UNKNOWN
+
+def _nvidias_joules(device: str) -> float:
+    import pynvml
+
+    pynvml.nvmlInit()
+    name = f"GPU-{device.removeprefix('GPU-')}"
+    handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+    return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+
+
+def _amds_joules(device: str) -> float:
+    import amdsmi
+
+    amdsmi.amdsmi_init()
+    addresses = {}
+    for handle in amdsmi.amdsmi_get_processor_handles():
+        addresses[amdsmi.amdsmi_get_gpu_device_bdf(handle).lower()] = handle
+    counter = amdsmi.amdsmi_get_energy_count(addresses[device])
+    # Older versions call the counter "power". A unit is some microjoules.
+    units = counter.get("energy_accumulator", counter.get("power"))
+    return float(units) * float(counter["counter_resolution"]) / 1e6
+
+
+def _intels_joules(device: str) -> float:
+    import pyzes
+    import torch
+
+    count = range(torch.xpu.device_count())
+    ids = [str(torch.xpu.get_device_properties(at).uuid) for at in count]
+    # Which of a card's counters belongs to which of torch's devices, torch knows.
+    handle = torch.xpu._get_zes_power_handle(ids.index(device))
+    counter = pyzes.zes_power_energy_counter_t()
+    if pyzes.zesPowerGetEnergyCounter(handle, ctypes.byref(counter)):
+        raise OSError("the driver refuses to tell")
+    return float(counter.energy) / 1e6
 
 
 class CpuMeter:

@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from hpcfed.runtime import own_kernels
 from hpcfed.runtime.machine import cores_text
 from hpcfed.version import PACKAGE, __version__, checkout
 
@@ -32,8 +33,13 @@ _LAUNCHER = (
     "PMI_",
     "PMIX_RANK",
     "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
     "OMP_NUM_THREADS",
+    own_kernels.VARIABLE,
     "NCCL_",
+    "CCL_",
     "GLOO_",
 )
 """Prefixes of the variables that are recorded."""
@@ -79,6 +85,7 @@ def capture(
         "packages": versions(),
         "cuda": cuda_version(),
         "nccl": nccl_version(),
+        **_other_makes(),
         "source": own_source(),
         "files": dict(files or {}),
         "launcher": launcher,
@@ -132,6 +139,15 @@ def cuda_version() -> str | None:
     import torch
 
     return torch.version.cuda if torch.cuda.is_available() else None
+
+
+def _other_makes() -> dict[str, str | None]:
+    """Return the versions of what torch reaches GPUs of AMD and Intel through."""
+    import torch
+
+    if torch.version.hip and torch.cuda.is_available():
+        return {"rocm": torch.version.hip}
+    return {"xpu": torch.version.xpu} if torch.xpu.is_available() else {}
 
 
 def look_early() -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from hpcfed.errors import UserError
+from hpcfed.runtime import accelerator
 from hpcfed.runtime.machine import Machine, this_machine, usable
 
 
@@ -23,6 +24,8 @@ class Location(NamedTuple):
     machine: Machine = Machine()
     memory: int = 0
     """Bytes of the GPU, or those that the machine lets us use; 0: unknown."""
+    kind: str = "cuda"
+    """torch's name for the GPU's kind."""
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:
@@ -31,14 +34,16 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     The ranks of a host take its GPUs in turn. If there are more ranks than GPUs, ranks
     share them.
     """
-    if wanted == "cuda" and not torch.cuda.is_available():
+    found = None if wanted == "cpu" else accelerator.kind()
+    if wanted in accelerator.KINDS and wanted != found:
         raise UserError(
-            "--device cuda, but torch finds no CUDA device; use --device cpu or auto"
+            f"--device {wanted}, but torch finds no {wanted.upper()} device; "
+            "use --device cpu or auto"
         )
-    if wanted == "cpu" or not torch.cuda.is_available():
+    if found is None:
         return torch.device("cpu")
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
+    device = torch.device(found, local_rank % accelerator.count())
+    accelerator.use(device)
     return device
 
 
@@ -49,12 +54,12 @@ def locate(device: torch.device) -> Location:
     if device.type == "cpu":
         here = "cpu", "cpu", cores, this_machine(), usable()
         return Location(host, os.getpid(), *here)
-    properties = torch.cuda.get_device_properties(device)
+    properties = accelerator.properties(device)
     # The unique id, because device numbers start at 0 on every rank that sees only its
     # own GPU.
-    device_id, name = str(properties.uuid), properties.name
+    device_id, name = accelerator.unique_id(device), properties.name
     here = device_id, name, cores, this_machine(), properties.total_memory
-    return Location(host, os.getpid(), *here)
+    return Location(host, os.getpid(), *here, device.type)
 
 
 def share_device(locations: tuple[Location, ...]) -> bool:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcfed.errors import UserError
+from hpcfed.runtime import accelerator
 from hpcfed.runtime.location import Location, share_device
 from hpcfed.runtime.stalls import Pulse
 
@@ -41,7 +42,7 @@ def size() -> int:
 
 
 def backend() -> str:
-    """Return the name of the group's backend, `gloo` or `nccl`."""
+    """Return the name of the group's backend, such as `gloo` or `nccl`."""
     return dist.get_backend()
 
 
@@ -103,7 +104,7 @@ def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
         )
     # Given a device, NCCL connects immediately. A group of one has no peer to connect
     # to.
-    bound = device if backend_name == "nccl" and role_size > 1 else None
+    bound = device if backend_name != "gloo" and role_size > 1 else None
     dist.init_process_group(
         backend_name,
         store=store,
@@ -168,48 +169,56 @@ def _set_timeout(timeout: timedelta) -> None:
 # Which torch.distributed backend the ranks of a role use.
 
 
-Backend = Literal["auto", "nccl", "gloo"]
+Backend = Literal["auto", "nccl", "xccl", "gloo"]
 """What the user may ask for."""
 SHARES_GPUS = (2, 30)
 """The first version of NCCL with a switch that lets ranks share a GPU."""
 
 
 def check_backend(wanted: Backend) -> None:
-    """Refuse NCCL if this process cannot use it."""
-    usable = torch.cuda.is_available() and dist.is_nccl_available()
-    if wanted == "nccl" and not usable:
-        raise UserError(
-            "--backend nccl, but torch finds no CUDA device with NCCL; "
-            "use --backend gloo or auto"
-        )
+    """Refuse collectives of GPUs if this process cannot use them."""
+    for kind, backend in accelerator.BACKENDS.items():
+        if wanted != backend:
+            continue
+        if accelerator.kind() != kind or not dist.is_backend_available(backend):
+            raise UserError(
+                f"--backend {wanted}, but torch finds no {kind.upper()} device with "
+                f"{wanted.upper()}; use --backend gloo or auto"
+            )
 
 
 def choose_backend(
     locations: tuple[Location, ...], wanted: Backend = "auto"
 ) -> tuple[str, str]:
-    """Return a role's backend, and why: NCCL if each rank has a GPU, else gloo."""
-    on_gpus = _on_gpus(locations)
-    if wanted == "nccl" and not on_gpus:
+    """Return a role's backend, and why: that of the GPUs if each rank has one of the same
+    kind, else gloo.
+    """
+    of_gpus = _backend_of_gpus(locations)
+    asked = wanted not in ("auto", "gloo")
+    if asked and wanted != of_gpus:
         raise UserError(
-            "--backend nccl needs a GPU on every rank; use --backend gloo or auto"
+            f"--backend {wanted} needs a GPU on every rank; use --backend gloo or auto"
         )
     if len(locations) == 1:
         return "none", "a single rank needs no collectives"
     if wanted == "gloo":
         return "gloo", "as --backend says"
-    if not on_gpus:
-        return "gloo", "not every rank has a GPU"
+    if of_gpus is None:
+        everywhere = all(location.device != "cpu" for location in locations)
+        some = "ranks have GPUs of different kinds"
+        return "gloo", some if everywhere else "not every rank has a GPU"
     if not share_device(locations):
-        return "nccl", "every rank has a GPU of its own"
-    if wanted == "nccl":
+        return of_gpus, "every rank has a GPU of its own"
+    if asked:
         return (
-            "nccl",
+            of_gpus,
             "as --backend says; ranks share a GPU, so this tests that a run is "
             "right, not how fast it is",
         )
     return (
         "gloo",
-        "several ranks share a GPU, which NCCL refuses unless --backend nccl asks for it",
+        f"several ranks share a GPU, which {of_gpus.upper()} refuses unless "
+        f"--backend {of_gpus} asks for it",
     )
 
 
@@ -222,7 +231,8 @@ def group_backend(locations: tuple[Location, ...], wanted: Backend) -> str:
     backend, _ = choose_backend(locations, wanted)
     if backend != "none":
         return backend
-    return "nccl" if _on_gpus(locations) and wanted != "gloo" else "gloo"
+    of_gpus = _backend_of_gpus(locations)
+    return "gloo" if of_gpus is None or wanted == "gloo" else of_gpus
 
 
 def nccl_on_shared_gpus(
@@ -247,5 +257,9 @@ def nccl_on_shared_gpus(
     return variables
 
 
-def _on_gpus(locations: tuple[Location, ...]) -> bool:
-    return all(location.device != "cpu" for location in locations)
+def _backend_of_gpus(locations: tuple[Location, ...]) -> str | None:
+    """Return the backend that all ranks' GPUs have; None if some rank has no GPU, or one
+    of another kind.
+    """
+    kinds = {each.kind if each.device != "cpu" else "cpu" for each in locations}
+    return accelerator.BACKENDS.get(kinds.pop()) if len(kinds) == 1 else None

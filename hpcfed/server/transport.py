@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from hpcfed.errors import UserError
+from hpcfed.runtime import accelerator
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.link import Link
 from hpcfed.runtime.process_group import group_backend
@@ -34,7 +35,7 @@ def check_world(options: ServerOptions, world: World) -> None:
         raise UserError(
             f"--zero-stage {options.zero_stage} over gloo, which neither reduces to "
             "one rank nor gathers on GPUs; "
-            "add --backend nccl"
+            f"add --backend {accelerator.BACKENDS[locations[0].kind]}"
         )
 
 

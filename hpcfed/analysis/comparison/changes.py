@@ -15,7 +15,10 @@ from hpcfed.results.run import RunRecord
 
 ABSENT = "–"
 """Shown for what a side does not have."""
-VARIABLES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NCCL_", "GLOO_")
+VARIABLES = (
+    "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "HPCFED_KERNELS", "NCCL_", "CCL_", "GLOO_",
+)  # fmt: skip
 """Prefixes of environment variables that may affect the time of a run."""
 DIGITS = 10
 """Characters of a commit or a checksum: enough to distinguish them."""
