@@ -14,6 +14,7 @@ import torch
 from hpcfed.clients.capture import Replays
 from hpcfed.clients.lanes import Lanes, take_turns
 from hpcfed.errors import UserError
+from hpcfed.experiment.opening import _kernels
 from hpcfed.runtime import accelerator, energy, graphs, own_kernels
 from hpcfed.runtime.device import peak_memory
 from hpcfed.runtime.location import Location, choose_device, locate
@@ -236,6 +237,7 @@ def test_without_graphs_every_step_is_plain(
     assert not Replays(XPU).captures
 
 
+@pytest.mark.own_kernels
 def test_cudas_graphs_are_for_our_kernels_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -248,6 +250,16 @@ def test_cudas_graphs_are_for_our_kernels_alone(
     monkeypatch.setattr(torch.version, "hip", "7.1")
     assert not graphs.has_cuda_graphs(cuda)
     assert not graphs.can_capture(torch.device("cpu"))
+
+
+@pytest.mark.own_kernels
+def test_a_run_says_that_it_does_without_own_kernels() -> None:
+    assert not list(_kernels(torch.device("cpu")))
+    (line,) = _kernels(XPU)
+    assert "hpcfed's own do not run on this GPU" in line
+    own_kernels.allow(False)
+    (line,) = _kernels(torch.device("cpu"))
+    assert line.startswith("--kernels torch")
 
 
 def test_ranks_of_a_host_take_its_gpus_in_turn(gpu: FakeGpu) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 
 from hpcfed import plugins
 from hpcfed.clients.placement import Clients
@@ -11,12 +12,14 @@ from hpcfed.data.tokeniser import has_tokeniser
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.channel.accountant import guarantee
+from hpcfed.kernels import cuda
 from hpcfed.models.hugging_face import find_folder, is_hugging_face
 from hpcfed.models.layout import Layout
 from hpcfed.options.channel import channel_parts
 from hpcfed.options.compression import packing
 from hpcfed.options.declare import Choice
 from hpcfed.runtime import own_kernels
+from hpcfed.runtime.accelerator import is_gpu
 
 
 def opening_lines(setup: Setup) -> Iterator[str]:
@@ -28,8 +31,7 @@ def opening_lines(setup: Setup) -> Iterator[str]:
     yield from _network(setup)
     if setup.engine.reason:
         yield f"--engine {setup.engine.mode}: {setup.engine.reason}"
-    if not own_kernels.are_allowed():
-        yield "--kernels torch: by torch's operators alone"
+    yield from _kernels(setup.world.device)
     if setup.engine.footprint is not None:
         yield str(setup.engine.footprint)
     yield from _threads(setup)
@@ -62,6 +64,14 @@ def opening_lines(setup: Setup) -> Iterator[str]:
     yield from _dataless(setup, setup.clients, "")
     if setup.newcomers is not None:
         yield from _dataless(setup, setup.newcomers.clients, "new ")
+
+
+def _kernels(device: torch.device) -> Iterator[str]:
+    """Say that hpcfed's own kernels are not used, if it is so."""
+    if not own_kernels.are_allowed():
+        yield "--kernels torch: by torch's operators alone"
+    elif is_gpu(device) and not cuda.available(device):
+        yield "kernels: by torch's operators alone; hpcfed's own do not run on this GPU"
 
 
 def _title(setup: Setup) -> str:
