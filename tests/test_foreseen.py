@@ -130,6 +130,7 @@ def test_a_run_uses_all_foreseen_convolutions_and_compiles_none_itself(
     for source in foreseeing._convolutions(RunConfig(**options), device):
         name, _ = cuda._job(*source, cuda._architecture(device))
         foreseen_names.add(name)
-    assert len(foreseen_names) == 5, "two layers, and no gradient of the images"
+    # Of two layers, without the gradient of the images; and what adds up parts.
+    assert len(foreseen_names) == 6
     assert foreseen_names <= {path.name for path in (tmp_path / "cache").iterdir()}
     assert "convolution.cu" not in compiled_here

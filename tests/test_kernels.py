@@ -154,6 +154,44 @@ def test_convolution_of_any_numbers_has_the_precision_of_tf32(
         assert error(ours, right) < (2e-2 if layer.pool else 1e-3)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("blocks", [1, 5, 64, 1000])
+@pytest.mark.parametrize(("clients", "slots"), [(300, 1), (7, 5), (2, 23)])
+@pytest.mark.parametrize("name", ["first of cnn-pfl", "odd sides", "one by one"])
+def test_gradients_of_weights_are_exact_however_blocks_share_clients(
+    name: str, clients: int, slots: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks have several clients, clients several blocks, or both; warps that divide
+    the pixels add up their sums. The sink's rows have columns that are not ours.
+    """
+    monkeypatch.setattr(
+        convolution, "sharing_blocks", lambda units, capacity: min(units, blocks)
+    )
+    layer = LAYERS[name]
+    torch.manual_seed(0)
+    images = (clients * slots, layer.channels, layer.height, layer.width)
+    x = torch.randint(-3, 4, images, device="cuda").float()
+    x = x.contiguous(memory_format=torch.channels_last)
+    side = (layer.kernel, layer.kernel)
+    shape = (clients, layer.outputs, *side, layer.channels)
+    weight = torch.randint(-3, 4, shape, device="cuda").float()
+    weight = weight.permute(0, 1, 4, 2, 3).requires_grad_()
+    bias = torch.zeros(clients, layer.outputs, device="cuda", requires_grad=True)
+    wide = torch.full((clients, layer.columns + 4), torch.nan, device="cuda")
+    sink = wide[:, : layer.columns]
+    for bounded in (True, False):
+        y = convolution.block(
+            x, weight, bias, layer, sink.fill_(torch.nan), bounded=bounded
+        )
+        dy = torch.randint(-3, 4, y.shape, device="cuda").float()
+        ours = torch.autograd.grad(y, (weight, bias), dy)
+        exact = [tensor.detach().double().requires_grad_() for tensor in (weight, bias)]
+        expected = reference(x.double(), *exact, layer)
+        theirs = torch.autograd.grad(expected, exact, dy.double())
+        assert all(map(torch.equal, [g.double() for g in ours], theirs))
+        assert wide[:, layer.columns :].isnan().all()
+
+
 def test_every_kernel_waits_for_those_before_it() -> None:
     """It may be launched while they still run."""
     sources = list(Path(cuda.__file__).parent.glob("*.cu"))
@@ -591,6 +629,7 @@ def test_sources_compile(name: str) -> None:
     [
         ("relayout.cu", {}),
         ("mixing.cu", {}),
+        ("parts.cu", {"THREADS": 256}),
         ("pull.cu", dict(pull.macros(Strengths(layers=0.5, masked=0.05)))),
         ("distances.cu", {"THREADS": 256, "CHUNK": 2**14}),
         ("linear.cu", LINEAR | {"LINEAR_FORWARD": 1, "CHUNK": 448}),

@@ -6,7 +6,7 @@
 //
 //   gather_product    forward:             y = act(pool(patches · w + b)), and its marks
 //                     gradient of inputs:  patches of the output's gradient · flipped w
-//   weight_gradient   patchesᵀ · gradient of the output, one partial sum per group of pixels
+//   weight_gradient   patchesᵀ · gradient of the output; blocks that share a client leave a part of its sums each
 //   half_product, half_weight_gradient   the same of operands in halves; the first on Hopper's warp-group instructions
 //
 // A mark says, for the backward pass, which of the four pixels of a pooling has won (0 to 3), and whether the output is
@@ -18,8 +18,7 @@
 // mma.m16n8k8: lane = 4 g + t holds A[g | g+8][t | t+4], B[t | t+4][g], D[g | g+8][2t | 2t+1].
 
 #include "order.cuh"
-
-typedef long long int64;
+#include "parts.cuh"
 
 #ifdef GATHER_PRODUCT
 #define PAIRED 1
@@ -72,8 +71,9 @@ __device__ __forceinline__ void copy4(float* to, const float* from) {
 
 __device__ __forceinline__ void arrive() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-__device__ __forceinline__ void clear(float* memory, int floats) {
-  for (int i = threadIdx.x; i < floats; i += THREADS) memory[i] = 0;
+template <typename T>
+__device__ __forceinline__ void clear(T* memory, int count) {
+  for (int i = threadIdx.x; i < count; i += THREADS) memory[i] = T();
 }
 
 #if defined(GATHER_PRODUCT) || defined(WEIGHT_GRADIENT)
@@ -648,7 +648,36 @@ __device__ __forceinline__ int tap_of(int fragment, int row) {
 #endif
 }
 
-// Stores a warp's sums, divided by the scale of gradients; parts are [groups of pixels][clients][LENGTH].
+#define OF_WARP (32 * FRAGMENTS * (4 * KF + 1))             // floats of a warp's sums
+
+// Adds up the sums of the warps that divide the pixels, in an order that never changes. The first of them have the
+// result. What lay in `memory` is lost.
+__device__ __forceinline__ void add_pixel_warps(float* memory, float (&acc)[KF][FRAGMENTS][4],
+                                                float (&sums)[FRAGMENTS]) {
+  if (PIXEL_WARPS == 1) return;
+  const int warp = threadIdx.x / 32;
+#pragma unroll
+  for (int half = PIXEL_WARPS / 2 * TAP_WARPS; half >= TAP_WARPS; half /= 2) {
+    float* own = memory + warp % half * OF_WARP + threadIdx.x % 32;
+    __syncthreads();
+    if (warp >= half && warp < 2 * half) {
+#pragma unroll
+      for (int i = 0; i < 4 * KF * FRAGMENTS; i++) own[32 * i] = acc[i / (4 * FRAGMENTS)][i / 4 % FRAGMENTS][i % 4];
+#pragma unroll
+      for (int n = 0; n < FRAGMENTS; n++) own[32 * (4 * KF * FRAGMENTS + n)] = sums[n];
+    }
+    __syncthreads();
+    if (warp < half) {
+#pragma unroll
+      for (int i = 0; i < 4 * KF * FRAGMENTS; i++) acc[i / (4 * FRAGMENTS)][i / 4 % FRAGMENTS][i % 4] += own[32 * i];
+#pragma unroll
+      for (int n = 0; n < FRAGMENTS; n++) sums[n] += own[32 * (4 * KF * FRAGMENTS + n)];
+    }
+  }
+  __syncthreads();
+}
+
+// Stores a warp's sums, divided by the scale of gradients.
 __device__ __forceinline__ void store_part(float* part, const float (&acc)[KF][FRAGMENTS][4],
                                            const float (&sums)[FRAGMENTS], float factor) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, tap_warp = threadIdx.x / 32 % TAP_WARPS;
@@ -678,9 +707,9 @@ __device__ __forceinline__ void store_part(float* part, const float (&acc)[KF][F
 #define PIXELS ((BAND * STEP * WIDTH + 7) / 8 * 8)     // of a unit, filled up with zeros
 #define GRADIENT (FRAGMENTS * 8 + (FRAGMENTS * 8 % 32 == 24 ? 0 : (40 - FRAGMENTS * 8 % 32) % 32))  // 8 or 24 mod 32
 
-// A block sums over units [i, i + 1) · slots · BANDS / gridDim.x of client blockIdx.y.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-weight_gradient(const float* src, const float* dy, const signed char* marks, float* parts, int64 clients, int64 slots) {
+weight_gradient(const float* src, const float* dy, const signed char* marks, float* parts, float* result, int64 stride,
+                int64 clients, int64 slots) {
   await_others();
   extern __shared__ float shared[];
   int* offsets = (int*)shared;                 // [PIXELS] of a pixel's patch in its image
@@ -688,14 +717,12 @@ weight_gradient(const float* src, const float* dy, const signed char* marks, flo
   float* gradients = images + BATCH * UNIT;    // [BATCH][PIXELS][GRADIENT]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int tap_warp = warp % TAP_WARPS, pixel_warp = warp / TAP_WARPS;
-  const int64 client = blockIdx.y;
   const int per_client = slots * BANDS;
-  const int begin = per_client * blockIdx.x / gridDim.x, end = per_client * (blockIdx.x + 1) / gridDim.x;
-  src += client * slots * (SRC_H * SRC_W * SRC_C);
-  const int64 outputs = client * slots * (OUT_H * OUT_W * DST_C);
+  const int stop = first_unit(blockIdx.x + 1, gridDim.x, clients * per_client);
   for (int i = threadIdx.x; i < PIXELS; i += THREADS)
     offsets[i] = i < BAND * STEP * WIDTH ? i / WIDTH * PITCH + i % WIDTH * PIXEL : 0;
-  clear(images, BATCH * (UNIT + PIXELS * GRADIENT));
+  // Zeros stay for the block's next client, unless warps add up their sums there.
+  if (PIXEL_WARPS == 1) clear(images, BATCH * (UNIT + PIXELS * GRADIENT));
   int taps[KF][2];
 #pragma unroll
   for (int f = 0; f < KF; f++)
@@ -704,53 +731,62 @@ weight_gradient(const float* src, const float* dy, const signed char* marks, flo
       const int k = (tap_warp * KF + f) * 16 + h * 8 + g;
       taps[f][h] = k < TAPS ? k / (KW * SRC_C) * PITCH + k / SRC_C % KW * PIXEL + k % SRC_C : 0;
     }
-  float acc[KF][FRAGMENTS][4] = {}, sums[FRAGMENTS] = {};
-  for (int first = begin; first < end; first += BATCH) {
-    const int count = end - first < BATCH ? end - first : BATCH;
-    __syncthreads();
-    load_images(images, src, first, count);
-    constexpr int QUADS = DST_C / 4;
-    for (int i = warp; i < count * BAND; i += WARPS) {
-      const int u = first + i / BAND, row = i % BAND, y = u % BANDS * BAND + row;
-      const int64 at = outputs + (int64)(u / BANDS * OUT_H + y) * (OUT_W * DST_C);
-      float* unit = gradients + i / BAND * (PIXELS * GRADIENT);
-      for (int j = lane; j < OUT_W * QUADS; j += 32) {
-        const int c = j % QUADS * 4;
-        float4 v = make_float4(0, 0, 0, 0);
-        char4 w = make_char4(0, 0, 0, 0);
-        if (y < OUT_H) {
-          if (MARKS) w = *(const char4*)(marks + at + j * 4);
-          v = rounded(slope(*(const float4*)(dy + at + j * 4), w));
+  for (int unit = first_unit(blockIdx.x, gridDim.x, clients * per_client); unit < stop;) {
+    const int64 client = unit / per_client, outputs = client * slots * (OUT_H * OUT_W * DST_C);
+    const int begin = unit % per_client, end = stop - unit < per_client - begin ? begin + stop - unit : per_client;
+    float acc[KF][FRAGMENTS][4] = {}, sums[FRAGMENTS] = {};
+    if (PIXEL_WARPS > 1) clear(images, BATCH * (UNIT + PIXELS * GRADIENT));
+    for (int first = begin; first < end; first += BATCH) {
+      const int count = end - first < BATCH ? end - first : BATCH;
+      __syncthreads();
+      load_images(images, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
+      constexpr int QUADS = DST_C / 4;
+      for (int i = warp; i < count * BAND; i += WARPS) {
+        const int u = first + i / BAND, row = i % BAND, y = u % BANDS * BAND + row;
+        const int64 at = outputs + (int64)(u / BANDS * OUT_H + y) * (OUT_W * DST_C);
+        float* to = gradients + i / BAND * (PIXELS * GRADIENT);
+        for (int j = lane; j < OUT_W * QUADS; j += 32) {
+          const int c = j % QUADS * 4;
+          float4 v = make_float4(0, 0, 0, 0);
+          char4 w = make_char4(0, 0, 0, 0);
+          if (y < OUT_H) {
+            if (MARKS) w = *(const char4*)(marks + at + j * 4);
+            v = rounded(slope(*(const float4*)(dy + at + j * 4), w));
+          }
+#pragma unroll
+          for (int p = 0; p < STEP * STEP; p++) {
+            const int pixel = (row * STEP + p / 2) * WIDTH + j / QUADS * STEP + p % 2;
+            *(float4*)(to + pixel * GRADIENT + c) = POOL ? won(v, w, p) : v;
+          }
+        }
+      }
+      arrive();
+      __syncthreads();
+      for (int step = pixel_warp; step < count * (PIXELS / 8); step += PIXEL_WARPS) {
+        const int q = step % (PIXELS / 8) * 8;
+        const float* image = images + step / (PIXELS / 8) * UNIT;
+        const float *lo = image + offsets[q + t], *hi = image + offsets[q + t + 4];
+        const float* own = gradients + (step * 8 + t) * GRADIENT + g;
+        float2 bg[FRAGMENTS];
+#pragma unroll
+        for (int n = 0; n < FRAGMENTS; n++) {
+          bg[n] = make_float2(own[n * 8], own[n * 8 + 4 * GRADIENT]);
+          if (BIAS && tap_warp == 0) sums[n] += bg[n].x + bg[n].y;
         }
 #pragma unroll
-        for (int p = 0; p < STEP * STEP; p++) {
-          const int pixel = (row * STEP + p / 2) * WIDTH + j / QUADS * STEP + p % 2;
-          *(float4*)(unit + pixel * GRADIENT + c) = POOL ? won(v, w, p) : v;
+        for (int f = 0; f < KF; f++) {
+          const float a[4] = {lo[taps[f][0]], lo[taps[f][1]], hi[taps[f][0]], hi[taps[f][1]]};
+#pragma unroll
+          for (int n = 0; n < FRAGMENTS; n++) mma(acc[f][n], a, bg[n]);
         }
       }
     }
-    arrive();
-    __syncthreads();
-    for (int step = pixel_warp; step < count * (PIXELS / 8); step += PIXEL_WARPS) {
-      const int q = step % (PIXELS / 8) * 8;
-      const float* image = images + step / (PIXELS / 8) * UNIT;
-      const float *lo = image + offsets[q + t], *hi = image + offsets[q + t + 4];
-      const float* own = gradients + (step * 8 + t) * GRADIENT + g;
-      float2 bg[FRAGMENTS];
-#pragma unroll
-      for (int n = 0; n < FRAGMENTS; n++) {
-        bg[n] = make_float2(own[n * 8], own[n * 8 + 4 * GRADIENT]);
-        if (BIAS && tap_warp == 0) sums[n] += bg[n].x + bg[n].y;
-      }
-#pragma unroll
-      for (int f = 0; f < KF; f++) {
-        const float a[4] = {lo[taps[f][0]], lo[taps[f][1]], hi[taps[f][0]], hi[taps[f][1]]};
-#pragma unroll
-        for (int n = 0; n < FRAGMENTS; n++) mma(acc[f][n], a, bg[n]);
-      }
-    }
+    add_pixel_warps((float*)images, acc, sums);
+    // A block that is alone with a client needs no part.
+    float* part = end - begin == per_client ? result + client * stride : parts + (blockIdx.x + client) * LENGTH;
+    if (pixel_warp == 0) store_part(part, acc, sums, 1);
+    unit += end - begin;
   }
-  store_part(parts + ((int64)(blockIdx.x * PIXEL_WARPS + pixel_warp) * clients + client) * LENGTH, acc, sums, 1);
 }
 
 #endif
@@ -796,10 +832,9 @@ __device__ __forceinline__ int octet_of(int octet) {
 }
 #endif
 
-// A block sums over units [i, i + 1) · slots · BANDS / gridDim.x of client blockIdx.y.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-half_weight_gradient(const float* src, const float* dy, const signed char* marks, float* parts, int64 clients,
-                     int64 slots) {
+half_weight_gradient(const float* src, const float* dy, const signed char* marks, float* parts, float* result,
+                     int64 stride, int64 clients, int64 slots) {
   await_others();
   extern __shared__ __align__(128) float shared[];
 #if SRC_C > 4
@@ -807,19 +842,17 @@ half_weight_gradient(const float* src, const float* dy, const signed char* marks
 #else
   constexpr int IMAGES = COPY + BATCH * UNIT_STRIDE;
 #endif
-  uint4* images = (uint4*)shared;                               // [BATCH][ROWS][COLS][PIXEL halves]
+  int* offsets = (int*)shared;                                  // [PIXELS]: bytes of a pixel's patch in its image
+  uint4* images = (uint4*)(offsets + PIXELS);                   // [BATCH][ROWS][COLS][PIXEL halves]
   uint4* gradients = images + IMAGES;                           // [BATCH][PIXELS][GRADIENT halves]
-  int* offsets = (int*)(gradients + BATCH * PIXELS * (GRADIENT / 8));  // [PIXELS]: bytes of a pixel's patch in its image
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int tap_warp = warp % TAP_WARPS, pixel_warp = warp / TAP_WARPS;
-  const int64 client = blockIdx.y;
   const int per_client = slots * BANDS;
-  const int begin = per_client * blockIdx.x / gridDim.x, end = per_client * (blockIdx.x + 1) / gridDim.x;
-  src += client * slots * (SRC_H * SRC_W * SRC_C);
-  const int64 outputs = client * slots * (OUT_H * OUT_W * DST_C);
+  const int stop = first_unit(blockIdx.x + 1, gridDim.x, clients * per_client);
   for (int i = threadIdx.x; i < PIXELS; i += THREADS)
     offsets[i] = i < BAND * STEP * WIDTH ? 16 * patch_of(i / WIDTH, i % WIDTH) : 0;
-  clear((float*)images, (IMAGES + BATCH * PIXELS * (GRADIENT / 8)) * 4);
+  // Zeros stay for the block's next client, unless warps add up their sums there.
+  if (PIXEL_WARPS == 1) clear(images, IMAGES + BATCH * PIXELS * (GRADIENT / 8));
   // Rows of the transposed operands are pixels: those of lanes 0 to 7 and 8 to 15 differ in channels for the images,
   // and in pixels for the gradients.
   const int image_pixel = lane % 8 + lane / 16 * 8, gradient_pixel = lane % 16;
@@ -829,58 +862,67 @@ half_weight_gradient(const float* src, const float* dy, const signed char* marks
     taps[f] = (unsigned)__cvta_generic_to_shared(images + octet_of((tap_warp * KF + f) * 2 + lane / 8 % 2));
   }
   const unsigned own = (unsigned)__cvta_generic_to_shared(gradients + gradient_pixel * (GRADIENT / 8) + lane / 16);
-  float acc[KF][FRAGMENTS][4] = {}, sums[FRAGMENTS] = {};
-  for (int first = begin; first < end; first += BATCH) {
-    const int count = end - first < BATCH ? end - first : BATCH;
-    __syncthreads();
-    load_images(images, src, first, count);
-    constexpr int OF_ROW = OUT_W * (DST_C / 8), OF_UNIT = BAND * OF_ROW;
-    for (int i = threadIdx.x; i < count * OF_UNIT; i += SPREADS * THREADS) {
-      Gradient loaded[SPREADS];
-      bool inside[SPREADS];
+  for (int unit = first_unit(blockIdx.x, gridDim.x, clients * per_client); unit < stop;) {
+    const int64 client = unit / per_client, outputs = client * slots * (OUT_H * OUT_W * DST_C);
+    const int begin = unit % per_client, end = stop - unit < per_client - begin ? begin + stop - unit : per_client;
+    float acc[KF][FRAGMENTS][4] = {}, sums[FRAGMENTS] = {};
+    if (PIXEL_WARPS > 1) clear(images, IMAGES + BATCH * PIXELS * (GRADIENT / 8));
+    for (int first = begin; first < end; first += BATCH) {
+      const int count = end - first < BATCH ? end - first : BATCH;
+      __syncthreads();
+      load_images(images, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
+      constexpr int OF_ROW = OUT_W * (DST_C / 8), OF_UNIT = BAND * OF_ROW;
+      for (int i = threadIdx.x; i < count * OF_UNIT; i += SPREADS * THREADS) {
+        Gradient loaded[SPREADS];
+        bool inside[SPREADS];
 #pragma unroll
-      for (int j = 0; j < SPREADS; j++) {
-        const int k = i + j * THREADS, u = first + k / OF_UNIT, y = u % BANDS * BAND + k % OF_UNIT / OF_ROW;
-        inside[j] = k < count * OF_UNIT && y < OUT_H;
-        const int64 at = outputs + (int64)(u / BANDS * OUT_H + y) * (OUT_W * DST_C) + k % OF_ROW * 8;
-        if (inside[j]) loaded[j] = load_gradient(dy, marks, at);
+        for (int j = 0; j < SPREADS; j++) {
+          const int k = i + j * THREADS, u = first + k / OF_UNIT, y = u % BANDS * BAND + k % OF_UNIT / OF_ROW;
+          inside[j] = k < count * OF_UNIT && y < OUT_H;
+          const int64 at = outputs + (int64)(u / BANDS * OUT_H + y) * (OUT_W * DST_C) + k % OF_ROW * 8;
+          if (inside[j]) loaded[j] = load_gradient(dy, marks, at);
+        }
+#pragma unroll
+        for (int j = 0; j < SPREADS; j++) {
+          const int k = i + j * THREADS, row = k % OF_UNIT / OF_ROW;
+          if (k >= count * OF_UNIT) break;
+          const uint4 v = inside[j] ? scaled(loaded[j]) : make_uint4(0, 0, 0, 0);
+          uint4* to = gradients + k / OF_UNIT * (PIXELS * (GRADIENT / 8)) + k % (DST_C / 8);
+#pragma unroll
+          for (int p = 0; p < STEP * STEP; p++) {
+            const int pixel = (row * STEP + p / 2) * WIDTH + k % OF_ROW / (DST_C / 8) * STEP + p % 2;
+            to[pixel * (GRADIENT / 8)] = POOL && inside[j] ? won(v, loaded[j].marks, p) : v;
+          }
+        }
       }
+      __syncthreads();
+      for (int step = pixel_warp; step < count * (PIXELS / 16); step += PIXEL_WARPS) {
+        const unsigned patch =
+            16 * (step / (PIXELS / 16)) * UNIT_STRIDE + offsets[step % (PIXELS / 16) * 16 + image_pixel];
+        uint4 bg[FRAGMENTS / 2];
 #pragma unroll
-      for (int j = 0; j < SPREADS; j++) {
-        const int k = i + j * THREADS, row = k % OF_UNIT / OF_ROW;
-        if (k >= count * OF_UNIT) break;
-        const uint4 v = inside[j] ? scaled(loaded[j]) : make_uint4(0, 0, 0, 0);
-        uint4* to = gradients + k / OF_UNIT * (PIXELS * (GRADIENT / 8)) + k % (DST_C / 8);
+        for (int n = 0; n < FRAGMENTS / 2; n++) {
+          bg[n] = transposed(own + step * (16 * 2 * GRADIENT) + n * 32);
+          if (BIAS && tap_warp == 0) {
+            sums[2 * n] += both(bg[n].x) + both(bg[n].y);
+            sums[2 * n + 1] += both(bg[n].z) + both(bg[n].w);
+          }
+        }
 #pragma unroll
-        for (int p = 0; p < STEP * STEP; p++) {
-          const int pixel = (row * STEP + p / 2) * WIDTH + k % OF_ROW / (DST_C / 8) * STEP + p % 2;
-          to[pixel * (GRADIENT / 8)] = POOL && inside[j] ? won(v, loaded[j].marks, p) : v;
+        for (int f = 0; f < KF; f++) {
+          const uint4 a = transposed(taps[f] + patch);
+#pragma unroll
+          for (int n = 0; n < FRAGMENTS; n++)
+            mma16(acc[f][n], a, n % 2 ? bg[n / 2].z : bg[n / 2].x, n % 2 ? bg[n / 2].w : bg[n / 2].y);
         }
       }
     }
-    __syncthreads();
-    for (int step = pixel_warp; step < count * (PIXELS / 16); step += PIXEL_WARPS) {
-      const unsigned patch = 16 * (step / (PIXELS / 16)) * UNIT_STRIDE + offsets[step % (PIXELS / 16) * 16 + image_pixel];
-      uint4 bg[FRAGMENTS / 2];
-#pragma unroll
-      for (int n = 0; n < FRAGMENTS / 2; n++) {
-        bg[n] = transposed(own + step * (16 * 2 * GRADIENT) + n * 32);
-        if (BIAS && tap_warp == 0) {
-          sums[2 * n] += both(bg[n].x) + both(bg[n].y);
-          sums[2 * n + 1] += both(bg[n].z) + both(bg[n].w);
-        }
-      }
-#pragma unroll
-      for (int f = 0; f < KF; f++) {
-        const uint4 a = transposed(taps[f] + patch);
-#pragma unroll
-        for (int n = 0; n < FRAGMENTS; n++)
-          mma16(acc[f][n], a, n % 2 ? bg[n / 2].z : bg[n / 2].x, n % 2 ? bg[n / 2].w : bg[n / 2].y);
-      }
-    }
+    add_pixel_warps((float*)images, acc, sums);
+    // A block that is alone with a client needs no part.
+    float* part = end - begin == per_client ? result + client * stride : parts + (blockIdx.x + client) * LENGTH;
+    if (pixel_warp == 0) store_part(part, acc, sums, 1 / SCALE);
+    unit += end - begin;
   }
-  store_part(parts + ((int64)(blockIdx.x * PIXEL_WARPS + pixel_warp) * clients + client) * LENGTH, acc, sums,
-             1 / SCALE);
 }
 
 #endif

@@ -17,15 +17,20 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hpcfed.kernels.convolution_layer import ConvolutionLayer, Kind
+from hpcfed.kernels.convolution_layer import ConvolutionLayer, Kind, quotient
 from hpcfed.kernels.convolution_plan import (
     KINDS,
     KernelCut,
     kernel_name,
     macros,
     plans,
+    sharing_blocks,
 )
 from hpcfed.kernels.cuda import Branch, Kernel, Macros
+
+_ADDING_THREADS = 256
+_ADDING: tuple[str, Macros] = ("parts.cu", (("THREADS", _ADDING_THREADS),))
+"""The source of the kernel that adds up parts of gradients, and its macros."""
 
 
 def block(
@@ -42,8 +47,8 @@ def block(
 
     Weights are [clients, …]; all tensors are channels-last. If `sink` [clients,
     layer.columns] is given, the gradient of weights and biases is written there, in the
-    branch. Gradients are `bounded` if those of the network's outputs are at most 1:
-    then they fit into halves.
+    branch; its rows begin at multiples of 16 bytes. Gradients are `bounded` if those of
+    the network's outputs are at most 1: then they fit into halves.
     """
     branch = branch or Branch()
     result: Tensor = _Convolution.apply(x, weight, bias, layer, sink, branch, bounded)
@@ -129,15 +134,28 @@ def _weight_gradient(
     plan = _plan(layer, "weight", x.device.index, bounded)
     kernel = _kernel(layer, "weight", x.device.index, bounded)
     slots = len(x) // clients
-    # Enough blocks for the whole device, if there are few clients.
-    splits = max(1, min(slots, 2 * kernel.capacity // clients))
-    pixel_warps = splits * plan.warps // plan.tap_warps
-    # Partial sums, added up in a fixed order: atomic adds would differ between runs.
-    partial_sums = torch.empty(pixel_warps, clients, layer.columns, device=x.device)
-    kernel((splits, clients), x, dy, marks, partial_sums, clients, slots)
-    if sink is None:
-        return partial_sums.sum(0)
-    return torch.sum(partial_sums, 0, out=sink)
+    units = slots * plan.units(layer)
+    blocks = sharing_blocks(clients * units, kernel.capacity)
+    total = x.new_empty(clients, layer.columns) if sink is None else sink
+    # What each block sums for a client that it shares with others.
+    parts = x.new_empty(blocks + clients - 1, layer.columns)
+    arguments = (parts, total, total.stride(0), clients, slots)
+    kernel((blocks, 1), x, dy, marks, *arguments)
+    _add_parts(parts, total, units, blocks)
+    return total
+
+
+def _add_parts(parts: Tensor, total: Tensor, units: int, blocks: int) -> None:
+    """Add up the parts of clients that several blocks have shared, in a fixed order:
+    atomic adds would differ between runs. A client has `units`.
+    """
+    clients, columns = total.shape
+    # Threads add eight parts each without waiting in between, or share them.
+    groups = 8 if blocks > 8 * clients else 1
+    wide = 4 * _ADDING_THREADS // groups
+    sizes = (total.stride(0), columns, units, blocks, groups)
+    kernel = _adding_kernel(total.device.index)
+    kernel((quotient(columns, wide), clients), parts, total, *sizes)
 
 
 def sources(
@@ -150,6 +168,7 @@ def sources(
         if kind != "input" or not first:
             plan = _plan(layer, kind, device, bounded)
             yield "convolution.cu", macros(layer, kind, plan)
+    yield _ADDING
 
 
 def _plan(layer: ConvolutionLayer, kind: Kind, device: int, bounded: bool) -> KernelCut:
@@ -168,6 +187,11 @@ def _kernel(
         threads=32 * plan.warps,
         shared=plan.shared,
     )
+
+
+@cache
+def _adding_kernel(device: int) -> Kernel:
+    return Kernel(_ADDING[0], "add_parts", _ADDING[1], threads=_ADDING_THREADS)
 
 
 @cache

@@ -57,6 +57,10 @@ class KernelCut:
     most_warps: int = 16
     """Warps per multiprocessor for which there are enough registers."""
 
+    def units(self, layer: ConvolutionLayer) -> int:
+        """Return the units of an image, for the forward pass and the weights."""
+        return quotient(layer.result[0], self.band)
+
     @property
     def blocks(self) -> int:
         """Blocks that a multiprocessor runs at once, by memory and registers."""
@@ -64,6 +68,16 @@ class KernelCut:
 
 
 Scored = tuple[float, KernelCut]
+
+
+def sharing_blocks(units: int, capacity: int) -> int:
+    """Return how many blocks share the units of all clients' weight gradients.
+
+    As many as run at once, without those that would only make others' shares smaller
+    than the largest: every block leaves up to two partial sums.
+    """
+    largest = quotient(units, capacity)
+    return quotient(units, largest)
 
 
 @cache
@@ -171,7 +185,6 @@ def _weight_cuts(
     pixels = quotient(band * g.step * g.out_w * g.step, 8) * 8
     pitch = even(g.cols * pixel)
     unit = g.rows(band) * pitch + pixels * stride
-    shared = 4 * (pixels + batch * unit)
     # An instruction takes sixteen taps by eight output channels.
     groups = quotient(g.taps, 16)
     steps = batch * pixels // 8
@@ -191,6 +204,8 @@ def _weight_cuts(
         loads = (4 * groups_each + 2 * g.fragments) / products
         # Waiting between batches costs as much as four steps.
         score = useful * busy / (1 + loads) * steps / (steps + 4)
+        sums = _bytes_of_sums(products, g.fragments, tap_warps, pixel_warps)
+        shared = 4 * pixels + max(4 * batch * unit, sums)
         plan = KernelCut(
             band=band, batch=batch, pixel=pixel, shared=shared, tap_warps=tap_warps
         )
@@ -268,7 +283,7 @@ def _half_weight_cuts(g: LayerGeometry, band: int, batch: int) -> Iterator[Score
         unit = g.rows(band) * ((g.cols + 2) // 2)
         images = 16 * (quotient(batch * unit, 8) * 8 + 4 + batch * unit)
         groups = quotient(g.kernel * quotient(g.kernel, 2), 2)
-    shared = images + batch * pixels * 2 * (g.dst_c + 8) + 4 * pixels + 128
+    operands = images + batch * pixels * 2 * (g.dst_c + 8)
     steps = batch * pixels // 16
     for tap_warps, pixel_warps in _divisions(groups):
         groups_each = quotient(groups, tap_warps)
@@ -282,23 +297,36 @@ def _half_weight_cuts(g: LayerGeometry, band: int, batch: int) -> Iterator[Score
             * steps
             / (quotient(steps, pixel_warps) * pixel_warps)
         )
-        loads = (groups_each + g.fragments / 2) / (groups_each * g.fragments)
+        products = groups_each * g.fragments
+        loads = (groups_each + g.fragments / 2) / products
+        sums = _bytes_of_sums(products, g.fragments, tap_warps, pixel_warps)
         plan = KernelCut(
             band=band,
             batch=batch,
             pixel=pixel,
-            shared=shared,
+            shared=4 * pixels + max(operands, sums) + 128,
             warps=warps,
             tap_warps=tap_warps,
             half=True,
-            most_warps=_warps_with(4 * groups_each * g.fragments + 60),
+            most_warps=_warps_with(4 * products + 60),
         )
         # Waiting between batches, which concurrent blocks hide.
         waiting = 16 / plan.blocks
-        # Each warp that divides pixels leaves a partial sum.
+        # Warps that divide pixels add up their sums at the end.
         summing = 0.98**pixel_warps
         score = useful * busy * summing / (1 + loads) * steps / (steps + waiting)
         yield score, plan
+
+
+def _bytes_of_sums(
+    products: int, fragments: int, tap_warps: int, pixel_warps: int
+) -> int:
+    """Return the bytes in which warps that divide pixels add up their sums: one half of
+    them leaves its own to the other.
+
+    A lane has four sums of each product, and one of each fragment's biases.
+    """
+    return 4 * 32 * (4 * products + fragments) * tap_warps * (pixel_warps // 2)
 
 
 def _warps_with(registers: int) -> int:
