@@ -185,16 +185,15 @@ gather_product(const float* src, const signed char* marks_in, const float* w, co
   float* images = (float*)(pairs + STEPS * 4);            // [COPIES][BATCH][UNIT]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int per_client = slots * BANDS;
-  const int64 total = clients * per_client;
-  const int64 begin = total * blockIdx.x / gridDim.x, end = total * (blockIdx.x + 1) / gridDim.x;
+  const int end = first_unit(blockIdx.x + 1, gridDim.x, clients * per_client);
   for (int i = threadIdx.x; i < STEPS * 4; i += THREADS) {
     const int k = i % ROW_PAIRS * 2;
     pairs[i] = i < KH * ROW_PAIRS ? i / ROW_PAIRS * PITCH + k / SRC_C * PIXEL + k % SRC_C : 0;
   }
   clear(images, COPIES * BATCH * UNIT);
-  int64 loaded = -1;
-  for (int64 unit = begin; unit < end;) {
-    const int64 client = unit / per_client;
+  int loaded = -1;
+  for (int unit = first_unit(blockIdx.x, gridDim.x, clients * per_client); unit < end;) {
+    const int client = unit / per_client;
     const int first = unit % per_client;
     int count = per_client - first < end - unit ? per_client - first : end - unit;
     count = count < BATCH ? count : BATCH;
@@ -260,6 +259,12 @@ gather_product(const float* src, const signed char* marks_in, const float* w, co
           for (int n = 0; n < NF; n++) mma(acc[f][n], rows, bw[now][n]);
         }
       }
+      float2 bias[NF];  // loaded before the first store, which they would have to wait for
+#pragma unroll
+      for (int n = 0; n < NF && BIAS; n++) {
+        const float* from = b + client * b_stride + ((part * NF + n) * 8 + 2 * t) % DST_C;
+        bias[n] = make_float2(__ldg(from), __ldg(from + 1));
+      }
 #pragma unroll
       for (int f = 0; f < (POOL ? 1 : 4); f++)
 #pragma unroll
@@ -282,7 +287,7 @@ gather_product(const float* src, const signed char* marks_in, const float* w, co
                 if (acc[p][n][2 * h + 1] > v.y) v.y = acc[p][n][2 * h + 1], best.y = p;
               }
             }
-            if (BIAS) v.x += b[client * b_stride + channel], v.y += b[client * b_stride + channel + 1];
+            if (BIAS) v.x += bias[n].x, v.y += bias[n].y;
             if (!SPREAD) v.x = slope(v.x), v.y = slope(v.y);
             v.x = rounded(v.x), v.y = rounded(v.y);  // for the next layer, which would have to do it otherwise
             if (DST_C % 2 == 0) {
@@ -521,12 +526,11 @@ half_product(const float* src, const signed char* marks_in, const float* w, cons
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int team = __shfl_sync(0xffffffff, warp / 4, 0);  // the same in all lanes, and the compiler can see it
   const int per_client = slots * BANDS;
-  const int64 total = clients * per_client;
-  const int64 begin = total * blockIdx.x / gridDim.x, end = total * (blockIdx.x + 1) / gridDim.x;
+  const int end = first_unit(blockIdx.x + 1, gridDim.x, clients * per_client);
   clear((float*)planes, PLANES * PLANE * 4);
-  int64 loaded = -1;
-  for (int64 unit = begin; unit < end;) {
-    const int64 client = unit / per_client;
+  int loaded = -1;
+  for (int unit = first_unit(blockIdx.x, gridDim.x, clients * per_client); unit < end;) {
+    const int client = unit / per_client;
     const int first = unit % per_client;
     int count = per_client - first < end - unit ? per_client - first : end - unit;
     count = count < BATCH ? count : BATCH;
@@ -582,7 +586,7 @@ half_product(const float* src, const signed char* marks_in, const float* w, cons
           const int channel = part * NT + 8 * j + 2 * t;
           float2 v = make_float2(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
           if (SPREAD) v.x *= 1 / SCALE, v.y *= 1 / SCALE;
-          if (BIAS) v.x += b[client * b_stride + channel], v.y += b[client * b_stride + channel + 1];
+          if (BIAS) v.x += __ldg(b + client * b_stride + channel), v.y += __ldg(b + client * b_stride + channel + 1);
           if (!SPREAD) v.x = slope(v.x), v.y = slope(v.y);
           *(float2*)(y + at * DST_C + channel) = make_float2(rounded(v.x), rounded(v.y));
           if (MARKS && !SPREAD)
@@ -610,11 +614,11 @@ half_product(const float* src, const signed char* marks_in, const float* w, cons
         }
         if (BIAS) {
           const float* bias = b + client * b_stride + c;
-          v.x += bias[0], v.y += bias[1], v.z += bias[2], v.w += bias[3];
+          v.x += __ldg(bias), v.y += __ldg(bias + 1), v.z += __ldg(bias + 2), v.w += __ldg(bias + 3);
         }
         v = rounded(make_float4(slope(v.x), slope(v.y), slope(v.z), slope(v.w)));
         const int64 at = (((client * slots + (first + u) / BANDS) * OUT_H + row) * OUT_W + column) * DST_C + c;
-        *(float4*)(y + at) = v;
+        __stcg((float4*)(y + at), v);  // in one store: the compiler may cut an assignment into four
         *(char4*)(marks + at) = make_char4(marked(best.x, v.x), marked(best.y, v.y), marked(best.z, v.z), marked(best.w, v.w));
       }
     }
