@@ -185,13 +185,15 @@ def _note(seen: list[object]) -> None:
 def test_torch_keeps_freed_memory_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name = "MIMALLOC_PURGE_DELAY"
-    monkeypatch.delenv(name, raising=False)
+    for name in imports.ALLOCATION:
+        monkeypatch.delenv(name, raising=False)
     imports.keep_memory()
-    assert int(os.environ[name]) > 1000
-    monkeypatch.setenv(name, "0")
+    assert int(os.environ["MIMALLOC_PURGE_DELAY"]) > 1000
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "1"
+    for name in imports.ALLOCATION:
+        monkeypatch.setenv(name, "0")
     imports.keep_memory()
-    assert os.environ[name] == "0"
+    assert {os.environ[name] for name in imports.ALLOCATION} == {"0"}
 
 
 ENDING = """
