@@ -1,6 +1,6 @@
 """Not a test: a worker sends 64 MiB and a small message to a server rank that does not
 look until the worker has gone on, and both tell how it went. Then the same ranks make
-the run of the arguments.
+the run of the arguments. Messages are cut as those of more than a GiB are.
 """
 
 import sys
@@ -9,9 +9,11 @@ import torch
 
 from hpcfed.cli import parse_run
 from hpcfed.experiment.run import run
+from hpcfed.runtime import mpi
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.link import Link
 
+mpi.PIECE = 10**7 + 1  # bytes; no row, and not even a number, ends there
 world = worlds.enter(device="cpu", server_ranks=1)
 link = Link(world)
 if world.role == "worker":

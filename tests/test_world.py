@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hpcfed.clients.placement import place
 from hpcfed.errors import UserError
-from hpcfed.runtime import energy, machine
+from hpcfed.runtime import energy, machine, mpi
 from hpcfed.runtime.environment import capture
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.runtime.location import Location, locate, threads_for
@@ -330,6 +330,23 @@ def test_a_machine_is_read_as_linux_tells_it(tmp_path: Path) -> None:
     assert machine.numa_nodes(tmp_path / "none") == ()
     assert machine.cores_text([8, 1, 0, 2, 5]) == "0-2,5,8"
     assert machine.cores_of("0-2,5,8") == (0, 1, 2, 5, 8)
+
+
+def test_large_arrays_are_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPI counts with 31 bits: of 2³⁰ bytes none is left out."""
+    monkeypatch.setattr(mpi, "PIECE", 17)
+    array = np.arange(10, dtype=np.float32).reshape(2, 5)
+    pieces = mpi.pieces_of(array)
+    assert [piece.tolist() for piece in pieces] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
+    pieces[2][1] = 7
+    assert array[1, 4] == 7, "what is received in a piece is in the array"
+    assert mpi.pieces_of(np.empty((0, 5))) == []
+    with pytest.raises(AssertionError, match="copies"):
+        mpi.pieces_of(array.T)
 
 
 def test_the_record_says_where_every_rank_ran() -> None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from hpcfed.errors import one_line
+from hpcfed.runtime import accelerator
 
 T = TypeVar("T")
 
@@ -31,9 +32,9 @@ def attempt(
 
     def working() -> None:
         try:
-            # CUDA's current device belongs to a thread, not to the process.
-            if device is not None and device.type == "cuda":
-                torch.cuda.set_device(device)
+            # A GPU is the current one of a thread, not of the process.
+            if device is not None and accelerator.is_gpu(device):
+                accelerator.use(device)
             found.append(work())
         except BaseException as error:
             # Libraries may also exit: the process must not, before it has reported.

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import torch
+from hpcfed.runtime import accelerator
 
 T = TypeVar("T")
 SLOWDOWNS = {
@@ -52,7 +52,7 @@ class GpuState(NamedTuple):
 
 def visible_gpus() -> int:
     """Return how many GPUs this process may use."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return accelerator.count()
 
 
 def gpu_state(device_uuid: str) -> GpuState:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.runtime.mpi import pieces_of
 from hpcfed.runtime.world import World
 
 _HEADER, _ROWS = 71, 72
@@ -47,8 +48,9 @@ class Link:
         shape = None if buffer is None else (buffer.shape, buffer.dtype.str)
         requests = [self._comm.isend((header, shape), dest=to, tag=_HEADER)]
         # For empty rows, [0, columns], the shape in the header is enough.
-        if buffer is not None and buffer.size:
-            requests.append(self._comm.Isend(buffer, dest=to, tag=_ROWS))
+        if buffer is not None:
+            for piece in pieces_of(buffer):
+                requests.append(self._comm.Isend(piece, dest=to, tag=_ROWS))
         self._in_flight.append(_Sent(requests, buffer))
 
     def receive(self, source: int) -> tuple[Any, np.ndarray | None]:
@@ -60,8 +62,8 @@ class Link:
         rows = np.empty(shape[0], np.dtype(shape[1]))
         # MPI keeps messages with the same rank and tag in order: these rows belong to
         # the header.
-        if rows.size:
-            self._comm.Recv(rows, source=source, tag=_ROWS)
+        for piece in pieces_of(rows):
+            self._comm.Recv(piece, source=source, tag=_ROWS)
         return header, rows
 
     def flush(self) -> None:

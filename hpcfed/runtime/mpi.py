@@ -6,11 +6,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hpcfed.errors import UserError
 from hpcfed.runtime.launcher import Launch
 
 OMPI_LAYERS = "OMPI_MCA_btl"
 """The variable that names Open MPI's byte transfer layers."""
+PIECE = 2**30
+"""The most bytes of a message."""
 
 
 def all_ranks(launch: Launch) -> Any:
@@ -68,6 +72,16 @@ def _names_layers(file: Path) -> bool:
     except OSError:
         return False
     return re.search(r"^\s*btl\s*=", text, re.MULTILINE) is not None
+
+
+def pieces_of(array: np.ndarray) -> list[np.ndarray]:
+    """Cut a dense array into views that MPI can send: it counts with 31 bits. An empty
+    array has none.
+    """
+    assert array.flags.c_contiguous, "pieces would be copies, which nobody receives"
+    flat = array.reshape(-1)
+    most = PIECE // array.itemsize
+    return [flat[start : start + most] for start in range(0, flat.size, most)]
 
 
 def from_root(launch: Launch, value: Any) -> Any:

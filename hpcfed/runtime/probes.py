@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpcfed.runtime import process_group
+from hpcfed.runtime import accelerator, process_group
 from hpcfed.runtime.meetings import wait_for
 from hpcfed.runtime.process_group import group_backend
 from hpcfed.runtime.world import World
@@ -20,8 +20,8 @@ THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 """MPI's, in the order of its numbers."""
 MESSAGE = 2**20
 """Floats of a large message over MPI: 4 MiB."""
-LARGE = {"cuda": 2**24, "cpu": 2**20}
-"""Floats of a large collective: 64 or 4 MiB."""
+LARGE, LARGE_ON_GPU = 2**20, 2**24
+"""Floats of a large collective: 4 or 64 MiB."""
 MESSAGES, COLLECTIVES = 20, 5
 """Trials of each; the best counts, as the first sets up connections."""
 PERIOD = 251
@@ -198,21 +198,17 @@ def _timed(
     device = torch.device("cpu") if gloo else world.device
     right = True
     best = []
-    for number in (1, LARGE[device.type]):
+    large = LARGE if device.type == "cpu" else LARGE_ON_GPU
+    for number in (1, large):
         times = []
         for _ in range(COLLECTIVES):
             tensor = torch.from_numpy(_pattern(number, world.rank)).to(device)
-            _synchronise(device)
+            accelerator.synchronize(device)
             begin = time.perf_counter()
             exchange(tensor)
-            _synchronise(device)
+            accelerator.synchronize(device)
             times.append(time.perf_counter() - begin)
         right = right and np.array_equal(tensor.cpu().numpy(), wanted(number))
         best.append(min(times))
-    speed = 4 * LARGE[device.type] / best[1]
+    speed = 4 * large / best[1]
     return TimedCollective(kind, scope, ranks, right, best[0], speed)
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -102,7 +102,8 @@ class World:
         role; shapes and types must agree.
         """
         if self.role_size > 1:
-            self.role_comm.Bcast(array, root=0)
+            for piece in mpi.pieces_of(array):
+                self.role_comm.Bcast(piece, root=0)
 
     def role_allgather(self, value: Any) -> list[Any]:
         """Return the values of all ranks of the role, in rank order, on every rank."""
