@@ -5,7 +5,7 @@ import sys
 
 from hpcfed.runtime.interrupts import leave
 
-LASTING = ("run", "profile", "study")
+LASTING = ("run", "profile", "study", "benchmark")
 """Commands that keep running when the terminal closes, as after a dropped connection.
 """
 

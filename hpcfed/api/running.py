@@ -1,10 +1,8 @@
 """One run inside a program or a notebook, which afterwards continues as before."""
 
 import json
-import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -116,9 +114,10 @@ def _run(settings: Settings, *, quiet: bool) -> Path | None:
     # Imported late, because this loads torch.
     from hpcfed.experiment import run as experiment
     from hpcfed.experiment.failures import Failed
+    from hpcfed.runtime.device import leaving_unchanged
 
     stop = Stop(60 * settings.config.checkpoint_minutes, ends_process=False)
-    with _unchanged():
+    with leaving_unchanged():
         try:
             return experiment.run(settings, stop, quiet=quiet)
         except Failed as failed:
@@ -129,18 +128,3 @@ def _run(settings: Settings, *, quiet: bool) -> Path | None:
             raise KeyboardInterrupt(
                 "stopped after a checkpoint; hpcfed.run(resume=FOLDER) goes on"
             ) from None
-
-
-@contextmanager
-def _unchanged() -> Iterator[None]:
-    """Restore arithmetic settings and environment variables afterwards."""
-    from hpcfed.runtime.device import keeping_arithmetic
-
-    before = dict(os.environ)
-    try:
-        with keeping_arithmetic():
-            yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)

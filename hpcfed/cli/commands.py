@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from hpcfed.cli import (
     attack,
+    benchmark,
     catalogue,
     doctor,
     examples,
@@ -34,6 +35,7 @@ COMMANDS: dict[str, ModuleType] = {
     "watch": watch,
     "show": show,
     "profile": profile,
+    "benchmark": benchmark,
     "study": study,
     "plan": plan,
     "doctor": doctor,
@@ -109,7 +111,7 @@ def _parser() -> CommandParser:
     """Return the parser of `hpcfed` without a command, whose help shows them all."""
     summaries, examples = ["commands:"], []
     for name, module in COMMANDS.items():
-        summaries.append(f"  {name:8} {module.SUMMARY}")
+        summaries.append(f"  {name:9} {module.SUMMARY}")
         lines = module.EXAMPLES.splitlines()
         # All examples of `run`, the first of every other command.
         examples += lines if name == "run" else lines[:1]

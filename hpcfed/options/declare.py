@@ -70,6 +70,10 @@ class Facts:
     """
     problem: bool = False
     """It defines the problem: runs that differ in it are not compared."""
+    tunable: bool = False
+    """A benchmark's rules allow another value: it is how a machine works, not at what.
+    They also allow all options that change nothing but the time.
+    """
     told: Literal["", "always", "beside the data set"] = ""
     """Names of runs show it whenever it differs, even if other options already tell the
     runs apart. `beside the data set`: unless it follows from the data set.

@@ -25,6 +25,7 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         "auto",
         "advance clients together (batched; vmap: by torch.func.vmap) or one by one "
         "(loop); auto: the fastest that the network allows",
+        tunable=True,
     )
     text_lengths: int = option(
         8,
@@ -57,6 +58,7 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         ge=0,
         calibration=LEFT_OUT,
         also="servers num_servers",
+        tunable=True,
     )
     device: Literal["auto", "cpu", "cuda", "xpu"] = option(
         "auto",
@@ -98,17 +100,20 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         "for clients that a GPU trains one by one, or that share a frozen network "
         "(--lora), others then use tf32; rows are float32 in all three",
         also="dtype amp fp16 bf16 half mixed_precision",
+        tunable=True,
     )
     placement: Literal["steps", "measured"] = option(
         "measured",
         "how clients are placed on ranks: by their steps, or (measured) by steps at "
         "first and again when the ranks' measured times differ; with --snapshot-every "
         "or --deterministic they stay where they are",
+        tunable=True,
     )
     deterministic: bool = option(
         False,
         "bit-identical repeats: deterministic kernels, sums in client order",
         also="reproducible",
+        tunable=True,
     )
     simulate_training: Seconds = option(
         None,

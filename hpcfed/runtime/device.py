@@ -1,5 +1,6 @@
 """The device of this process: arithmetic, memory, and moving arrays there."""
 
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,21 @@ def keeping_arithmetic() -> Iterator[None]:
         cudnn.allow_tf32, cudnn.benchmark = allow_tf32, benchmark
         setattr(torch.backends.mkldnn, "enabled", onednn)  # noqa: B010
         torch.set_deterministic_debug_mode(determinism)
+
+
+@contextmanager
+def leaving_unchanged() -> Iterator[None]:
+    """Restore arithmetic settings and environment variables after a run, for a program
+    that goes on.
+    """
+    before = dict(os.environ)
+    try:
+        with keeping_arithmetic():
+            yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def set_arithmetic(

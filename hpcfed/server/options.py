@@ -41,7 +41,10 @@ class ServerOptions(ModelOptions):
         "fp32", "type of the numbers in the bank", group="server"
     )
     bank_on: Literal["device", "host"] = option(
-        "device", "memory that holds the bank", group="server"
+        "device",
+        "memory that holds the bank",
+        group="server",
+        tunable=True,
     )
     bank_of: Literal["updates", "uploads"] = option(
         "updates",
@@ -91,7 +94,11 @@ class ServerOptions(ModelOptions):
     # The steps of AdamW.
 
     server_batch: int = option(
-        BATCH, "samples per step, over all server ranks", group="server", ge=1
+        BATCH,
+        "samples per step, over all server ranks",
+        group="server",
+        ge=1,
+        tunable=True,
     )
     denoiser_batch: int | None = option(
         None,
@@ -101,6 +108,7 @@ class ServerOptions(ModelOptions):
         ge=0,
         chosen_later=True,
         zero_was_unset=True,
+        tunable=True,
     )
     server_micro_batch: int | None = option(
         None,
@@ -109,6 +117,7 @@ class ServerOptions(ModelOptions):
         group="server",
         ge=0,
         zero_was_unset=True,
+        tunable=True,
     )
     server_lr: float | None = option(
         None,
@@ -159,6 +168,7 @@ class ServerOptions(ModelOptions):
         "deepspeed",
         "who trains: DeepSpeed, or a plain loop on one rank to compare with",
         group="server",
+        tunable=True,
     )
     zero_stage: int = option(
         0,
@@ -167,6 +177,7 @@ class ServerOptions(ModelOptions):
         ge=0,
         le=3,
         calibration=LEFT_OUT,
+        tunable=True,
     )
     server_precision: Literal["fp32", "bf16"] = option(
         "fp32",
@@ -175,17 +186,20 @@ class ServerOptions(ModelOptions):
         group="server",
         chosen_later=True,
         chosen_with="server",
+        tunable=True,
     )
     server_checkpointing: bool = option(
         False,
         "compute activations anew in the backward pass, to save memory",
         group="server",
+        tunable=True,
     )
     server_offload: Literal["none", "optimizer", "parameters"] = option(
         "none",
         "what stays in host memory: the optimiser's state (ZeRO 1 to 3), parameters "
         "too (ZeRO 3)",
         group="server",
+        tunable=True,
     )
     # The trained model in a file.
 

@@ -1,0 +1,7 @@
+"""Benchmarks with rules: fixed settings of `hpcfed run`, one figure of merit, and a proof
+that the work was done right.
+
+`definition` reads what a benchmark is, `running` makes its runs, `reference` holds what
+runs must learn, `verification` judges them, `result` writes the verdict down, and
+`comparison` sets machines beside each other.
+"""

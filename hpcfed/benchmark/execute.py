@@ -1,0 +1,96 @@
+"""A benchmark from its first run to its verdict, or the making of its reference."""
+
+from pathlib import Path
+
+from hpcfed.analysis.render.console import Output
+from hpcfed.analysis.render.console import say as print_lines
+from hpcfed.benchmark import mllog
+from hpcfed.benchmark.definition import Benchmark
+from hpcfed.benchmark.reference import file_of, read_reference, text_of
+from hpcfed.benchmark.result import FILE, BenchmarkResult, result_of
+from hpcfed.benchmark.running import make_reference, make_runs
+from hpcfed.errors import count, say, unless_full
+from hpcfed.results.publish import publish
+from hpcfed.runtime import mpi
+from hpcfed.runtime.launcher import launched
+from hpcfed.words import interval, number
+
+REFERENCE = "reference.json"
+
+
+def run_benchmark(
+    benchmark: Benchmark,
+    runs: int,
+    out: Path,
+    *,
+    against: Path | None,
+    own: bool,
+    write_mllog: bool,
+) -> bool:
+    """Run, verify, write the result, and print it; tell every rank whether it passed.
+
+    `against`: another reference than the shipped one. `own`: the user has named a file.
+    """
+    reference = read_reference(benchmark, against)
+    # Before the runs: there may be too few seeds.
+    reference.means(runs)
+    root = launched().rank == 0
+    if root:
+        _announce(benchmark, runs)
+    finished = make_runs(benchmark, runs, out, say)
+    passed = False
+    if finished is not None:
+        result = result_of(benchmark, finished, reference, own=own)
+        passed = result.verdict == "PASSED"
+        publish(f"{result.model_dump_json(indent=1)}\n".encode(), out / FILE)
+        if write_mllog:
+            lines = mllog.mllog_lines(result, finished.counted)
+            publish("".join(f"{line}\n" for line in lines).encode(), out / mllog.FILE)
+        with unless_full(f"the result is in {out / FILE}"):
+            print_lines(Output(), *_lines(result), f"result: {out / FILE}")
+    return bool(mpi.from_root(launched(), passed))
+
+
+def _announce(benchmark: Benchmark, runs: int) -> None:
+    say(
+        f"benchmark {benchmark.name} {benchmark.size}: {benchmark.definition.title}; a "
+        f"round to check, a run to warm up, then {count(runs, 'run')} that count"
+    )
+
+
+def _lines(result: BenchmarkResult) -> list[str]:
+    """Return what a terminal shows; the last line is the verdict."""
+    lines = []
+    for check in result.checks:
+        lines.append(f"{check.name}: {'ok' if check.passed else 'WRONG'}: {check.said}")
+    lines += [f"rule broken: {rule}" for rule in result.rules.broken]
+    if result.energy_wh is None:
+        lines.append("energy: no counter that can be read")
+    else:
+        lines.append(f"energy: {number(result.energy_wh)} Wh per run, with its start")
+    figure = result.figure
+    told = interval(figure.estimate, unit=" s")
+    dropped = ", fastest and slowest dropped" if figure.dropped else ""
+    lines.append(
+        f"{result.verdict}: {told} ({figure.meaning}; {len(result.runs)} runs{dropped}; "
+        "interval of 95 %)"
+    )
+    return lines
+
+
+def write_reference(benchmark: Benchmark, seeds: int, out: Path) -> None:
+    """Make a reference, write it, and say where it belongs."""
+    found = make_reference(benchmark, seeds, out)
+    if found is None:
+        return
+    path = out / REFERENCE
+    publish(text_of(found).encode(), path)
+    means = found.means(len(found.curves))
+    centre = sum(means) / len(means)
+    say(
+        f"{found.quality}: {centre:.5f} over rounds and seeds, standard deviation over "
+        f"seeds {found.spread():.5f}, margin {benchmark.definition.margin:g}"
+    )
+    say(
+        f"wrote {path}; to ship it, copy it to hpcfed/benchmark/{file_of(benchmark).name}"
+    )

@@ -1,0 +1,121 @@
+"""What the runs of a benchmark must learn: curves of many seeds, stored as numbers.
+
+Random streams depend on the seed alone, so a run on another machine makes the same draws
+as the reference's run with the same seed. Their difference is rounding, and far smaller
+than that between seeds.
+"""
+
+import json
+from math import isnan
+from pathlib import Path
+from statistics import fmean, stdev
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hpcfed.benchmark.definition import FOLDER, Benchmark
+from hpcfed.errors import UserError
+from hpcfed.results.run import RunRecord
+
+DIGITS = 5
+"""Decimals of a stored number."""
+MOST_BYTES = 2**24
+Plain = str | float | int | bool | list[str] | None
+
+
+class Reference(BaseModel):
+    """Curves of a quality over rounds, by seed, and the work that they belong to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    benchmark: str
+    size: str
+    quality: str
+    made_by: str
+    """Version, device and precision."""
+    work: dict[str, Plain]
+    """Options that the rules fix."""
+    curves: dict[int, list[float]]
+
+    def means(self, seeds: int) -> list[float]:
+        """Return the mean over rounds of the first seeds."""
+        if seeds > len(self.curves):
+            raise UserError(
+                f"--runs {seeds}: the reference of {self.benchmark} {self.size} has "
+                f"only {len(self.curves)} seeds"
+            )
+        return [fmean(self.curves[seed]) for seed in range(seeds)]
+
+    def spread(self) -> float:
+        """Return the standard deviation over seeds."""
+        means = self.means(len(self.curves))
+        return stdev(means) if len(means) > 1 else 0.0
+
+
+def curve(record: RunRecord, quality: str) -> list[float]:
+    """Return a quality after each evaluated round."""
+    if quality not in record.rounds:
+        raise UserError(f"quality = '{quality}': a run records no such series")
+    values = record.rounds[quality].tolist()
+    return [round(value, DIGITS) for value in values if not isnan(value)]
+
+
+def text_of(reference: Reference) -> str:
+    """Return a reference as JSON, with one line for each seed."""
+    content = reference.model_dump()
+    curves = content.pop("curves")
+    lines = [f'  "{seed}": {json.dumps(values)}' for seed, values in curves.items()]
+    head = json.dumps(content, indent=1).removesuffix("\n}")
+    return head + ',\n "curves": {\n' + ",\n".join(lines) + "\n }\n}\n"
+
+
+def file_of(benchmark: Benchmark) -> Path:
+    """Return where the reference of a benchmark in its size is shipped."""
+    return FOLDER / f"{benchmark.name}-{benchmark.size}.json"
+
+
+def read_reference(benchmark: Benchmark, path: Path | None) -> Reference:
+    """Read a reference, and refuse one of other work."""
+    file = path or file_of(benchmark)
+    if not file.is_file():
+        known = (
+            ""
+            if path
+            else (
+                f"; make one: hpcfed benchmark {benchmark.name} --size {benchmark.size} "
+                "--reference, then name it with --against"
+            )
+        )
+        raise UserError(f"there is no reference {file.name}{known}")
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            raise ValueError("it is too large")
+        found = Reference.model_validate(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValidationError, ValueError, RecursionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{file} is not a benchmark's reference: {reason}") from None
+    _check_work(found, benchmark, file)
+    return found
+
+
+def _check_work(found: Reference, benchmark: Benchmark, file: Path) -> None:
+    wanted = benchmark.work() | {
+        "benchmark": benchmark.name,
+        "size": benchmark.size,
+        "quality": benchmark.definition.quality,
+    }
+    had = found.work | found.model_dump(include={"benchmark", "size", "quality"})
+    # An option that one side does not have is from another version.
+    for name in sorted(wanted.keys() & had.keys()):
+        if portable(wanted[name]) != had[name]:
+            raise UserError(
+                f"{file} is for {name} {had[name]}, not {portable(wanted[name])}; make "
+                "it again with --reference"
+            )
+
+
+def portable(value: Plain) -> Plain:
+    """Return an option's value as a reference says it, on any machine."""
+    # Files that come with hpcfed lie elsewhere on other machines.
+    if isinstance(value, str) and value.startswith("/"):
+        return Path(value).name
+    return value

@@ -1,0 +1,256 @@
+"""The result of a benchmark as a file: JSON whose schema is the model below."""
+
+import json
+from datetime import UTC, datetime
+from math import isnan
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hpcfed.analysis.statistics import Estimate
+from hpcfed.benchmark.definition import FIGURES, Benchmark
+from hpcfed.benchmark.figures import INTERVAL, TRIMMED_FROM, of_times
+from hpcfed.benchmark.reference import Reference, curve
+from hpcfed.benchmark.running import Finished, checks_of, seconds_of
+from hpcfed.benchmark.verification import Check
+from hpcfed.errors import UserError
+from hpcfed.results.run import RunRecord
+
+JOULES_PER_WH = 3600.0
+LEAST_RUNS = 5
+"""Fewer runs break the rules."""
+MOST_BYTES = 2**24
+FILE = "result.json"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TimedRun(_Part):
+    """One counted run."""
+
+    seed: int
+    seconds: float | None
+    """Its figure of merit; null if the target was not reached."""
+    rounds: int
+    """Rounds up to the figure."""
+    all_seconds: float
+    """All rounds."""
+    quality: float
+    """Mean over rounds."""
+    samples: float
+    """Samples of all steps of local training."""
+    energy_wh: float | None
+    """GPUs and CPUs, with the start of the run; null where no counter is readable."""
+
+
+class FigureOfMerit(_Part):
+    """The benchmark's one figure, in seconds: less is better."""
+
+    meaning: str
+    seconds: float | None
+    low: float | None
+    high: float | None
+    interval: str
+    dropped: int
+    """Fastest and slowest runs that do not count."""
+
+    @property
+    def estimate(self) -> Estimate:
+        """The figure with its interval; NaN for what is unknown."""
+        unknown = float("nan")
+        ends = (self.seconds, self.low, self.high)
+        return Estimate(*(unknown if end is None else end for end in ends))
+
+
+class KeptRules(_Part):
+    """Whether the rules were kept, and what was changed."""
+
+    kept: bool
+    broken: list[str]
+    changed: dict[str, Any]
+    """All options that differ from the benchmark's, also those that may."""
+
+
+class UsedMachine(_Part):
+    """Where the benchmark ran."""
+
+    hosts: list[str]
+    ranks: int
+    devices: list[str]
+    """Of every rank."""
+    cpus: list[str]
+    """Of every host."""
+    cores_per_rank: int
+    threads_per_rank: int
+    backend: str
+
+
+class UsedSoftware(_Part):
+    """What ran."""
+
+    version: str
+    commit: str | None
+    changed: bool | None
+    """Whether files differ from the commit."""
+    sha256: str
+    python: str
+    platform: str
+    cuda: str | None
+    nccl: str | None
+    packages: dict[str, str]
+
+
+class BenchmarkResult(_Part):
+    """A result that can be handed in and compared."""
+
+    format: Literal["hpcfed benchmark"] = "hpcfed benchmark"
+    version: Literal[1] = 1
+    benchmark: str
+    size: str
+    title: str
+    verdict: Literal["PASSED", "FAILED"]
+    figure: FigureOfMerit
+    energy_wh: float | None
+    """Mean over counted runs."""
+    checks: list[Check]
+    rules: KeptRules
+    runs: list[TimedRun]
+    reference: str
+    """What made it, and how many seeds it has."""
+    precision: str
+    machine: UsedMachine
+    software: UsedSoftware
+    settings: dict[str, Any]
+    finished: str
+    """UTC."""
+
+
+def result_of(
+    benchmark: Benchmark, finished: Finished, reference: Reference, *, own: bool
+) -> BenchmarkResult:
+    """Judge finished runs. `own`: the user has named the definition or the reference."""
+    checks = checks_of(benchmark, finished, reference)
+    timed = [_timed(record, benchmark) for record in finished.counted]
+    broken = _broken(benchmark, len(timed), own=own)
+    right = all(check.passed for check in checks)
+    record = finished.counted[0]
+    spent = [run.energy_wh for run in timed if run.energy_wh is not None]
+    return BenchmarkResult(
+        benchmark=benchmark.name,
+        size=benchmark.size,
+        title=benchmark.definition.title,
+        verdict="PASSED" if right and not broken else "FAILED",
+        figure=_figure(timed, benchmark.definition.figure),
+        energy_wh=sum(spent) / len(spent) if spent else None,
+        checks=checks,
+        rules=KeptRules(kept=not broken, broken=broken, changed=benchmark.changed()),
+        runs=timed,
+        reference=f"{len(reference.curves)} seeds, {reference.made_by}",
+        precision=str(record.config["precision"]),
+        machine=_machine(record),
+        software=_software(record),
+        settings=dict(record.config),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _broken(benchmark: Benchmark, number: int, *, own: bool) -> list[str]:
+    told = benchmark.broken()
+    if number < LEAST_RUNS:
+        told.append(f"{number} runs, not {LEAST_RUNS} or more")
+    if own:
+        told.append("the definition or the reference is not the one that comes with it")
+    return told
+
+
+def _timed(record: RunRecord, benchmark: Benchmark) -> TimedRun:
+    definition = benchmark.definition
+    values = curve(record, definition.quality)
+    reached = record.reached() if definition.figure == "target" else None
+    return TimedRun(
+        seed=int(record.facts["seed"]),
+        seconds=seconds_of(record, definition.figure),
+        rounds=record.rounds_done if reached is None else reached.rounds,
+        all_seconds=record.timed_seconds(),
+        quality=sum(values) / len(values),
+        samples=float(record.rounds["trained_samples"].sum()),
+        energy_wh=_energy(record),
+    )
+
+
+def _energy(record: RunRecord) -> float | None:
+    parts = [record.energy, record.cpu_energy]
+    known = [part for part in parts if part is not None and not isnan(part)]
+    return sum(known) / JOULES_PER_WH if known else None
+
+
+def _figure(timed: list[TimedRun], kind: str) -> FigureOfMerit:
+    seconds = [run.seconds for run in timed if run.seconds is not None]
+    # Without the runs that miss their target the rest would look fast.
+    whole = len(seconds) == len(timed)
+    found = of_times(seconds) if whole else Estimate(float("nan"))
+    dropped = 2 if whole and len(seconds) >= TRIMMED_FROM else 0
+    return FigureOfMerit(
+        meaning=FIGURES[kind],
+        seconds=_known(found.centre),
+        low=_known(found.low),
+        high=_known(found.high),
+        interval=INTERVAL,
+        dropped=dropped,
+    )
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else value
+
+
+def _machine(record: RunRecord) -> UsedMachine:
+    environment = record.environment
+    ranks = environment["ranks"]
+    cpu_of = {rank["host"]: rank["cpu"] for rank in ranks}
+    return UsedMachine(
+        hosts=list(cpu_of),
+        ranks=len(ranks),
+        devices=[rank["device"] for rank in ranks],
+        cpus=list(cpu_of.values()),
+        cores_per_rank=min(rank["cores"] for rank in ranks),
+        threads_per_rank=environment["threads_per_rank"],
+        backend=environment["backend"],
+    )
+
+
+def _software(record: RunRecord) -> UsedSoftware:
+    environment = record.environment
+    source = environment["source"]
+    return UsedSoftware(
+        version=source["version"],
+        commit=source.get("commit"),
+        changed=source.get("changed"),
+        sha256=source["sha256"],
+        python=environment["python"],
+        platform=environment["platform"],
+        cuda=environment["cuda"],
+        nccl=environment["nccl"],
+        packages=environment["packages"],
+    )
+
+
+def read_result(path: Path) -> BenchmarkResult:
+    """Read a result file; refuse anything else."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError("it is too large")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return BenchmarkResult.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        reason = f"{where}: {first['msg'].lower()}"
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
+    raise UserError(f"{path} is not a benchmark's result: {reason}")

@@ -1,0 +1,165 @@
+"""`hpcfed benchmark`: fixed work, one figure of merit, and a proof that it was done."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcfed import methods
+from hpcfed.cli.parser import CommandParser
+from hpcfed.cli.settings import run_parser, unknown_flag
+from hpcfed.errors import UserError
+
+SUMMARY = "fixed work with rules: one figure of merit, verified"
+EXAMPLES = """\
+  hpcfed benchmark fedavg                                     five runs, on 2 cores about a minute
+  mpirun -n 4 python -m hpcfed benchmark ranks --size medium --out runs/four
+  hpcfed benchmark --list                                     all benchmarks and their sizes
+  hpcfed benchmark --compare a/result.json b/result.json --html machines.html
+  hpcfed benchmark fedavg --size large --reference            what other machines must learn"""
+
+FLAGS = """\
+--size NAME
+  small (default), medium or large
+--runs N
+  counted runs, each with its own seed (default: 5); from 5 on the fastest and the slowest
+  are dropped
+--out DIR
+  folder of all runs and of result.json (default: runs/benchmark-NAME-SIZE)
+--mllog
+  also write OUT/mllog.txt, in the format of MLPerf's logs
+--against FILE
+  verify against this reference, which breaks the rules
+--reference
+  make the reference of this benchmark and size: OUT/reference.json
+--seeds N
+  with --reference: its seeds (default: 20)
+--list
+  list all benchmarks
+--compare
+  compare result files, the others with the first
+--html FILE
+  with --compare: also write a page
+--schema
+  print the JSON schema of a result file
+"""
+USUAL_RUNS, USUAL_SEEDS = 5, 20
+LEAST, MOST = 2, 1000
+"""An interval needs two runs."""
+
+
+def command(arguments: list[str]) -> None:
+    options, words = _parser().parse_known_args(arguments)
+    if options.html is not None and not options.compare:
+        raise UserError("--html needs --compare and result files")
+    if options.list or options.schema:
+        _print_known(schema=options.schema)
+    elif options.compare:
+        _compare([*options.names, *words], options.html)
+    else:
+        _benchmark(options, words)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "benchmark",
+        EXAMPLES,
+        usage="hpcfed benchmark NAME [--size SIZE] [--runs N] [options of hpcfed run]",
+        description="A benchmark is fixed settings of hpcfed run, and rules. It ends with "
+        "PASSED or FAILED (exit code 1), one figure of merit, and a result file. Options "
+        "of hpcfed run that are about the machine may be changed, such as --precision, "
+        "--engine, --server-batch; any other breaks the rules, and the result says so.",
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a benchmark that --list names, or a FILE.toml of your own; result files "
+        "with --compare",
+    )
+    parser.add_flags(FLAGS)
+    parser.set_defaults(size="small")
+    return parser
+
+
+def _print_known(*, schema: bool) -> None:
+    from hpcfed.benchmark.definition import names, read_definition
+
+    if schema:
+        from hpcfed.benchmark.result import BenchmarkResult
+
+        print(json.dumps(BenchmarkResult.model_json_schema(), indent=1))
+        return
+    for name in names():
+        _, definition = read_definition(name)
+        print(f"{name:9} {definition.title} ({', '.join(definition.sizes)})")
+
+
+def _compare(names: Sequence[str], html: Path | None) -> None:
+    from hpcfed.analysis.render.console import Output, print_tables
+    from hpcfed.benchmark.comparison import compared_page, read_results, table
+    from hpcfed.results.folder import check_export
+    from hpcfed.results.publish import publish
+
+    for word in names:
+        if word.startswith("-"):
+            raise UserError(f"{word}: --compare takes result files and --html")
+    if html is not None:
+        check_export("--html", html)
+    results = read_results([Path(name) for name in names])
+    print_tables(Output(), [table(results)])
+    if html is not None:
+        publish(compared_page(results).encode(), html)
+        print(f"wrote {html}")
+
+
+def _benchmark(options: argparse.Namespace, words: list[str]) -> None:
+    from hpcfed.benchmark.definition import names, read_benchmark, read_definition
+    from hpcfed.results.folder import check_export
+
+    if len(options.names) != 1:
+        known = ", ".join(names())
+        raise UserError(f"benchmark needs one NAME of {known}; got {options.names}")
+    name = options.names[0]
+    _, definition = read_definition(name)
+    given = _given(words, str(definition.common.get("method", "fedavg")))
+    benchmark = read_benchmark(name, options.size, given)
+    out = options.out or Path(f"runs/benchmark-{benchmark.name}-{benchmark.size}")
+    check_export("--out", out / "result.json")
+    # Late: this loads what reads and judges runs.
+    from hpcfed.benchmark.execute import run_benchmark, write_reference
+
+    if options.reference:
+        write_reference(benchmark, _number("--seeds", options.seeds, USUAL_SEEDS), out)
+        return
+    if options.seeds is not None:
+        raise UserError("--seeds needs --reference; a benchmark has --runs")
+    passed = run_benchmark(
+        benchmark,
+        _number("--runs", options.runs, USUAL_RUNS),
+        out,
+        against=options.against,
+        own=name.endswith(".toml") or options.against is not None,
+        write_mllog=options.mllog,
+    )
+    if not passed:
+        sys.exit(1)
+
+
+def _given(words: list[str], method: str) -> dict[str, Any]:
+    """Return the options of `hpcfed run` that were added."""
+    flags, parser = run_parser(methods.load(method).Options.model_fields, method)
+    known, strange = parser.parse_known_args(words)
+    given = vars(known)
+    if strange or given.pop("config") is not None:
+        raise UserError(unknown_flag((strange or words)[0], flags))
+    return given
+
+
+def _number(flag: str, given: int | None, usual: int) -> int:
+    number = usual if given is None else given
+    if not LEAST <= number <= MOST:
+        raise UserError(f"{flag} {number}: must be from {LEAST} to {MOST}")
+    return number
