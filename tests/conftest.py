@@ -39,7 +39,7 @@ LONGEST = (
     "record", "cli", "seeds", "baselines", "extending", "requeue", "counts", "doctor", "early_stop", "python", "profile", "kernels",
     "pfedgpa_server", "new_clients", "own_methods", "own_data", "examples", "metrics", "privacy", "clock", "depths", "bad_updates",
     "weights", "methods", "server", "stalls", "config", "pfedgpa_files", "guidance", "server_study", "learning", "pfedgpa", "fisher",
-    "study", "stacks", "watch", "report",
+    "study", "stacks", "watch", "report", "benchmark_rules",
 )  # fmt: skip
 """Files of tests that take longer than others, roughly in order."""
 

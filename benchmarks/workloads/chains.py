@@ -6,9 +6,7 @@ hpcfed run --model benchmarks/examples/gpt.py:GPT --lora 4 --dataset benchmarks/
 
 import numpy as np
 
-FOLLOWERS = 4
-"""Tokens that may follow a token."""
-OWN = 0.5
+OWN = 0.25
 """How often a client uses its dialect, and not what all have in common."""
 
 
@@ -20,20 +18,17 @@ def chains(
     Each token is predicted from those before it, so a text has one more than `length`.
     """
     random = np.random.default_rng(0)
-    common = random.integers(vocabulary, size=(vocabulary, FOLLOWERS))
+    common = random.integers(vocabulary, size=vocabulary)
     texts = []
     for _ in range(clients):
-        dialect = random.integers(vocabulary, size=(vocabulary, FOLLOWERS))
+        dialect = random.integers(vocabulary, size=vocabulary)
         rows = samples + test
         tokens = np.empty((rows, length + 1), np.int64)
         tokens[:, 0] = random.integers(vocabulary, size=rows)
         for place in range(length):
             before = tokens[:, place]
-            choice = random.integers(FOLLOWERS, size=rows)
             own = random.random(rows) < OWN
-            tokens[:, place + 1] = np.where(
-                own, dialect[before, choice], common[before, choice]
-            )
+            tokens[:, place + 1] = np.where(own, dialect[before], common[before])
         texts.append(tokens)
     every = np.stack(texts)
     return {

@@ -2,7 +2,7 @@
 figure of merit, and what is verified.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcfed import methods, shipped
 from hpcfed.errors import UserError, unknown
-from hpcfed.options import Settings, facts, resolve
+from hpcfed.options import Settings, facts, flag_of, named, resolve
 from hpcfed.options.declare import Facts
 from hpcfed.options.tomlfile import load_toml
 from hpcfed.runtime.launcher import launched
@@ -40,6 +40,8 @@ class Definition(BaseModel):
     """How far the mean quality over seeds may be from the reference's."""
     weights: Literal["samples", "clients"] = "samples"
     """What uploads weigh: by their clients' samples, or all the same."""
+    stacked: bool = True
+    """Whether seeds can advance together, which makes a reference cheap."""
     common: dict[str, Any]
     check: dict[str, Any] = {}
     """What differs in the short run whose aggregation is checked."""
@@ -65,6 +67,11 @@ class Benchmark:
     def checking(self, **more: Any) -> Settings:
         """Return the settings of one round that records rows and aggregate."""
         short = {"rounds": 1, "snapshot_every": 1, **self.definition.check}
+        if "method" in short:
+            # The other method may not have all options of the benchmark's.
+            known = facts(short["method"])
+            given = {name: self.given[name] for name in self.given if name in known}
+            return self._resolved({**given, **short, **more}, known)
         return self._resolved({**self.given, **short, **more})
 
     def work(self) -> dict[str, Any]:
@@ -96,12 +103,18 @@ class Benchmark:
     def _defined(self) -> dict[str, Any]:
         return {**self.definition.common, **self.definition.sizes[self.size]}
 
-    def _resolved(self, changes: Values) -> Settings:
-        defined = self._defined().items()
-        values = {name: _found(value) for name, value in defined} | {**changes}
+    def _resolved(
+        self, changes: Values, known: Collection[str] | None = None
+    ) -> Settings:
+        """Resolve the definition's options, of which some may be unknown, and changes."""
+        values = {}
+        for name, value in self._defined().items():
+            if known is None or name in known:
+                values[name] = _found(value)
+        values |= changes
         sources = {name: f"{self.source}: {name}" for name in values}
         for name, value in changes.items():
-            sources[name] = f"--{name.replace('_', '-')} {value}"
+            sources[name] = f"{flag_of(name)} {value}"
         options = methods.load(str(values.get("method", "fedavg"))).Options
         return resolve(values, sources, options, ranks=launched().size)
 
@@ -141,8 +154,8 @@ def read_benchmark(name: str, size: str, given: Values) -> Benchmark:
     own, definition = read_definition(name)
     if size not in definition.sizes:
         raise unknown(f"size of benchmark {own}", size, definition.sizes)
-    for option in ("seed", "seeds", "out", "resume", "requeue", "snapshot_every"):
-        if option in given:
-            flag = option.replace("_", "-")
-            raise UserError(f"--{flag}: a benchmark sets it for each of its runs")
+    # A new call may replace the runs of an earlier one.
+    own_options = {*named(study_sets=True), *named(changes="draws")} - {"overwrite"}
+    for option in sorted(own_options & given.keys()):
+        raise UserError(f"{flag_of(option)}: a benchmark sets it for each of its runs")
     return Benchmark(own, size, definition, given, f"{own}.toml")

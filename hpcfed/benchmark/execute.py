@@ -9,7 +9,7 @@ from hpcfed.benchmark.definition import Benchmark
 from hpcfed.benchmark.reference import file_of, read_reference, text_of
 from hpcfed.benchmark.result import FILE, BenchmarkResult, result_of
 from hpcfed.benchmark.running import make_reference, make_runs
-from hpcfed.errors import count, say, unless_full
+from hpcfed.errors import say, unless_full
 from hpcfed.results.publish import publish
 from hpcfed.runtime import mpi
 from hpcfed.runtime.launcher import launched
@@ -34,9 +34,6 @@ def run_benchmark(
     reference = read_reference(benchmark, against)
     # Before the runs: there may be too few seeds.
     reference.means(runs)
-    root = launched().rank == 0
-    if root:
-        _announce(benchmark, runs)
     finished = make_runs(benchmark, runs, out, say)
     passed = False
     if finished is not None:
@@ -49,13 +46,6 @@ def run_benchmark(
         with unless_full(f"the result is in {out / FILE}"):
             print_lines(Output(), *_lines(result), f"result: {out / FILE}")
     return bool(mpi.from_root(launched(), passed))
-
-
-def _announce(benchmark: Benchmark, runs: int) -> None:
-    say(
-        f"benchmark {benchmark.name} {benchmark.size}: {benchmark.definition.title}; a "
-        f"round to check, a run to warm up, then {count(runs, 'run')} that count"
-    )
 
 
 def _lines(result: BenchmarkResult) -> list[str]:

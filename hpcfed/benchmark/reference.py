@@ -59,6 +59,12 @@ def curve(record: RunRecord, quality: str) -> list[float]:
     return [round(value, DIGITS) for value in values if not isnan(value)]
 
 
+def quality_of(record: RunRecord, quality: str) -> float:
+    """Return the mean of a quality over rounds; NaN if no round has it."""
+    values = curve(record, quality)
+    return fmean(values) if values else float("nan")
+
+
 def text_of(reference: Reference) -> str:
     """Return a reference as JSON, with one line for each seed."""
     content = reference.model_dump()

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.benchmark.definition import FIGURES, Benchmark
 from hpcfed.benchmark.figures import INTERVAL, TRIMMED_FROM, of_times
-from hpcfed.benchmark.reference import Reference, curve
+from hpcfed.benchmark.reference import Reference, quality_of
 from hpcfed.benchmark.running import Finished, checks_of, seconds_of
 from hpcfed.benchmark.verification import Check
 from hpcfed.errors import UserError
@@ -24,11 +24,11 @@ MOST_BYTES = 2**24
 FILE = "result.json"
 
 
-class _Part(BaseModel):
+class _PartOfResult(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TimedRun(_Part):
+class TimedRun(_PartOfResult):
     """One counted run."""
 
     seed: int
@@ -38,15 +38,15 @@ class TimedRun(_Part):
     """Rounds up to the figure."""
     all_seconds: float
     """All rounds."""
-    quality: float
-    """Mean over rounds."""
+    quality: float | None
+    """Mean over rounds; null if no round has it."""
     samples: float
     """Samples of all steps of local training."""
     energy_wh: float | None
     """GPUs and CPUs, with the start of the run; null where no counter is readable."""
 
 
-class FigureOfMerit(_Part):
+class FigureOfMerit(_PartOfResult):
     """The benchmark's one figure, in seconds: less is better."""
 
     meaning: str
@@ -65,7 +65,7 @@ class FigureOfMerit(_Part):
         return Estimate(*(unknown if end is None else end for end in ends))
 
 
-class KeptRules(_Part):
+class KeptRules(_PartOfResult):
     """Whether the rules were kept, and what was changed."""
 
     kept: bool
@@ -74,7 +74,7 @@ class KeptRules(_Part):
     """All options that differ from the benchmark's, also those that may."""
 
 
-class UsedMachine(_Part):
+class UsedMachine(_PartOfResult):
     """Where the benchmark ran."""
 
     hosts: list[str]
@@ -88,7 +88,7 @@ class UsedMachine(_Part):
     backend: str
 
 
-class UsedSoftware(_Part):
+class UsedSoftware(_PartOfResult):
     """What ran."""
 
     version: str
@@ -103,7 +103,7 @@ class UsedSoftware(_Part):
     packages: dict[str, str]
 
 
-class BenchmarkResult(_Part):
+class BenchmarkResult(_PartOfResult):
     """A result that can be handed in and compared."""
 
     format: Literal["hpcfed benchmark"] = "hpcfed benchmark"
@@ -168,14 +168,13 @@ def _broken(benchmark: Benchmark, number: int, *, own: bool) -> list[str]:
 
 def _timed(record: RunRecord, benchmark: Benchmark) -> TimedRun:
     definition = benchmark.definition
-    values = curve(record, definition.quality)
     reached = record.reached() if definition.figure == "target" else None
     return TimedRun(
         seed=int(record.facts["seed"]),
         seconds=seconds_of(record, definition.figure),
         rounds=record.rounds_done if reached is None else reached.rounds,
         all_seconds=record.timed_seconds(),
-        quality=sum(values) / len(values),
+        quality=_known(quality_of(record, definition.quality)),
         samples=float(record.rounds["trained_samples"].sum()),
         energy_wh=_energy(record),
     )

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfed.benchmark.definition import Benchmark
-from hpcfed.benchmark.reference import Reference, curve, portable
+from hpcfed.benchmark.reference import Reference, curve, portable, quality_of
 from hpcfed.benchmark.verification import (
     Check,
     check_aggregation,
     check_learning,
     check_target,
 )
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, count
 from hpcfed.options import Settings
 from hpcfed.results.folder import runs
 from hpcfed.results.run import RunRecord
@@ -58,6 +58,11 @@ def make_runs(
     # All before the first: a mistake in the last run must not cost the time of others.
     for settings in (checking, warmup, *each):
         check_start(settings, launched())
+    if launched().rank == 0:
+        say(
+            f"benchmark {benchmark.name} {benchmark.size}: a round to check, a run to "
+            f"warm up, then {count(number, 'run')} that count"
+        )
     checked = _run(checking)
     _run(warmup)
     counted = []
@@ -82,19 +87,25 @@ def _text(seconds: float | None) -> str:
 
 def _run(settings: Settings) -> RunRecord | None:
     """Make a run; return its record on the root, None elsewhere."""
-    found = _run_seeds(settings)
+    found = records_of(settings)
     return found[0] if found else None
 
 
-def _run_seeds(settings: Settings) -> list[RunRecord]:
-    """Make a run of one or several seeds; return their records on the root."""
+def records_of(settings: Settings, *, together: bool = True) -> list[RunRecord]:
+    """Make a run of one or several seeds, together or one after the other; return their
+    records on the root.
+    """
     # Late: this loads torch, and MPI starts.
     from hpcfed.experiment.run import run
     from hpcfed.runtime.device import leaving_unchanged
 
-    with leaving_unchanged():
-        folder = run(settings, Stop(), quiet=True)
-    return [] if folder is None else [read_run(path) for path in runs(folder)]
+    records = []
+    for one in [settings] if together else settings.each_seed():
+        with leaving_unchanged():
+            folder = run(one, Stop(), quiet=True)
+        if folder is not None:
+            records += [read_run(path) for path in runs(folder)]
+    return records
 
 
 def seconds_of(record: RunRecord, figure: str) -> float | None:
@@ -110,10 +121,7 @@ def checks_of(
 ) -> list[Check]:
     """Verify what the runs have learnt and aggregated."""
     definition, counted = benchmark.definition, finished.counted
-    found = []
-    for record in counted:
-        values = curve(record, definition.quality)
-        found.append(sum(values) / len(values))
+    found = [quality_of(record, definition.quality) for record in counted]
     checks = [
         check_learning(found, reference.means(len(counted)), definition.margin),
         finished.aggregation,
@@ -126,14 +134,14 @@ def checks_of(
 
 
 def make_reference(benchmark: Benchmark, seeds: int, out: Path) -> Reference | None:
-    """Run all seeds together; return their curves, on the root alone."""
+    """Run all seeds, together if they can; return their curves, on the root alone."""
     if changed := benchmark.broken():
         raise UserError(f"--reference must do the benchmark's own work: {changed[0]}")
-    settings = benchmark.settings(
+    together = benchmark.settings(
         seeds=list(range(seeds)), out=str(out), precision="fp32"
     )
-    check_start(settings, launched())
-    records = _run_seeds(settings)
+    check_start(together, launched())
+    records = records_of(together, together=benchmark.definition.stacked)
     if not records:
         return None
     quality = benchmark.definition.quality

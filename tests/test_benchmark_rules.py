@@ -1,0 +1,310 @@
+"""`hpcfed benchmark`: its figure, its verification, its rules, and its files."""
+
+import json
+from dataclasses import replace
+from math import exp, log, nan, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcfed import cli
+from hpcfed.analysis.statistics import Estimate
+from hpcfed.benchmark import definition, reference, result
+from hpcfed.benchmark.comparison import relative, verdict_of
+from hpcfed.benchmark.figures import of_times, trimmed
+from hpcfed.benchmark.result import BenchmarkResult, read_result
+from hpcfed.benchmark.verification import check_aggregation, check_learning
+from hpcfed.federation.aggregation import Aggregation
+from hpcfed.results.snapshots import Parameters
+from tests.runs import mistake
+
+TINY = """
+title = "A tiny federation"
+figure = "target"
+quality = "train_loss"
+margin = 0.02
+[common]
+model = "mlp"
+device = "cpu"
+clients = 4
+epochs = 1
+lr = 0.05
+checkpoint_minutes = 0
+[sizes.small]
+rounds = 4
+target_accuracy = 15
+"""
+
+
+# The figure: worked out by hand.
+
+
+def test_the_fastest_and_the_slowest_of_five_are_dropped() -> None:
+    # Kept: 2, 3, 4. Winsorised: 2, 2, 3, 4, 4, whose variance is 1. The error is
+    # 1 / (3/5 √5), and t of 97.5 % with 2 degrees of freedom is 4.30265.
+    found = trimmed([3, 100, 2, 4, 1])
+    reach = 4.30265 / (0.6 * sqrt(5))
+    assert found.centre == 3
+    assert found.high == pytest.approx(3 + reach, rel=1e-5)
+    assert found.low == pytest.approx(3 - reach, rel=1e-5)
+
+
+def test_four_runs_all_count() -> None:
+    # The variance of 1, 2, 3, 4 is 5/3; t with 3 degrees of freedom is 3.18245.
+    found = trimmed([1, 2, 3, 4])
+    assert found.centre == 2.5
+    assert found.high == pytest.approx(2.5 + 3.18245 * sqrt(5 / 3 / 4), rel=1e-5)
+
+
+def test_times_are_averaged_on_a_logarithmic_scale() -> None:
+    assert of_times([1, 4]).centre == pytest.approx(2)
+    inner = [exp(log(2) * power) for power in (1, 2, 3)]
+    assert of_times([*inner, 1000.0, 0.001]).centre == pytest.approx(4)
+
+
+# Learning: two one-sided tests on pairs.
+
+
+def test_equal_curves_pass_and_shifted_ones_do_not() -> None:
+    ours = [0.5, 0.7, 0.6]
+    assert check_learning(ours, ours, 0.01).passed
+    for shift in (0.011, -0.011):  # better is other work
+        assert not check_learning([one + shift for one in ours], ours, 0.01).passed
+
+
+def test_learning_passes_up_to_the_bound_of_the_interval() -> None:
+    # Differences −1, 0, 1: mean 0, error 1 / √3, and t of 95 % with 2 degrees is 2.91999.
+    bound = 2.91999 / sqrt(3)
+    ours, theirs = [1.0, 2.0, 4.0], [2.0, 2.0, 3.0]
+    assert check_learning(ours, theirs, bound * 1.001).passed
+    assert not check_learning(ours, theirs, bound * 0.999).passed
+
+
+def test_runs_without_numbers_do_not_pass() -> None:
+    found = check_learning([nan, 1.0], [1.0, 1.0], 10.0)
+    assert not found.passed
+    assert found.value is None
+
+
+# Aggregation: rows against float64.
+
+
+def _recorded(aggregate: np.ndarray) -> Parameters:
+    rows = np.array([[1, 2, 0], [3, 6, 0], [np.nan] * 3], np.float32)
+    clients = np.array([0, 1, 2])
+    return Parameters(1, clients, rows, aggregate.astype(np.float32), {})
+
+
+def test_a_mean_by_samples_passes_and_an_error_of_a_millionth_does_not() -> None:
+    samples = np.array([1, 3, 100])  # the third has not taken part
+    right = np.array([2.5, 5, 0])
+    assert check_aggregation(_recorded(right), samples, "samples").passed
+    assert check_aggregation(_recorded(np.array([2, 4, 0])), samples, "clients").passed
+    # Four roundings of 2⁻²⁴ of 2.5 are 6e-7.
+    wrong = right * (1 + 1e-6)
+    assert not check_aggregation(_recorded(wrong), samples, "samples").passed
+    nobodys = right + np.array([0, 0, 1e-30])
+    assert not check_aggregation(_recorded(nobodys), samples, "samples").passed
+
+
+# A whole benchmark, defined here.
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a benchmark, its reference, and a result that passed."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    (folder / "tiny.toml").write_text(TINY)
+    words = ["benchmark", str(folder / "tiny.toml")]
+    cli.main([*words, "--reference", "--seeds", "6", "--out", str(folder / "ref")])
+    return folder
+
+
+def _run(folder: Path, out: str, *more: str) -> BenchmarkResult:
+    """Run the tiny benchmark, and return what it wrote; its files break the rules."""
+    words = ["benchmark", str(folder / "tiny.toml"), "--out", str(folder / out)]
+    words += ["--against", str(folder / "ref/reference.json"), *more]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 1
+    return read_result(folder / out / "result.json")
+
+
+def test_a_benchmark_says_what_was_done(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = _run(tiny, "right", "--mllog")
+    assert [check.passed for check in found.checks] == [True] * 3, found.checks
+    # Only that the files are the test's own breaks the rules.
+    assert len(found.rules.broken) == 1
+    assert found.rules.changed == {}
+    seconds = [run.seconds for run in found.runs if run.seconds is not None]
+    assert found.figure.seconds == pytest.approx(of_times(seconds).centre)
+    assert found.figure.dropped == 2
+    assert [run.seed for run in found.runs] == [0, 1, 2, 3, 4]
+    last = capsys.readouterr().out.splitlines()[-2]
+    assert last.startswith("FAILED: ")
+    lines = (tiny / "right/mllog.txt").read_text().splitlines()
+    logged = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    keys = [line["key"] for line in logged]
+    assert keys.count("run_start") == keys.count("run_stop") == 5
+    assert keys.count("eval_accuracy") == 5 * 4
+
+
+def test_the_schema_describes_the_file(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    validate = pytest.importorskip("jsonschema").validate
+    invalid = pytest.importorskip("jsonschema").ValidationError
+    content = _content(tiny)
+    capsys.readouterr()
+    cli.main(["benchmark", "--schema"])
+    schema = json.loads(capsys.readouterr().out)
+    validate(content, schema)
+    with pytest.raises(invalid):
+        validate(content | {"verdict": "perhaps"}, schema)
+
+
+def test_a_planted_error_in_aggregation_fails(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Aggregation.mean
+
+    def wrong(self: Aggregation, *given: Any) -> Any:
+        return right(self, *given) * 1.00001
+
+    monkeypatch.setattr(Aggregation, "mean", wrong)
+    found = _run(tiny, "wrong", "--runs", "2")
+    assert {check.name: check.passed for check in found.checks}["aggregation"] is False
+
+
+def test_another_learning_rate_fails_and_is_named(tiny: Path) -> None:
+    found = _run(tiny, "rate", "--runs", "3", "--lr", "0.035", "--precision", "fp32")
+    assert {check.name: check.passed for check in found.checks}["learning"] is False
+    assert found.rules.changed == {"lr": 0.035, "precision": "fp32"}
+    assert found.rules.broken[:2] == ["lr is 0.035, not 0.05", "3 runs, not 5 or more"]
+
+
+def test_a_result_passes_if_all_is_right_and_kept() -> None:
+    benchmark = definition.read_benchmark("fedavg", "small", {"precision": "fp32"})
+    assert result._broken(benchmark, 5, own=False) == []
+    assert result._broken(benchmark, 4, own=False) == ["4 runs, not 5 or more"]
+    slow = replace(benchmark, given={"rounds": 3})
+    assert result._broken(slow, 5, own=False) == ["rounds is 3, not 30"]
+
+
+# Comparison.
+
+
+def _content(tiny: Path) -> dict[str, Any]:
+    if not (tiny / "right/result.json").exists():
+        _run(tiny, "right")
+    content: dict[str, Any] = json.loads((tiny / "right/result.json").read_text())
+    return content
+
+
+def _with_seconds(content: dict[str, Any], seconds: list[float]) -> BenchmarkResult:
+    runs = []
+    for run, value in zip(content["runs"], seconds, strict=True):
+        runs.append(run | {"seconds": value})
+    return BenchmarkResult.model_validate(content | {"runs": runs})
+
+
+def test_a_tenth_is_told_apart_where_pairs_agree(tiny: Path) -> None:
+    content = _content(tiny)
+    work = [1.0, 2.0, 3.0, 1.5, 2.5]  # seeds differ, their ratios hardly
+    noise = [1.01, 0.99, 1.0, 1.02, 0.98]
+    first = _with_seconds(content, work)
+    same = _with_seconds(content, [a * b for a, b in zip(work, noise, strict=True)])
+    slow = [1.1 * a * b for a, b in zip(work, noise, strict=True)]
+    slower = _with_seconds(content, slow)
+    assert verdict_of(relative(first, same)) == "within noise"
+    assert verdict_of(relative(first, slower)) == "slower"
+    assert verdict_of(relative(slower, first)) == "faster"
+    middle = exp(log(1.1) + (log(1.01) + log(0.99)) / 3)
+    assert relative(first, slower).centre == pytest.approx(middle)
+    assert verdict_of(Estimate(2.0)) == "within noise"
+
+
+def test_machines_are_compared_on_a_terminal_and_on_a_page(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = _content(tiny)
+    content["machine"]["devices"] = ["<b>GPU</b>"]
+    other, page = tiny / "other.json", tiny / "machines.html"
+    other.write_text(json.dumps(content))
+    words = ["--compare", str(tiny / "right/result.json"), str(other)]
+    cli.main(["benchmark", *words, "--html", str(page)])
+    said = capsys.readouterr().out
+    assert "1.000 [1.000, 1.000]" in said
+    assert "within noise" in said
+    text = page.read_text()
+    assert "&lt;b&gt;GPU" in text
+    assert "<b>GPU" not in text
+
+
+# What is shipped, and mistakes.
+
+
+def test_every_benchmark_that_comes_with_it_can_start() -> None:
+    found = definition.names()
+    assert sorted(found) == ["adapters", "fedavg", "genefl", "ranks", "server"]
+    for name in found:
+        for size in ("small", "medium", "large"):
+            benchmark = definition.read_benchmark(name, size, {})
+            assert benchmark.broken() == []
+            assert benchmark.checking().config.snapshot_every == 1
+        small = definition.read_benchmark(name, "small", {})
+        stored = reference.read_reference(small, None)
+        assert len(stored.curves) >= 20
+        rounds = small.settings().config.rounds
+        assert {len(curve) for curve in stored.curves.values()} == {rounds}
+
+
+def test_a_reference_of_other_work_is_refused(tiny: Path) -> None:
+    stored = json.loads((tiny / "ref/reference.json").read_text())
+    stored["work"]["lr"] = 0.1
+    (tiny / "other-work.json").write_text(json.dumps(stored))
+    benchmark = definition.read_benchmark(str(tiny / "tiny.toml"), "small", {})
+    with pytest.raises(Exception, match=r"is for lr 0\.1, not 0\.05"):
+        reference.read_reference(benchmark, tiny / "other-work.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "benchmark needs one NAME"),
+        (["fedagv"], "did you mean 'fedavg'"),
+        (["fedavg", "--size", "huge"], "unknown size of benchmark fedavg"),
+        (["fedavg", "--runs", "1"], "--runs 1: must be from 2"),
+        (["fedavg", "--runs", "999"], "has only"),
+        (["fedavg", "--seed", "3"], "--seed: a benchmark sets it"),
+        (["fedavg", "--seeds", "3"], "--seeds needs --reference"),
+        (["fedavg", "--lr", "fast"], "--lr fast"),
+        (["fedavg", "--leraning-rate", "1"], "unknown option"),
+        (["fedavg", "--reference", "--lr", "1"], "must do the benchmark's own work"),
+        (["fedavg", "--against", "nowhere.json"], "there is no reference"),
+        (["fedavg", "--html", "page.html"], "--html needs --compare"),
+        (["no-such.toml"], "cannot read no-such.toml"),
+        (["--compare", "one.json"], "takes two result files"),
+        (["--compare", "one.json", "two.json"], "cannot read one.json"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in mistake(capsys, "benchmark", *words)
+
+
+def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
+    for text in ("[]", "{", '{"format": "hpcfed benchmark"}', "[" * 100_000):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(Exception, match="is not a benchmark's result"):
+            read_result(tmp_path / "x.json")
