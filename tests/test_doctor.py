@@ -70,7 +70,7 @@ def measure(flops: float = 1e13, copied: float = 1e12, **state: Any) -> Any:
     """A rank with a GPU."""
     gpu = GPU._replace(**state)
     return devices.DeviceProbe(
-        "a", "1a2b", "H", "cuda", True, flops, copied, gpu, gpu.free
+        "a", "1a2b", "H", "gpu", True, flops, copied, gpu, gpu.free
     )
 
 
@@ -212,7 +212,7 @@ def test_a_slow_gpu_is_named() -> None:
     assert devices.slow_ranks({0: 1.0, 1: 0.7}, {0: "cpu", 1: "cpu"}) == {}
     assert devices.slow_ranks({0: 1.0, 1: 0.5}, {0: "cpu", 1: "cpu"}) == {1: 0.5}
     # There is nothing like it to compare it with.
-    assert devices.slow_ranks({0: 1.0, 1: 0.1}, {0: "cuda", 1: "cpu"}) == {}
+    assert devices.slow_ranks({0: 1.0, 1: 0.1}, {0: "gpu", 1: "cpu"}) == {}
 
 
 def test_faults_of_gpus_are_told() -> None:
@@ -416,20 +416,27 @@ def test_signals_that_do_not_reach_ranks_are_told() -> None:
     assert found[1].level == Level.SKIPPED
 
 
-def test_the_way_of_a_signal_is_that_of_the_launcher(tmp_path: Path) -> None:
+def test_the_way_of_a_signal_is_that_of_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     scancel = tmp_path / "scancel"
     scancel.write_text("#!/bin/sh\nexit 7\n")
     scancel.chmod(0o755)
-    step = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", str(tmp_path))
-        way = hearing.way_to_send(Launch("srun", 0, 2), step)
+    here, step = os.getpid(), {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3"}
+    srun, mpirun = Launch("srun", 0, 2), Launch("Open MPI's mpirun", 0, 2)
+    # This test is neither: as a shell in between, it would not pass signals on.
+    for launch, name in ((srun, "srun"), (mpirun, "mpirun")):
+        way = hearing.way_to_send(launch, step, here)
+        assert str(way).endswith(f", not {name}, has started rank 0")
+        assert hearing.send(way) == way
+    own_name = Path("/proc/self/comm").read_text().strip()
+    monkeypatch.setattr(hearing, "STEPS", (own_name,))
+    monkeypatch.setattr(hearing, "MPIRUNS", (own_name,))
+    assert hearing.way_to_send(mpirun, {}, here) == here
+    monkeypatch.setenv("PATH", str(tmp_path))
+    way = hearing.way_to_send(srun, step, here)
     assert way == [str(scancel), "--signal=USR2", "12.3"]
     assert hearing.send(way) == f"{scancel} exits with 7"
-    # This test is no mpirun.
-    own = hearing.way_to_send(Launch("Open MPI's mpirun", 0, 2), {}, os.getpid())
-    assert str(own).endswith("not mpirun, has started rank 0")
-    assert hearing.send(own) == own
 
 
 # Ranks that meet, and work that hangs
@@ -674,7 +681,9 @@ def test_a_real_machine_alone(
     for check in ("MPI", "CUDA", "GPU", "shared"):
         assert levels[check] == "not checked", printed
     assert report["environment"]["packages"]["torch"]
-    assert "(…)" not in printed and "runs is not there yet" in printed
+    written = next(one for one in report["findings"] if one["check"] == storage.WRITE)
+    assert written["figures"]["bytes_per_second"] > 0
+    assert "runs is not there yet" in printed
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     monkeypatch.setitem(speeds.SIDE, "cpu", 8)
     code, printed = examined(capsys, tmp_path)

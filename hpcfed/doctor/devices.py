@@ -21,12 +21,14 @@ from hpcfed.runtime.gpu_state import GpuState, gpu_state
 from hpcfed.runtime.world import World
 from hpcfed.words import bytes_text, flops_text
 
-SLOW = {"cuda": 0.9, "cpu": 0.6}
+SLOW = {"gpu": 0.9, "cpu": 0.6}
 """A device that reaches less than this share of the others' median is slow. Cores vary
 with what else their host does.
 """
-TRIALS = 2
-"""Of the product and the copy: few, as all must end soon on a busy core."""
+TRIALS = {"gpu": 5, "cpu": 2}
+"""Of the product and the copy: a GPU needs some time to raise its clocks, and on a busy
+core all must end soon.
+"""
 SIDE = 256
 """Rows and columns of the product whose numbers are checked."""
 TAKEN = 0.1
@@ -42,7 +44,7 @@ class DeviceProbe(NamedTuple):
     device: str
     name: str
     kind: str
-    """`cuda` or `cpu`."""
+    """`gpu` or `cpu`."""
     right: bool
     """Whether a product of whole numbers was right."""
     flops: float
@@ -69,14 +71,15 @@ def look(world: World) -> DeviceProbe | None:
         return None
     here, device = world.location, world.device
     on_gpu = device.type != "cpu"
+    kind = "gpu" if on_gpu else "cpu"
     free = gpu_state(here.device).free if on_gpu else None
     right = product_is_right(device)
-    ceilings = Ceilings.of(device, trials=TRIALS)
+    ceilings = Ceilings.of(device, trials=TRIALS[kind])
     return DeviceProbe(
         here.host,
         here.device,
         here.device_name,
-        device.type,
+        kind,
         right,
         ceilings.flops,
         ceilings.bytes_per_second,
@@ -132,7 +135,9 @@ def _slow(ranks: Ranks) -> list[Finding]:
             text = _speed(work, low)
             if len(by_rank) > 1:
                 text = f"{text} to {_speed(work, high)}, none far below the others"
-            found.append(fine(work, text))
+            found.append(
+                fine(work, text, lowest_per_second=low, highest_per_second=high)
+            )
     return found
 
 

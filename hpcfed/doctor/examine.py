@@ -19,6 +19,7 @@ from hpcfed.doctor import (
 )
 from hpcfed.doctor.finding import Finding, error, ranks_text, skipped
 from hpcfed.doctor.report import Diagnosis
+from hpcfed.errors import one_line
 from hpcfed.runtime import probes
 from hpcfed.runtime.attempts import NoAnswer, attempt
 from hpcfed.runtime.meetings import Meetings
@@ -157,15 +158,17 @@ class Examination:
         world, limit = self._world, self._request.timeout
         answers = self._met(attempt(look, limit, world.device))
         found: dict[int, T] = {}
-        failed: dict[str, list[int]] = {}
+        failed: dict[NoAnswer, list[int]] = {}
         for rank, answer in answers.items():
             if isinstance(answer, NoAnswer):
-                failed.setdefault(answer.reason, []).append(rank)
+                failed.setdefault(answer, []).append(rank)
                 self.hangs = self.hangs or answer.hangs
             else:
                 found[rank] = answer
-        for reason, ranks in failed.items():
-            self._add(part, error(check, reason, advice, *ranks))
+        for answer, ranks in failed.items():
+            slow = f"if it is only slow: --timeout {2 * limit:g}s; otherwise "
+            what = slow + advice if answer.hangs else advice
+            self._add(part, error(check, answer.reason, what, *ranks))
         return found
 
     def _met(self, value: T) -> dict[int, T]:
@@ -192,9 +195,17 @@ class Examination:
         measured: Mapping[int, T],
     ) -> None:
         """Add what is found in measurements; without any there is nothing to judge."""
-        if measured:
-            for finding in judge(measured):
-                self._add(part, finding)
+        if not measured:
+            return
+        try:
+            findings = judge(measured)
+        except Exception as failure:
+            # The report must not end with figures that nobody has foreseen.
+            _, check = self.stage
+            told = f"measured, but not understood: {one_line(failure)}"
+            findings = [error(check, told, "report it to hpcfed's authors")]
+        for finding in findings:
+            self._add(part, finding)
 
     def _add(self, part: str, finding: Finding) -> None:
         self.parts.setdefault(part, []).append(finding)

@@ -30,10 +30,12 @@ class Finding(NamedTuple):
     """What to do; empty if nothing."""
     ranks: tuple[int, ...] = ()
     """Whom it is about; empty: all ranks alike."""
+    figures: tuple[tuple[str, float], ...] = ()
+    """What was measured, by names that say the unit, for programs."""
 
 
-def fine(check: str, told: str) -> Finding:
-    return Finding(check, Level.OK, told)
+def fine(check: str, told: str, **figures: float) -> Finding:
+    return Finding(check, Level.OK, told, figures=tuple(figures.items()))
 
 
 def skipped(check: str, reason: str) -> Finding:

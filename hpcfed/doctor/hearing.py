@@ -20,6 +20,8 @@ PATIENCE = 5.0
 """Seconds after which a signal must have come."""
 MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")
 """Open MPI's launchers, which pass SIGUSR2 on to their ranks."""
+STEPS = ("slurmstepd",)
+"""What starts the ranks of srun."""
 SENT = "sent"
 
 
@@ -49,31 +51,38 @@ def listen(launch: Launch, meet: Callable[[str], Mapping[int, str]]) -> Heard:
     with Stop().listening() as stop:
         # All are listening, once they have met.
         meet("listening")
-        way = send(way_to_send(launch, os.environ)) if launch.rank == 0 else ""
+        way = (
+            send(way_to_send(launch, os.environ, os.getppid()))
+            if launch.rank == 0
+            else ""
+        )
         way = meet(way)[0]
         came = way == SENT and wait_for(lambda: stop.asked, PATIENCE)
     return Heard(own, came, way)
 
 
 def way_to_send(
-    launch: Launch, environment: Mapping[str, str], parent: int | None = None
+    launch: Launch, environment: Mapping[str, str], parent: int
 ) -> list[str] | int | str:
     """Return the command that sends SIGUSR2 to all ranks, the process that passes it on
-    to them (by default our parent, if it does), or why there is neither.
+    to them, or why there is neither; `parent` is the process that started rank 0.
     """
-    if launch.launcher == "srun":
-        scancel = shutil.which("scancel")
-        if scancel is None:
-            return "there is no scancel here"
-        step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
-        return [scancel, "--signal=USR2", step]
-    parent = os.getppid() if parent is None else parent
     try:
         name = Path(f"/proc/{parent}/comm").read_text().strip()
     except OSError:
-        name = "a process of another user"
-    # Elsewhere than on its own node, mpirun has a daemon that does not pass it on.
-    return parent if name in MPIRUNS else f"{name}, not mpirun, has started rank 0"
+        name = "a hidden process"
+    # A shell in between would be killed by the signal, and the rank with it. And
+    # elsewhere than on its own node, mpirun has a daemon that does not pass it on.
+    srun = launch.launcher == "srun"
+    if name not in (STEPS if srun else MPIRUNS):
+        return f"{name}, not {'srun' if srun else 'mpirun'}, has started rank 0"
+    if not srun:
+        return parent
+    scancel = shutil.which("scancel")
+    if scancel is None:
+        return "there is no scancel here"
+    step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+    return [scancel, "--signal=USR2", step]
 
 
 def send(way: list[str] | int | str) -> str:

@@ -197,7 +197,7 @@ def _memory(ranks: Mapping[int, Allowed]) -> list[Finding]:
     if not shares:
         return [skipped("memory", "Linux does not tell")]
     told = f"{bytes_text(min(shares))} a rank is available, or more"
-    return joined(found) or [fine("memory", told)]
+    return joined(found) or [fine("memory", told, bytes=min(shares))]
 
 
 def _shared(ranks: Mapping[int, Allowed]) -> list[Finding]:
@@ -211,7 +211,7 @@ def _shared(ranks: Mapping[int, Allowed]) -> list[Finding]:
             advice = "give the container more (--shm-size 8g): MPI and NCCL use it"
             found.append(warning("shared memory", told, advice, rank))
     told = f"{bytes_text(min(known.values()))} free, or more"
-    return joined(found) or [fine("shared memory", told)]
+    return joined(found) or [fine("shared memory", told, bytes=min(known.values()))]
 
 
 def _time(ranks: Mapping[int, Allowed]) -> Finding:
@@ -230,7 +230,7 @@ def _time(ranks: Mapping[int, Allowed]) -> Finding:
             "submit with a longer --time, and through slurm/run.sbatch, which requeues"
         )
         return warning("time limit", told, advice)
-    return fine("time limit", told)
+    return fine("time limit", told, seconds=left)
 
 
 def _cache(ranks: Mapping[int, Allowed]) -> Finding:

@@ -50,7 +50,9 @@ def judge_messages(ranks: Mapping[int, Passed | None]) -> list[Finding]:
     slowest = min(one.bytes_per_second for one in passed.values())
     latency = max(one.latency for one in passed.values())
     text = _text(latency, slowest)
-    return [fine("MPI messages", f"{text} between the slowest neighbours")]
+    told = f"{text} between the slowest neighbours"
+    figures = {"seconds": latency, "bytes_per_second": slowest}
+    return [fine("MPI messages", told, **figures)]
 
 
 def judge_exchanges(
@@ -77,7 +79,10 @@ def judge_exchanges(
         text = _text(one.latency, one.bytes_per_second)
         where = f" ({ranks_text([slowest])})" if scope == "within nodes" else ""
         told = f"{text} over {backend}, {one.ranks} ranks{where}"
-        found.append(fine(name, told if one.ranks > 1 else f"{backend} starts"))
+        figures = {"seconds": one.latency, "bytes_per_second": one.bytes_per_second}
+        if one.ranks == 1:
+            told, figures = f"{backend} starts", {}
+        found.append(fine(name, told, **figures))
     return found
 
 

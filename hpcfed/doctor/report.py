@@ -12,6 +12,7 @@ from hpcfed.analysis.findings import Row, Table
 from hpcfed.analysis.render.console import print_tables, say
 from hpcfed.doctor.finding import Finding, Level, ranks_text, summary, worst
 from hpcfed.errors import UserError, count
+from hpcfed.results.as_json import plain
 from hpcfed.results.publish import publish
 from hpcfed.runtime.environment import capture
 from hpcfed.runtime.world import World
@@ -80,7 +81,9 @@ def as_json(diagnosis: Diagnosis, world: World) -> dict[str, Any]:
     findings = []
     for part, own in diagnosis.parts.items():
         for finding in own:
-            fields = finding._asdict() | {"ranks": sorted(set(finding.ranks))}
+            fields = finding._asdict()
+            fields["ranks"] = sorted(set(finding.ranks))
+            fields["figures"] = plain(dict(finding.figures))
             findings.append({"part": part, **fields})
     return {
         "format": FORMAT,

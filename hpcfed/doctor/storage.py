@@ -197,36 +197,37 @@ def judge(ranks: Mapping[int, StorageProbe], out: Path) -> list[Finding]:
     """Judge the file system as each node's first rank sees it."""
     bad = [one for rank, probe in ranks.items() for one in _judge_one(rank, probe)]
     found: list[Finding] = []
-    for check, told in _told(ranks, out).items():
-        own = [finding for finding in bad if finding.check == check]
-        found += own or [fine(check, told)]
+    for good in _fine(ranks, out):
+        found += [one for one in bad if one.check == good.check] or [good]
     return found
 
 
-def _told(ranks: Mapping[int, StorageProbe], out: Path) -> dict[str, str]:
-    """Return what to say of each check that finds nothing wrong."""
+def _fine(ranks: Mapping[int, StorageProbe], out: Path) -> Iterator[Finding]:
+    """Yield what to say of each check if it finds nothing wrong."""
     first = next(iter(ranks.values()))
     there = "" if Path(first.folder) == out.absolute() else f" ({out} is not there yet)"
-    told = {
-        "folder": f"{first.folder}{there}: {first.kind}",
-        "free space": bytes_text(min(probe.free for probe in ranks.values())),
-    }
+    yield fine("folder", f"{first.folder}{there}: {first.kind}")
+    free = min(probe.free for probe in ranks.values())
+    yield fine("free space", bytes_text(free), bytes=free)
     steps = [step for probe in ranks.values() for step in probe.steps]
     for name in WORKS:
         # Where no folder can be made, later steps were not tried.
-        if any(step.name == name for step in steps):
-            seconds = max(step.seconds for step in steps if step.name == name)
-            told[name] = _step_told(name, seconds)
-    return told
+        seconds = [step.seconds for step in steps if step.name == name]
+        if seconds:
+            yield _fine_step(name, max(seconds))
 
 
-def _step_told(name: str, seconds: float) -> str:
+def _fine_step(name: str, seconds: float) -> Finding:
     if name == WRITE:
-        return f"{bytes_text(WRITTEN / seconds)}/s"
+        speed = WRITTEN / seconds
+        return fine(name, f"{bytes_text(speed)}/s", bytes_per_second=speed)
     if name == RENAME:
         # A step publishes two files.
-        return f"{seconds_text(seconds / 2)} to publish a file"
-    return "a second run is refused" if name == LOCKS else "written and read"
+        each = seconds / 2
+        return fine(name, f"{seconds_text(each)} to publish a file", seconds=each)
+    return fine(
+        name, "a second run is refused" if name == LOCKS else "written and read"
+    )
 
 
 def _judge_one(rank: int, probe: StorageProbe) -> Iterator[Finding]:

@@ -40,8 +40,8 @@ class Meetings:
         self._send(value, 0, _BROUGHT)
         while not self._comm.Iprobe(source=0, tag=_LEARNT):
             time.sleep(_PAUSE)
-        learnt: dict[int, T] = self._comm.recv(source=0, tag=_LEARNT)
-        return learnt
+        learnt: dict[int, T] | None = self._comm.recv(source=0, tag=_LEARNT)
+        return self._comm.bcast(None, root=0) if learnt is None else learnt
 
     def _gather(self, value: T) -> dict[int, T]:
         comm, size = self._comm, self._comm.Get_size()
@@ -58,8 +58,9 @@ class Meetings:
         wait_for(receive, self._seconds)
         brought = dict(sorted(brought.items()))
         for rank in range(1, size):
-            self._send(brought, rank, _LEARNT)
-        return brought
+            self._send(brought if missing else None, rank, _LEARNT)
+        # All are there, so they can learn it in the quick way.
+        return brought if missing else comm.bcast(brought, root=0)
 
     def _send(self, message: Any, to: int, tag: int) -> None:
         # Not blocking: the receiver may hang. mpi4py keeps the message alive.
