@@ -38,6 +38,7 @@ from hpcfed.runtime.location import Location
 from hpcfed.runtime.machine import Machine, available
 from hpcfed.runtime.meetings import Meetings
 from hpcfed.runtime.probes import MpiFacts, Passed, TimedCollective, scopes
+from tests.conftest import start
 
 GIB = 2**30
 OPEN_MPI = MpiFacts("Open MPI v5.0.11", "multiple")
@@ -634,6 +635,19 @@ def test_a_stage_that_no_limit_ends_is_ended_by_a_watcher() -> None:
         give_up = lambda check, seconds: told.append(check) or over.set()  # noqa: E731
         stalls.watch(lambda: (0, "files"), 0.05, give_up, over)
     assert told == ["files", "exit 1"]
+
+
+def test_a_start_that_holds_pythons_lock_is_ended_from_outside() -> None:
+    """As MPI's does, if a rank is missing."""
+    program = (
+        "import ctypes\n"
+        "from hpcfed.runtime.ending import ended_from_outside\n"
+        "with ended_from_outside('quick', 60): pass\n"
+        "with ended_from_outside('too late', 0.1): ctypes.PyDLL(None).sleep(60)\n"
+    )
+    done = start([sys.executable, "-c", program])
+    assert done.returncode == -signal.SIGTERM
+    assert done.stderr == "too late\n"
 
 
 @pytest.mark.parametrize(

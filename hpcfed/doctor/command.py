@@ -9,6 +9,7 @@ from hpcfed.doctor.examine import DoctorRequest, Examination
 from hpcfed.doctor.report import print_diagnosis, write_json
 from hpcfed.errors import remark
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.ending import ended_from_outside
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.process_group import Backend
 from hpcfed.runtime.stalls import ending_stalls
@@ -30,8 +31,10 @@ def examine(
     def give_up(check: str, seconds: float) -> None:
         remark(f"hpcfed: rank {rank}: no end of '{check}' after {seconds:.0f} s")
 
-    begins = (0, "starting MPI and the device")
-    with ending_stalls(lambda: begins, limit, give_up):
+    late = (
+        f"rank {rank}: no end of 'start of MPI' after {limit:g} s; is a rank missing?"
+    )
+    with ended_from_outside(f"hpcfed: {late}", limit):
         world = worlds.enter(device=device, backend=backend, connect=False)
     examination = Examination(world, request)
     with ending_stalls(lambda: examination.stage, limit, give_up):

@@ -146,10 +146,15 @@ def reason(failure: BaseException) -> str:
 
 
 def _write(folder: Path) -> None:
-    with open(folder / "write", "wb") as file:
-        file.write(os.urandom(WRITTEN))
-        file.flush()
-        os.fsync(file.fileno())
+    path = folder / "written"
+    try:
+        with open(path, "wb") as file:
+            file.write(os.urandom(WRITTEN))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        # Later steps must not fail because this one has filled the disk.
+        path.unlink(missing_ok=True)
 
 
 def _rename(folder: Path) -> None:
