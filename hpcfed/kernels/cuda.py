@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from hpcfed.kernels import foreseen, nvrtc
+from hpcfed.runtime import accelerator, own_kernels
 from hpcfed.runtime import cache as disk
-from hpcfed.runtime import own_kernels
 from hpcfed.runtime.starting import starting
 
 WIDEST_LOAD = 16
@@ -93,7 +93,7 @@ class Kernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
         config.sharedMemBytes = self._shared
-        config.hStream = torch.cuda.current_stream().cuda_stream
+        config.hStream = accelerator.raw_stream(self._device)
         if _launches_early and self._early is not None:
             config.attrs, config.numAttrs = [self._early], 1
         packed = (tuple(values), tuple(types))

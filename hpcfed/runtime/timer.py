@@ -126,7 +126,7 @@ class Timer:
             return time.perf_counter()
         # The host does not wait for it, unlike a synchronisation.
         event = self._events()
-        event.record()
+        self._record(event)
         return event
 
     def _own_stamp(self) -> Any:
@@ -137,11 +137,16 @@ class Timer:
             return time.perf_counter()
         if self._free:
             event = self._free.pop()
-            event.record()
+            self._record(event)
         else:
             event = self.stamp()
         self._taken.append(event)
         return event
+
+    def _record(self, event: Any) -> None:
+        from hpcfed.runtime import accelerator
+
+        event.record(accelerator.current_stream(self._device))
 
     def _synchronize(self) -> None:
         if self._events is not None:
