@@ -202,13 +202,14 @@ class Differentiation:
 def _copy_missing(gradients: tuple[Tensor | None, ...], sinks: list[Tensor]) -> None:
     """Copy gradients to their sinks, unless a layer has already written them there."""
     pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    on_gpu = bool(sinks) and is_gpu(sinks[0].device)
     for gradient, sink in zip(gradients, sinks, strict=True):
         if gradient is None:
             sink.zero_()
         elif gradient.data_ptr() != sink.data_ptr():
             targets, sources = pairs.setdefault(gradient.dtype, ([], []))
             # As vectors, so that both sides have the same strides.
-            if len(sink) == 1 and is_gpu(sink.device):
+            if on_gpu and len(sink) == 1:
                 sink, gradient = _as_stored(sink), _as_stored(gradient)
             targets.append(sink)
             sources.append(gradient)
