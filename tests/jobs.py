@@ -59,10 +59,12 @@ def pids(job: subprocess.Popen[str]) -> dict[int, int]:
     return found
 
 
-def wait_for_a_checkpoint(out: Path, *, seconds: float = 60) -> None:
+def wait_for_a_checkpoint(
+    out: Path, job: subprocess.Popen[str], *, seconds: float = 60
+) -> None:
+    """Wait until there is one; no longer than the job lasts."""
     end = time.monotonic() + seconds
-    while (
-        not any(out.glob(f"checkpoints/*/{checkpoints.MARKER}"))
-        and time.monotonic() < end
-    ):
+    while job.poll() is None and time.monotonic() < end:
+        if any(out.glob(f"checkpoints/*/{checkpoints.MARKER}")):
+            return
         time.sleep(0.05)

@@ -304,7 +304,7 @@ def test_no_rank_waits_for_ever_in_a_collective(
     """
     out = tmp_path / "run"
     with jobs.begun(2, "run", *LONG, "--stall-timeout", 10, "--out", out) as job:
-        jobs.wait_for_a_checkpoint(out)
+        jobs.wait_for_a_checkpoint(out, job)
         os.kill(jobs.pids(job)[1], how)
         told = job.communicate(timeout=60)[1]
     assert job.returncode != 0

@@ -294,7 +294,7 @@ def test_a_run_outlives_its_terminal_and_can_be_stopped(tmp_path: Path) -> None:
     ) as process:
         time.sleep(0.3)
         process.send_signal(signal.SIGHUP)
-        jobs.wait_for_a_checkpoint(out)
+        jobs.wait_for_a_checkpoint(out, process)
         process.send_signal(signal.SIGHUP)
         time.sleep(0.5)
         assert process.poll() is None
@@ -337,7 +337,7 @@ def test_a_signal_stops_a_run_with_ranks_of_the_server(tmp_path: Path) -> None:
     with subprocess.Popen(
         words, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        jobs.wait_for_a_checkpoint(out)
+        jobs.wait_for_a_checkpoint(out, process)
         process.send_signal(signal.SIGUSR2)
         told = process.communicate(timeout=60)[1]
     assert (
@@ -662,7 +662,7 @@ def test_a_signal_stops_all_seeds(tmp_path: Path) -> None:
     with subprocess.Popen(
         words, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        jobs.wait_for_a_checkpoint(out / "seed-2")
+        jobs.wait_for_a_checkpoint(out / "seed-2", process)
         process.send_signal(signal.SIGINT)
         told = process.communicate(timeout=30)[1]
     assert process.returncode == STOPPED, told
@@ -702,7 +702,7 @@ def test_a_rank_that_hangs_is_noticed(tmp_path: Path) -> None:
     both = [jobs.begun(2, *words, tmp_path / str(halted)) for halted in (0, 1)]
     with both[0], both[1]:
         for halted, job in enumerate(both):
-            jobs.wait_for_a_checkpoint(tmp_path / str(halted))
+            jobs.wait_for_a_checkpoint(tmp_path / str(halted), job)
             os.kill(jobs.pids(job)[halted], signal.SIGSTOP)
         told = [job.communicate(timeout=120)[1] for job in both]
     for halted, job in enumerate(both):

@@ -426,7 +426,7 @@ def test_a_cut_wire_ends_everything(tmp_path: Path) -> None:
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=variables
     ) as job:
-        jobs.wait_for_a_checkpoint(out)
+        jobs.wait_for_a_checkpoint(out, job)
         if job.poll() == 2:
             pytest.skip(job.communicate()[1].strip().splitlines()[-1])
         subprocess.run(

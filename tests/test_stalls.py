@@ -138,7 +138,7 @@ def test_a_suspended_run_goes_on(
     out, slow_rank = tmp_path / "run", str(Path(__file__).with_name("slow_rank.py"))
     options = ["--stall-timeout", STALL, "--out", out]
     with jobs.begun(2, "run", *words, *options, python=[slow_rank]) as job:
-        jobs.wait_for_a_checkpoint(out)
+        jobs.wait_for_a_checkpoint(out, job)
         time.sleep(1)  # now the first rank waits
         ranks = jobs.pids(job)
         for rank in (0, 1):
