@@ -154,11 +154,14 @@ REQUIRED = [f.name for f in fields(Method) if f.default is MISSING]
 
 def names() -> list[str]:
     """Return the names of all methods of this package, in alphabetical order."""
-    found = []
-    for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_"):
-            found.append(module.name.replace("_", "-"))
-    return sorted(found)
+    return [*_names_in(tuple(__path__))]
+
+
+@cache
+def _names_in(folders: tuple[str, ...]) -> list[str]:
+    """Look into folders only once: whoever loads all methods asks for each."""
+    found = [module.name for module in pkgutil.iter_modules(folders)]
+    return sorted(name.replace("_", "-") for name in found if name[0] != "_")
 
 
 def announced() -> dict[str, EntryPoint]:
