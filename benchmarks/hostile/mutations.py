@@ -182,7 +182,8 @@ def attribute(file: h5py.File, random: random.Random) -> None:
                 )
             )
         case _:
-            # Never twice the same name: HDF5 may not end when it replaces a thousandth.
+            # Never twice the same name: to replace one of so many takes HDF5 up to
+            # half a second, and to replace all of them minutes.
             for number in range(random.choice((20, 1200))):
                 attributes[f"more {random.getrandbits(64)}"] = number
 
