@@ -34,12 +34,12 @@ Command = Callable[..., list[str]]
 Finished = subprocess.CompletedProcess[str]
 
 LONGEST = (
-    "nccl", "gpu_server", "slurm", "resume", "hostile", "span", "readme", "pfedgpa_ranks", "faults", "ranks", "genefl", "folder",
-    "engine", "deepspeed", "paper", "tokens", "rivals", "mpi", "study_page", "overlap", "placement", "own_networks", "genfed",
-    "record", "cli", "seeds", "baselines", "extending", "requeue", "counts", "doctor", "early_stop", "python", "profile", "kernels",
-    "pfedgpa_server", "new_clients", "own_methods", "own_data", "examples", "metrics", "privacy", "clock", "depths", "bad_updates",
-    "weights", "methods", "server", "stalls", "config", "pfedgpa_files", "guidance", "server_study", "learning", "pfedgpa", "fisher",
-    "study", "stacks", "watch", "report", "benchmark_rules",
+    "nccl", "gpu_server", "slurm", "readme", "paper", "resume", "hostile", "faults", "ranks", "genefl", "study_page", "deepspeed",
+    "language_data", "engine", "stalls", "mpi", "span", "tokens", "folder", "pfedgpa_ranks", "examples", "cli", "paper_stacks", "config",
+    "pfedgpa_server", "placement", "overlap", "own_networks", "adapter_runs", "rivals", "published", "genfed", "record", "seeds",
+    "baselines", "extending", "requeue", "counts", "doctor", "early_stop", "python", "profile", "kernels", "new_clients", "own_methods", "own_data",
+    "metrics", "privacy", "clock", "depths", "bad_updates", "weights", "methods", "server", "pfedgpa_files", "guidance", "server_study",
+    "learning", "pfedgpa", "fisher", "study", "stacks", "watch", "report", "benchmark_rules",
 )  # fmt: skip
 """Files of tests that take longer than others, roughly in order."""
 
