@@ -33,7 +33,7 @@ SIDE = 256
 """Rows and columns of the product whose numbers are checked."""
 TAKEN = 0.1
 """A GPU of which others hold more than this share is not free."""
-LOW_CLOCK = 0.7
+LOW_CLOCK = 0.6
 """Below this share of its highest clock, right after work, a GPU is held back."""
 
 

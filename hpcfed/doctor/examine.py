@@ -17,7 +17,7 @@ from hpcfed.doctor import (
     software,
     storage,
 )
-from hpcfed.doctor.finding import Finding, error, ranks_text, skipped
+from hpcfed.doctor.finding import Finding, error, skipped
 from hpcfed.doctor.report import Diagnosis
 from hpcfed.errors import one_line
 from hpcfed.runtime import probes
@@ -178,7 +178,7 @@ class Examination:
         if not missing:
             return brought
         self.hangs = True
-        told = f"{ranks_text(missing)} did not come back from this check"
+        told = "did not come back from this check"
         advice = "see what is wrong with its node, and leave it out"
         _, check = self.stage
         self._add("ranks", error(check, told, advice, *missing))
