@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.paper.gene import lines as gene_lines
 from hpcfed import methods
 from hpcfed.clients import engine as engines
 from hpcfed.clients.pull import Pull, Strengths
@@ -495,6 +496,22 @@ def test_cosines_alone_ignore_how_large_a_layer_is() -> None:
         found = genefl.scores(options(gene_score=score), layout, after, before)
         order[score] = found[0].argsort(descending=True).tolist()
     assert order == {"same": [0, 1], "cosine": [1, 0]}
+
+
+def test_what_either_score_sends_is_told_layer_by_layer() -> None:
+    """Cosines 0.6, 1, 1, 1 by dimensions 2, 2, 2, 8; three of four layers are sent."""
+    before = torch.tensor([[1.0, 0, *[1] * 12]], dtype=torch.float64)
+    after = torch.tensor([[3.0, 4, *[2] * 12]], dtype=torch.float64)
+    told = [
+        [word.strip() for word in line.split("|")][2:6]
+        for line in gene_lines(layers_of(2, 2, 2, 8), before, after)
+    ]
+    assert told == [
+        ["2", "0.6000", "100", "0"],
+        ["2", "1.0000", "100", "100"],
+        ["2", "1.0000", "100", "100"],
+        ["8", "1.0000", "0", "100"],
+    ]
 
 
 def test_the_gene_shrinks_to_sixteen_of_resnets_layers() -> None:

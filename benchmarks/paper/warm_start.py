@@ -7,11 +7,17 @@ first run generates (a sample for each client, or the average of all samples), w
 global model of the first run, which needs no server, or with both. A line for each has
 the accuracy of clients after their local training in the first round, FedAvg's after
 that round, FedAvg's best, and the rounds to 95 % of that. Runs that are complete in the
-folder are not made again.
+folder are not made again. --seeds makes all of it for several first seeds; each has a
+table and a folder of its own.
+
+With updates in the server's bank (--bank-of updates, the default) a generated row is the
+old global row plus an update, so that its accuracy is built in. --set bank_of=uploads
+lets the server learn whole rows, as printed in the paper.
 
 examples:
   python -m benchmarks.paper.warm_start --data-root data --out runs/warm
   python -m benchmarks.paper.warm_start --data-root data --dataset cifar10 --rounds 300 --out runs/warm-cifar10
+  python -m benchmarks.paper.warm_start --data-root data --out runs/warm-uploads --seeds 0 1 2 --set bank_of=uploads
   python -m benchmarks.paper.warm_start --dataset digits --rounds 4 --clients 4 --out runs/try --set server=small
 """
 
@@ -70,8 +76,18 @@ def main() -> None:
     if options.data_root:
         common["data_root"] = options.data_root
     common |= given
-    first = options.out / "first"
-    _run(first, common | {"seed": str(options.seed)})
+    for seed in options.seeds:
+        out = options.out
+        if len(options.seeds) > 1:
+            out = out / f"seed-{seed}"
+            print(f"first seed {seed}")
+        _compare(common, out, seed)
+
+
+def _compare(common: dict[str, str], out: Path, seed: int) -> None:
+    """Make the runs of one first seed that are missing, and print a line for each."""
+    first = out / "first"
+    _run(first, common | {"seed": str(seed)})
     loaded = {"server_load": str(first / "server.h5")}
     warm = loaded | {"warm_start": "true"}
     init = {"init": str(first)}
@@ -87,9 +103,9 @@ def main() -> None:
         "of the best |"
     )
     print("|---|---:|---:|---:|---:|")
-    other = {"seed": str(options.seed + 1), "server_save": "false"}
+    other = {"seed": str(seed + 1), "server_save": "false"}
     for name, own in starts.items():
-        folder = options.out / name.replace(",", "").replace(" ", "-")
+        folder = out / name.replace(",", "").replace(" ", "-")
         _run(folder, common | BRIEFLY | other | own)
         print(_line(name, read_run(folder)), flush=True)
 
@@ -127,7 +143,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--data-root", help="folder of the data sets")
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0, help="the first run's")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="of the first runs"
+    )
     parser.add_argument(
         "--set",
         nargs="+",
