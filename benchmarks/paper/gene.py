@@ -2,8 +2,9 @@
 
 The score of a layer is cos(θ, θ̃) / dim: how little training has turned it, by its size.
 Reads a run with snapshots, and compares each participant's row with the one that it had
-in its snapshot before. A line for every layer has its columns, the mean cosine, and how
-many per cent of the participants send it by either score, once γ is at its end.
+in its snapshot before. A line for every layer has its columns, how far its mean cosine
+is from 1, and how many per cent of the participants send it by either score, once γ is
+at its end.
 
 examples:
   hpcfed run --method genefl --model cnn-bn --participation 1 --rounds 6 --snapshot-every 1 --out runs/genes
@@ -41,7 +42,7 @@ def main() -> None:
         before, after = pairs(run.folder, run.records[0])
     except UserError as error:
         raise SystemExit(f"gene.py: {error}") from None
-    print("| layer | columns | cosine | sent by Eq. 9, % | by cosine alone, % |")
+    print("| layer | columns | 1 − cosine | sent by Eq. 9, % | by cosine alone, % |")
     print("|---|---:|---:|---:|---:|")
     for line in lines(layout, before, after):
         print(line)
@@ -61,7 +62,7 @@ def lines(layout: Layout, before: Tensor, after: Tensor) -> Iterator[str]:
         by_size, alone = (float(share[number]) for share in shares)
         name = layout.blocks[number][0]
         yield (
-            f"| {name} | {stop - start:,} | {cosines.mean():.4f} "
+            f"| {name} | {stop - start:,} | {1 - cosines.mean():.1e} "
             f"| {by_size:.0f} | {alone:.0f} |"
         )
 
