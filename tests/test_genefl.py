@@ -498,6 +498,21 @@ def test_cosines_alone_ignore_how_large_a_layer_is() -> None:
     assert order == {"same": [0, 1], "cosine": [1, 0]}
 
 
+def test_layers_of_equal_size_are_told_apart_that_hardly_change() -> None:
+    """Clients by turns move the first and the second layer a tenth more, in float32: 1 −
+    cos is 1.0e-7 and 1.2e-7, which is no more than an ulp or two.
+    """
+    width, generator = 200_000, torch.Generator().manual_seed(0)
+    before = torch.randn(12, 2 * width, generator=generator)
+    # 1 − cos is half the step's square, by the row's.
+    step = 2e-7**0.5 * torch.randn(12, 2 * width, generator=generator)
+    step[::2, width:] *= 1.1
+    step[1::2, :width] *= 1.1
+    layout = layers_of(width, width)
+    score = genefl.scores(options(), layout, before + step, before)
+    assert score.argmax(1).tolist() == [0, 1] * 6
+
+
 def test_what_either_score_sends_is_told_layer_by_layer() -> None:
     """Cosines 0.6, 1, 1, 1 by dimensions 2, 2, 2, 8; three of four layers are sent."""
     before = torch.tensor([[1.0, 0, *[1] * 12]], dtype=torch.float64)
