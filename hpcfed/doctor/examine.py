@@ -81,8 +81,7 @@ class Examination:
         )
         self._tell("limits", limits.judge, allowed)
         measured = self._ask("device", "speed", lambda: devices.look(world))
-        firsts = {rank: one for rank, one in measured.items() if one is not None}
-        self._tell("device", devices.judge, firsts)
+        self._tell("device", devices.judge, _known(measured))
 
     def _look_at_storage(self) -> None:
         world, out = self._world, self._request.out
@@ -92,33 +91,31 @@ class Examination:
         def look() -> storage.StorageProbe | None:
             return storage.look(out, world.location.host) if is_first else None
 
-        probed = self._ask("storage", "files", look)
-        firsts = {rank: one for rank, one in probed.items() if one is not None}
+        firsts = _known(self._ask("storage", "files", look))
         self._tell("storage", lambda own: storage.judge(own, out), firsts)
         if any(not step.failure for one in firsts.values() for step in one.steps):
             self._look_from_other_nodes(is_first and not world.is_root)
 
     def _look_from_other_nodes(self, look: bool) -> None:
         """Check whether other nodes see what the root writes; `look`: this rank does."""
-        out, is_root = self._request.out, self._world.is_root
-        seen: dict[int, storage.Seen | None] = {}
-        if len({location.host for location in self._world.locations}) > 1:
-            with ExitStack() as held:
+        if len({location.host for location in self._world.locations}) == 1:
+            self._add("storage", storage.judge_shared({}))
+            return
+        with ExitStack() as held:
 
-                def offer() -> Path | None:
-                    made = storage.offered(out)
-                    return held.enter_context(made) if is_root else None
+            def offer() -> Path | None:
+                made = storage.offered(self._request.out)
+                return held.enter_context(made) if self._world.is_root else None
 
-                folder = self._ask("storage", "shared", offer).get(0)
+            folder = self._ask("storage", "shared", offer).get(0)
 
-                def see() -> storage.Seen | None:
-                    return storage.see(folder) if look and folder else None
+            def see() -> storage.Seen | None:
+                return storage.see(folder) if look and folder else None
 
-                seen = self._ask("storage", "shared", see)
-                if folder is None:
-                    return
-        others = {rank: one for rank, one in seen.items() if one is not None}
-        self._add("storage", storage.judge_shared(others))
+            seen = _known(self._ask("storage", "shared", see))
+        # Without a folder of the root, the finding says why.
+        if folder is not None:
+            self._add("storage", storage.judge_shared(seen))
 
     def _look_at_links(self) -> None:
         """Make checks among ranks. After one that hangs no other can be made."""
@@ -209,3 +206,8 @@ class Examination:
 
     def _add(self, part: str, finding: Finding) -> None:
         self.parts.setdefault(part, []).append(finding)
+
+
+def _known(answers: Mapping[int, T | None]) -> dict[int, T]:
+    """Leave out ranks that had nothing to measure."""
+    return {rank: one for rank, one in answers.items() if one is not None}

@@ -35,18 +35,22 @@ class Finding(NamedTuple):
 
 
 def fine(check: str, told: str, **figures: float) -> Finding:
+    """Return that all is well."""
     return Finding(check, Level.OK, told, figures=tuple(figures.items()))
 
 
 def skipped(check: str, reason: str) -> Finding:
+    """Return why nothing was checked."""
     return Finding(check, Level.SKIPPED, reason)
 
 
 def warning(check: str, told: str, advice: str, *ranks: int) -> Finding:
+    """Return what makes runs slow, or may end them."""
     return Finding(check, Level.WARNING, told, advice, ranks)
 
 
 def error(check: str, told: str, advice: str, *ranks: int) -> Finding:
+    """Return what ends runs, or spoils their results."""
     return Finding(check, Level.ERROR, told, advice, ranks)
 
 
