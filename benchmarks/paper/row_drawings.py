@@ -38,7 +38,7 @@ def depths(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
         finals = [one.finals[rival] for one in records if rival in one.finals]
         if finals:
             level = 100 * float(np.mean([mean_accuracy(final) for final in finals]))
-            lines.append(Line(rival, ends, [level, level], ideal=True))
+            lines.append(Line(rival, ends, [level, level]))
     printed = cell.study.ablation.figures.get(cell.names[0], {}).get("pFedGPA")
     if printed is not None:
         level = printed.value
