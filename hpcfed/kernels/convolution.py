@@ -8,7 +8,6 @@ batched matrix products would first have to write every patch to memory.
 module connects the kernels to autograd.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
@@ -132,8 +131,6 @@ def _weight_gradient(
     bounded: bool,
 ) -> Tensor:
     """Return the gradients of weights and biases together, [clients, layer.columns]."""
-    if _FORMER:
-        return _former_weight_gradient(x, dy, marks, clients, layer, sink, bounded)
     plan = _plan(layer, "weight", x.device.index, bounded)
     kernel = _kernel(layer, "weight", x.device.index, bounded)
     slots = len(x) // clients
@@ -146,44 +143,6 @@ def _weight_gradient(
     kernel((blocks, 1), x, dy, marks, *arguments)
     _add_parts(parts, total, units, blocks)
     return total
-
-
-# For a trial alone: all kernels as they were before, or those of weights' gradients.
-_TRIAL = os.environ.get("HPCFED_TRIAL_WGRAD", "")
-_FORMER = _TRIAL in ("old", "old-weights")
-
-
-def _former_weight_gradient(
-    x: Tensor,
-    dy: Tensor,
-    marks: Tensor | None,
-    clients: int,
-    layer: ConvolutionLayer,
-    sink: Tensor | None,
-    bounded: bool,
-) -> Tensor:
-    plan = _plan(layer, "weight", x.device.index, bounded)
-    kernel = _former_kernel(layer, x.device.index, bounded)
-    slots = len(x) // clients
-    splits = max(1, min(slots, 2 * kernel.capacity // clients))
-    pixel_warps = splits * plan.warps // plan.tap_warps
-    partial_sums = torch.empty(pixel_warps, clients, layer.columns, device=x.device)
-    kernel((splits, clients), x, dy, marks, partial_sums, clients, slots)
-    if sink is None:
-        return partial_sums.sum(0)
-    return torch.sum(partial_sums, 0, out=sink)
-
-
-@cache
-def _former_kernel(layer: ConvolutionLayer, device: int, bounded: bool) -> Kernel:
-    plan = _plan(layer, "weight", device, bounded)
-    return Kernel(
-        "convolution_old.cu",
-        kernel_name("weight", plan),
-        macros(layer, "weight", plan),
-        threads=32 * plan.warps,
-        shared=plan.shared,
-    )
 
 
 def _add_parts(parts: Tensor, total: Tensor, units: int, blocks: int) -> None:
@@ -222,7 +181,7 @@ def _kernel(
 ) -> Kernel:
     plan = _plan(layer, kind, device, bounded)
     return Kernel(
-        "convolution_old.cu" if _TRIAL == "old" else "convolution.cu",
+        "convolution.cu",
         kernel_name(kind, plan),
         macros(layer, kind, plan),
         threads=32 * plan.warps,
