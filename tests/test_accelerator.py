@@ -52,7 +52,8 @@ class FakeGpu:
             def __init__(self, *, enable_timing: bool) -> None:
                 assert enable_timing
 
-            def record(self) -> None:
+            def record(self, stream: FakeStream) -> None:
+                assert stream is fake.current
                 fake.ticks += 1
                 self.at = fake.ticks
 
