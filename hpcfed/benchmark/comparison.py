@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcfed.analysis.findings import IN_SECONDS, THOUSANDTHS, Kind, Row, Table
+from hpcfed.analysis.findings import (
+    HUNDREDTHS,
+    IN_SECONDS,
+    THOUSANDTHS,
+    Kind,
+    Row,
+    Table,
+)
 from hpcfed.analysis.render.charts import Axis, Mark, rows
 from hpcfed.analysis.render.page import Content, page
 from hpcfed.analysis.render.sections.section import Section
@@ -16,7 +23,7 @@ from hpcfed.words import DASH, number
 WATT_HOURS = Kind("Wh", number)
 COLUMNS = (
     "result", "verdict", "seconds [95 %]", "times the first", "told apart", "Wh",
-    "ranks", "device", "precision", "rules",
+    "load before", "ranks", "device", "precision", "rules",
 )  # fmt: skip
 NOT_APART = "within noise"
 Named = tuple[str, BenchmarkResult]
@@ -72,7 +79,8 @@ def table(results: Sequence[Named]) -> Table:
     lines = [_row(name, one, first) for name, one in results]
     caption = (
         f"{first.benchmark} {first.size}: {first.figure.meaning}; less is better. "
-        f"Intervals: {INTERVAL}. Ratios: pairs of runs with the same seed, trimmed alike."
+        f"Intervals: {INTERVAL}. Ratios: pairs of runs with the same seed, trimmed alike. "
+        "They do not cover load that changes between calls: compare quiet machines."
     )
     return Table(COLUMNS, lines, caption)
 
@@ -89,6 +97,7 @@ def _row(name: str, one: BenchmarkResult, first: BenchmarkResult) -> Row:
         DASH if same else THOUSANDTHS(found),
         DASH if same else verdict_of(found),
         wh,
+        DASH if one.machine.load is None else HUNDREDTHS(one.machine.load),
         str(one.machine.ranks),
         devices_text(one),
         one.precision,

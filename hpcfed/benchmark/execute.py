@@ -16,6 +16,7 @@ from hpcfed.runtime.launcher import launched
 from hpcfed.words import interval, number
 
 REFERENCE = "reference.json"
+DRIFT = "the interval does not cover load that changes between calls"
 
 
 def run_benchmark(
@@ -58,6 +59,8 @@ def _lines(result: BenchmarkResult) -> list[str]:
         lines.append("energy: no counter that can be read")
     else:
         lines.append(f"energy: {number(result.energy_wh)} Wh per run, with its start")
+    if result.machine.busy:
+        lines.append(f"the host was busy (load {result.machine.load:.1f}): {DRIFT}")
     figure = result.figure
     told = interval(figure.estimate, unit=" s")
     dropped = ", fastest and slowest dropped" if figure.dropped else ""

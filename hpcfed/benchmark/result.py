@@ -20,6 +20,8 @@ from hpcfed.results.run import RunRecord
 JOULES_PER_WH = 3600.0
 LEAST_RUNS = 5
 """Fewer runs break the rules."""
+BUSY = 0.5
+"""Load of an idle host, at most."""
 MOST_BYTES = 2**24
 FILE = "result.json"
 
@@ -86,6 +88,13 @@ class UsedMachine(_PartOfResult):
     cores_per_rank: int
     threads_per_rank: int
     backend: str
+    load: float | None
+    """What else the first host was doing before: runnable processes, over a minute."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether others may have slowed the runs."""
+        return self.load is not None and self.load > BUSY
 
 
 class UsedSoftware(_PartOfResult):
@@ -150,7 +159,7 @@ def result_of(
         runs=timed,
         reference=f"{len(reference.curves)} seeds, {reference.made_by}",
         precision=str(record.config["precision"]),
-        machine=_machine(record),
+        machine=_machine(record, finished.load),
         software=_software(record),
         settings=dict(record.config),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -206,7 +215,7 @@ def _known(value: float) -> float | None:
     return None if isnan(value) else value
 
 
-def _machine(record: RunRecord) -> UsedMachine:
+def _machine(record: RunRecord, load: float) -> UsedMachine:
     environment = record.environment
     ranks = environment["ranks"]
     cpu_of = {rank["host"]: rank["cpu"] for rank in ranks}
@@ -218,6 +227,7 @@ def _machine(record: RunRecord) -> UsedMachine:
         cores_per_rank=min(rank["cores"] for rank in ranks),
         threads_per_rank=environment["threads_per_rank"],
         backend=environment["backend"],
+        load=_known(load),
     )
 
 

@@ -24,6 +24,7 @@ from hpcfed.results.run import RunRecord
 from hpcfed.results.snapshots import read_parameters
 from hpcfed.results.stored import check_start, read_run
 from hpcfed.runtime.launcher import launched
+from hpcfed.runtime.machine import load
 from hpcfed.runtime.signals import Stop
 
 CHECK, WARMUP = "check", "warm-up"
@@ -38,6 +39,8 @@ class Finished:
     checked: RunRecord
     counted: list[RunRecord]
     aggregation: Check
+    load: float
+    """Of the root's host over a minute, before the first run; NaN if unknown."""
 
 
 def run_folder(out: Path, seed: int) -> Path:
@@ -63,6 +66,7 @@ def make_runs(
             f"benchmark {benchmark.name} {benchmark.size}: a round to check, a run to "
             f"warm up, then {count(number, 'run')} that count"
         )
+    before = load()
     checked = _run(checking)
     _run(warmup)
     counted = []
@@ -78,7 +82,7 @@ def make_runs(
     weights = benchmark.definition.weights
     rows = read_parameters(checked.folder, 1)
     found = check_aggregation(rows, checked.train_samples, weights)
-    return Finished(checked, counted, found)
+    return Finished(checked, counted, found, before)
 
 
 def _text(seconds: float | None) -> str:
