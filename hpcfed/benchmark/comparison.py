@@ -127,7 +127,7 @@ def compared_page(results: Sequence[Named]) -> str:
         if one.figure.seconds is not None:
             marks.append(Mark(name, found.centre, low=found.low, high=found.high))
     axis = Axis(first.figure.meaning)
-    charts = [rows("Figure of merit", marks, axis)] if marks else []
+    charts = [rows("Machines, with intervals of 95 %", marks, axis)] if marks else []
     passed = sum(one.verdict == "PASSED" for _, one in results)
     figures = Section(
         "figures", "Figure of merit", charts=charts, tables=[table(results)]
@@ -153,7 +153,7 @@ def _proofs(results: Sequence[Named]) -> Table:
         for check in one.checks:
             verdict = "passed" if check.passed else "failed"
             lines.append([name, check.name, verdict, check.said])
-    return Table(("result", "check", "", "found"), lines, words=True)
+    return Table(("result", "check", "verdict", "found"), lines, words=True)
 
 
 def _origins(results: Sequence[Named]) -> Table:
