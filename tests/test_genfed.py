@@ -877,6 +877,7 @@ def test_a_mistake_is_one_line(
 def test_the_methods_have_the_defaults_of_their_readings() -> None:
     assert methods.load("genfed").Options().model_dump() == {
         "schedule": "linear", "rho_max": 5, "schedule_base": 0.98, "schedule_rounds": 200,
+        "ties": "id",
     }  # fmt: skip
     assert methods.load("genfedumf").Options().umf_beta == 1
     assert methods.load("genfedau").Options().au_cutoff == 50
