@@ -76,7 +76,7 @@ UNDERSTOOD_ONLY = (
     "--warm-start",
 )
 """Words of commands that need more than a moment, or files of other programs."""
-OTHER_PROGRAMS = ("export", "jube", "reframe")
+OTHER_PROGRAMS = ("apptainer", "export", "jube", "podman", "reframe")
 OTHERS_FLAGS = {
     "--oversubscribe", "--gpus-per-task", "--ntasks", "--mpi", "--kill-on-bad-exit", "--partition", "--quick", "--gpu",
     "--slow", "--wait", "--allow-run-as-root", "--system", "--logdir", "--no-deps",
