@@ -32,7 +32,7 @@ from hpcfed.options.checks import check_switches
 from hpcfed.options.malicious import check_malicious
 from hpcfed.options.partition import check_classes
 from hpcfed.results.stored import read_seeds
-from hpcfed.results.target import Reached
+from hpcfed.results.target import Reached, stays_from
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.timer import PHASES
 from tests.conftest import Command, start
@@ -700,13 +700,42 @@ def test_seconds_to_the_target_leave_evaluations_out() -> None:
     reached = Reached(rounds=2, seconds=30.0, bytes=0.0)
     kept = Reached(rounds=3, seconds=50.0, bytes=0.0)
     record = SimpleNamespace(
-        phases=phases, stacked_seeds=2, reached=lambda: reached, stays=lambda: kept
+        phases=phases,
+        stacked_seeds=2,
+        reached=lambda: reached,
+        stays=lambda: kept,
+        rounds_done=4,
     )
     measure = MEASURES["relative-seconds"]
     assert measure.of(record) == (30 - 1 - 4) / 2
     assert MEASURES["relative-seconds-stays"].of(record) == (50 - 1 - 4 - 9) / 2
     never = SimpleNamespace(reached=lambda: None)
     assert math.isnan(measure.of(never))
+
+
+def test_a_target_held_at_the_very_end_is_not_held() -> None:
+    """A curve that falls below its target every fifth round would hold it from wherever
+    it is cut.
+    """
+    swings = np.tile([0.81, 0.79, 0.81, 0.82, 0.81], 20)
+    settles = np.concatenate([swings[:50], np.full(50, 0.81)])
+    for curve, held_from in ((swings, None), (settles, 48)):
+        record = SimpleNamespace(
+            target=80.0,
+            judged=lambda curve=curve: curve,
+            rounds_done=len(curve),
+            stays=lambda curve=curve: Reached(stays_from(curve, 80), 0.0, 0.0),
+        )
+        for name in ("rounds-stays", "rounds-one-seed-stays"):
+            measured = MEASURES[name]
+            value = (
+                measured.pooled([record]) if measured.pooled else measured.of(record)
+            )
+            assert value == held_from or (held_from is None and math.isnan(value))
+        pooled = MEASURES["rounds-mean-curve-stays"].pooled
+        assert pooled is not None
+        value = pooled([record, record])
+        assert value == held_from or (held_from is None and math.isnan(value))
 
 
 def test_the_study_of_genefl_is_whole() -> None:

@@ -44,15 +44,20 @@ def main() -> None:
         raise SystemExit(f"gene.py: {error}") from None
     print("| layer | columns | 1 − cosine | sent by Eq. 9, % | by cosine alone, % |")
     print("|---|---:|---:|---:|---:|")
-    for line in lines(layout, before, after):
+    layers = run.records[0].config.get("gene_layers")
+    for line in lines(layout, before, after, layers):
         print(line)
 
 
-def lines(layout: Layout, before: Tensor, after: Tensor) -> Iterator[str]:
-    """Yield a line for every layer, of rows before and after training."""
+def lines(
+    layout: Layout, before: Tensor, after: Tensor, layers: int | None = None
+) -> Iterator[str]:
+    """Yield a line for every layer, of rows before and after training; `layers` are
+    --gene-layers.
+    """
     shares = []
     for score in ("same", "cosine"):
-        options = genefl.Options(gene_score=score)
+        options = genefl.Options(gene_score=score, gene_layers=layers)
         scores = genefl.scores(options, layout, after, before)
         sent = genefl.gene(options, scores, LATE)
         shares.append(100 * sent.double().mean(0))

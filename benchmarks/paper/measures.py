@@ -80,11 +80,24 @@ def best(record: RunRecord) -> float:
     return 100 * record.best("accuracy")
 
 
+SETTLED = 0.9
+"""A target must be held from this part of a run on. A curve that swings around it is
+above it at the end of some runs, and would tell where these were cut.
+"""
+
+
 def to_target(record: RunRecord, *, stays: bool) -> Reached | None:
     """Return the cost up to the round that first reaches the target, or from which on
     the run `stays` there.
     """
-    return record.stays() if stays else record.reached()
+    if not stays:
+        return record.reached()
+    held = record.stays()
+    return held if held and _settled(held.rounds, record.rounds_done) else None
+
+
+def _settled(held_from: int, rounds: int) -> bool:
+    return held_from <= SETTLED * rounds
 
 
 def rounds_to_target(record: RunRecord, *, stays: bool = False) -> float:
@@ -103,7 +116,9 @@ def rounds_of_mean_curve(records: Sequence[RunRecord], *, stays: bool = False) -
     common = min(map(len, curves))
     curve = np.mean([one[:common] for one in curves], axis=0)
     rounds = stays_from(curve, target) if stays else first_round(curve, target)
-    return math.nan if rounds is None else float(rounds)
+    if rounds is None or (stays and not _settled(rounds, common)):
+        return math.nan
+    return float(rounds)
 
 
 def seconds_to_target(record: RunRecord, *, stays: bool = False) -> float:

@@ -154,10 +154,12 @@ def print_measure(
 
 def _less(entry: Entry, other: Entry) -> Entry:
     """Return what an entry is above another, seed by seed; nothing where they have
-    different seeds.
+    different seeds or rounds.
     """
-    values, same = None, entry.seeds == other.seeds
-    if same and entry.values is not None and other.values is not None:
+    values = None
+    same = (entry.seeds, entry.stopped_at) == (other.seeds, other.stopped_at)
+    comparable = same and not entry.unknown and not other.unknown
+    if comparable and entry.values is not None and other.values is not None:
         pairs = zip(entry.values, other.values, strict=True)
         values = [ours - theirs for ours, theirs in pairs]
     figure = None

@@ -5,13 +5,15 @@ and builds DeepSpeed's first engine: seconds, for which clients would wait.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
 
-from hpcfed.server.options import ServerOptions
+from hpcfed.errors import Diverged
+from hpcfed.runtime.timer import Observer, observed_by
+from hpcfed.server.options import NETWORKS, ServerOptions
 from hpcfed.server.rank import ServerRank
-from hpcfed.server.report import LearningReport
 from hpcfed.server.row_model import silent
 from hpcfed.server.training_plan import RankSlot
 
@@ -26,11 +28,11 @@ def rehearse(
     options: ServerOptions,
     slot: RankSlot,
     allgather: Callable[[float], list[float]],
-) -> LearningReport:
+) -> None:
     """Learn from a few made-up rows with the smallest networks, generate a row, and
-    forget it; return what learning took. All server ranks call it.
+    forget it. All server ranks call it.
     """
-    samples = STEPS * max(options.batch(network) for network in options.networks)
+    samples = {f"{name}_samples": STEPS * options.batch(name) for name in NETWORKS}
     few = options.model_copy(
         update={
             "server": "tiny",
@@ -39,8 +41,7 @@ def rehearse(
             "server_depth": None,
             "denoiser_depth": None,
             "server_load": "",
-            "autoencoder_samples": samples,
-            "denoiser_samples": samples,
+            **samples,
         }
     )
     widths = (COLUMNS * slot.size,)
@@ -50,6 +51,7 @@ def rehearse(
     rows = numbers.float().sin().reshape(ROWS, -1)
     bank, model = rank.bank(SEED), rank.model(SEED)
     bank.add(1, np.arange(ROWS), rows)
-    report = model.learn(bank.content())
-    model.invert(rank.columns.of(rows[:1]))
-    return report
+    # Neither a profile nor the run's end is about made-up rows.
+    with observed_by(Observer()), suppress(Diverged):
+        model.learn(bank.content())
+        model.invert(rank.columns.of(rows[:1]), depth=min(2, options.inversion_depth))
