@@ -126,6 +126,7 @@ def work_of(config: RunConfig) -> MeasuredWork:
         client_bytes=client_bytes(config),
         method=config.method,
         precision=config.precision,
+        kernels=config.kernels,
     )
 
 

@@ -167,6 +167,8 @@ class MeasuredWork(_Part):
     """Bytes of a client's samples on its device."""
     method: str
     precision: str
+    kernels: str = "auto"
+    """--kernels; files that lack it were measured before that option was there."""
 
 
 class Calibration(_Part):

@@ -43,6 +43,7 @@ COMPARED = {
     "columns": "number of columns",
     "batch_size": "batch size",
     "precision": "precision",
+    "kernels": "--kernels",
     "method": "method",
     "client_bytes": "amount of data",
 }
