@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
@@ -42,7 +44,11 @@ from tests.conftest import start
 
 GIB = 2**30
 OPEN_MPI = MpiFacts("Open MPI v5.0.11", "multiple")
-VERSIONS = {"Python": "3.11.7", "torch": "2.15.0", software.REACH: software.NO_DRIVER}
+VERSIONS = {"Python": "3.11.7", "torch": "2.15.0"}
+ON_CPU = software.Installed(VERSIONS, {}, software.NO_GPU)
+ON_GPU = software.Installed(
+    VERSIONS, {"CUDA": "13.0", "driver": "580.1", "NCCL": "2.28"}
+)
 GPU = GpuState(
     driver="570.1",
     free=139 * GIB,
@@ -184,19 +190,38 @@ def test_gpus_that_are_shared_idle_missing_or_far_are_told() -> None:
 
 
 def test_another_torch_on_a_rank_is_an_error() -> None:
-    ranks = {rank: VERSIONS for rank in range(4)}
+    ranks = {rank: ON_CPU for rank in range(4)}
     assert not bad(software.judge(ranks))
-    ranks[2] = VERSIONS | {"torch": "2.11.0"}
+    ranks[2] = ON_CPU._replace(versions=VERSIONS | {"torch": "2.11.0"})
     assert bad(software.judge(ranks)) == [
         ("error", "torch: 2.15.0 on ranks 0-1,3, 2.11.0 on rank 2")
     ]
 
 
 def test_a_driver_without_a_gpu_for_torch_is_an_error() -> None:
-    lost = VERSIONS | {software.REACH: software.UNREACHED}
-    assert bad(software.judge({0: lost})) == [
+    reason = software.why_no_gpu("auto", there=True)
+    assert bad(software.judge({0: ON_CPU._replace(reason=reason)})) == [
         ("error", "rank 0 on a: there is a driver, but torch finds no GPU")
     ]
+    # Who asks for CPUs of a node with GPUs gets them.
+    reason = software.why_no_gpu("cpu", there=True)
+    found = software.judge({0: ON_CPU._replace(reason=reason)})
+    assert found[1] == Finding("CUDA", Level.SKIPPED, "not used: --device cpu")
+    assert software.why_no_gpu("cpu", there=False) == "no GPU"
+
+
+def test_versions_of_gpus_are_compared_among_ranks_that_have_one() -> None:
+    found = software.judge({0: ON_CPU, 1: ON_GPU, 2: ON_GPU})
+    assert found[1] == Finding("CUDA", Level.OK, "CUDA 13.0, driver 580.1, NCCL 2.28")
+    assert not bad(found)
+    older = ON_GPU._replace(gpu={**ON_GPU.gpu, "driver": "570.1"})
+    assert bad(software.judge({0: ON_CPU, 1: ON_GPU, 2: older})) == [
+        ("error", "driver: 580.1 on rank 1, 570.1 on rank 2")
+    ]
+    other_make = ON_GPU._replace(gpu={"rocm": "7.0", "RCCL": "2.27"})
+    assert software.judge({0: other_make})[1] == Finding(
+        "GPU software", Level.OK, "rocm 7.0, RCCL 2.27"
+    )
 
 
 # Devices
@@ -293,6 +318,22 @@ def test_a_step_of_other_losses_or_weights_is_an_error() -> None:
     assert bad(server_step.judge({0: right, 1: right._replace(weight=0.5)})) == [
         ("error", "after a step ranks have weights 0.5, 0.999")
     ]
+
+
+def test_the_loss_of_a_step_may_be_rounded() -> None:
+    # Sums of a fourteenth of each rank's loss, one after the other in float32.
+    total = np.float32(0)
+    for rank in range(14):
+        total += np.float32(rank + 1) / np.float32(14)
+    assert total != 7.5
+    rounded = server_step.Stepped("0.19", float(total), 0.999)
+    ranks = {rank: rounded for rank in range(14)}
+    assert not bad(server_step.judge(ranks))
+    for wrong in (7.5001, nan):
+        ranks[3] = rounded._replace(loss=wrong)
+        assert bad(server_step.judge(ranks)) == [
+            ("error", f"rank 3 on a: a step's loss is {wrong} instead of 7.5")
+        ]
 
 
 # Limits
@@ -659,6 +700,8 @@ def test_a_start_that_holds_pythons_lock_is_ended_from_outside() -> None:
         (["--json", "run.h5"], "--json run.h5: .h5 is for results"),
         (["--devise", "cpu"], "unknown option --devise; did you mean '--device'?"),
         (["--device", "tpu"], "invalid choice: 'tpu'"),
+        (["--device", "xpu"], "--device xpu, but torch finds no XPU device"),
+        (["--backend", "xccl"], "--backend xccl, but torch finds no XPU device"),
         (["runs"], "unexpected argument 'runs'; hpcfed doctor --help"),
     ],
 )

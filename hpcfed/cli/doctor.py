@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import get_args
 
 from hpcfed.cli.parser import CommandParser
 from hpcfed.errors import UserError
@@ -19,15 +20,27 @@ FLAGS = """\
 --out DIR
   the folder that runs will be written to; if it does not exist yet, the folder above it is
   checked (default: runs)
---device {auto,cpu,cuda}
+--device {DEVICES}
   as of hpcfed run (default: auto)
---backend {auto,nccl,gloo}
+--backend {BACKENDS}
   as of hpcfed run (default: auto)
 --timeout TIME
   longest time of one check, as in 20s; what takes longer is an error (default: 20s)
 --json FILE
   also write the findings to a file, for programs
 """
+
+
+def _flags() -> str:
+    """Return the flags, with the choices that a run has."""
+    # Late: this loads all that options are made of.
+    from hpcfed.options.machine import MachineOptions
+
+    text = FLAGS
+    for word, name in (("DEVICES", "device"), ("BACKENDS", "backend")):
+        choices = get_args(MachineOptions.model_fields[name].annotation)
+        text = text.replace(word, ",".join(choices))
+    return text
 
 
 def command(arguments: list[str]) -> None:
@@ -39,7 +52,7 @@ def command(arguments: list[str]) -> None:
         "in less than a minute. Each finding is OK, a warning or an error, and says what "
         "to do. Exit code 0: no error; 1: there is one.",
     )
-    parser.add_flags(FLAGS, TIME=parse_seconds)
+    parser.add_flags(_flags(), TIME=parse_seconds)
     parser.set_defaults(out=Path("runs"), device="auto", backend="auto", timeout=20.0)
     options = parser.parse_args(arguments)
     check_text(str(options.out), "--out")
@@ -54,8 +67,7 @@ def command(arguments: list[str]) -> None:
     from hpcfed.doctor.examine import DoctorRequest
 
     code = examine(
-        DoctorRequest(options.out, options.timeout),
-        device=options.device,
+        DoctorRequest(options.out, options.timeout, options.device),
         backend=options.backend,
         json=options.json,
     )

@@ -21,9 +21,7 @@ limit has ended it, or rank 0 is gone.
 """
 
 
-def examine(
-    request: DoctorRequest, *, device: str, backend: Backend, json: Path | None
-) -> int:
+def examine(request: DoctorRequest, *, backend: Backend, json: Path | None) -> int:
     """Examine the machine, print the report on the root, and return the exit code."""
     rank = launched().rank
     limit = STUCK * request.timeout
@@ -35,7 +33,7 @@ def examine(
         f"rank {rank}: no end of 'start of MPI' after {limit:g} s; is a rank missing?"
     )
     with ended_from_outside(f"hpcfed: {late}", limit):
-        world = worlds.enter(device=device, backend=backend, connect=False)
+        world = worlds.enter(device=request.device, backend=backend, connect=False)
     examination = Examination(world, request)
     with ending_stalls(lambda: examination.stage, limit, give_up):
         diagnosis = examination.run()

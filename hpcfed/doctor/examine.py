@@ -42,6 +42,8 @@ class DoctorRequest:
     out: Path
     timeout: float
     """Seconds that one check may take."""
+    device: str = "auto"
+    """As of a run."""
 
 
 class Examination:
@@ -74,7 +76,10 @@ class Examination:
         world, host = self._world, self._world.location.host
         placed = self._ask("MPI", "placement", lambda: placement.look(world))
         self._tell("MPI", placement.judge, placed)
-        versions = self._ask("software", "versions", lambda: software.look(world))
+        wanted = self._request.device
+        versions = self._ask(
+            "software", "versions", lambda: software.look(world, wanted)
+        )
         self._tell("software", software.judge, versions)
         allowed = self._ask(
             "limits", "limits", lambda: limits.look(host, is_root=world.is_root)

@@ -19,6 +19,8 @@ ADVICE = (
     "install DeepSpeed anew (pip install deepspeed); methods without a server model do "
     "not need it, and --server-engine torch does without"
 )
+ROUNDING = 2.0**-23
+"""Between 1 and the next number of float32."""
 
 
 class Stepped(NamedTuple):
@@ -58,10 +60,12 @@ def look(world: World) -> Stepped:
 def judge(ranks: Mapping[int, Stepped]) -> list[Finding]:
     """Judge the step: the loss is known, and all ranks must have the same weight."""
     wanted = (len(ranks) + 1) / 2
-    wrong = [rank for rank, one in ranks.items() if one.loss != wanted]
+    # Each rank's share is rounded, and each addition: by half of ROUNDING at most.
+    slack = ROUNDING * len(ranks) * wanted
+    wrong = [rank for rank, one in ranks.items() if not abs(one.loss - wanted) <= slack]
     if wrong:
         loss = ranks[wrong[0]].loss
-        told = f"a step's loss is {loss:g} instead of {wanted:g}"
+        told = f"a step's loss is {loss:.9g} instead of {wanted:g}"
         return [error("DeepSpeed", told, ADVICE, *wrong)]
     weights = {one.weight for one in ranks.values()}
     # Every gradient is positive, so the weight must fall.

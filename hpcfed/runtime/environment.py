@@ -85,7 +85,7 @@ def capture(
         "packages": versions(),
         "cuda": cuda_version(),
         "nccl": nccl_version(),
-        **_other_makes(),
+        **other_makes(),
         "source": own_source(),
         "files": dict(files or {}),
         "launcher": launcher,
@@ -141,7 +141,7 @@ def cuda_version() -> str | None:
     return torch.version.cuda if torch.cuda.is_available() else None
 
 
-def _other_makes() -> dict[str, str | None]:
+def other_makes() -> dict[str, str | None]:
     """Return the versions of what torch reaches GPUs of AMD and Intel through."""
     import torch
 
