@@ -31,7 +31,7 @@ add_parts(const float* parts, float* result, int64 stride, int64 columns, int64 
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
       const bool there = inside && part + i * groups <= last;
-      v[i] = there ? __ldg((const float4*)(parts + (part + i * groups) * columns + column)) : make_float4(0, 0, 0, 0);
+      v[i] = there ? __ldcg((const float4*)(parts + (part + i * groups) * columns + column)) : make_float4(0, 0, 0, 0);
     }
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) add(sum, v[i]);
