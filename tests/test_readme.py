@@ -80,8 +80,9 @@ OTHER_PROGRAMS = ("apptainer", "export", "jube", "podman", "reframe")
 OTHERS_FLAGS = {
     "--oversubscribe", "--gpus-per-task", "--ntasks", "--mpi", "--kill-on-bad-exit", "--partition", "--quick", "--gpu",
     "--slow", "--wait", "--allow-run-as-root", "--system", "--logdir", "--no-deps",
+    "--nv", "--user",
 }  # fmt: skip
-"""Flags of mpirun, srun, sbatch and of the scripts in launch/."""
+"""Flags of mpirun, srun, sbatch, Apptainer, Podman and of the scripts in launch/."""
 
 
 def all_blocks(*languages: str) -> list[Block]:
