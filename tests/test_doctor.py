@@ -9,9 +9,11 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from math import nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ from hpcfed.doctor import (
 from hpcfed.doctor.finding import Finding, Level
 from hpcfed.doctor.report import told_by
 from hpcfed.plan import speeds
-from hpcfed.runtime import process_group, stalls
+from hpcfed.runtime import probes, process_group, stalls
 from hpcfed.runtime.attempts import NoAnswer, attempt
 from hpcfed.runtime.gpu_state import GpuState, slowdowns
 from hpcfed.runtime.launcher import Launch
@@ -79,6 +81,11 @@ def measure(flops: float = 1e13, copied: float = 1e12, **state: Any) -> Any:
     return devices.DeviceProbe(
         "a", "1a2b", "H", "gpu", True, flops, copied, gpu, gpu.free
     )
+
+
+def on_cores(flops: float) -> devices.DeviceProbe:
+    """A rank without a GPU."""
+    return devices.DeviceProbe("a", "cpu", "cpu", "cpu", True, flops, 1e9, None)
 
 
 def probe(*failures: tuple[str, str], **fields: Any) -> storage.StorageProbe:
@@ -237,12 +244,23 @@ def test_a_slow_gpu_is_named() -> None:
     assert "GPU 1a2b of a" in found[0].advice
     assert devices.slow_ranks({0: 1.0, 1: 0.7}, {0: "cpu", 1: "cpu"}) == {}
     assert devices.slow_ranks({0: 1.0, 1: 0.5}, {0: "cpu", 1: "cpu"}) == {1: 0.5}
+    # Its only node cannot be left out.
+    slow, fast = (on_cores(speed) for speed in (1.0, 2.0))
+    for host, advice in {
+        "a": "see what else works on the cores, or start fewer ranks",
+        "b": "leave out the cores of a, or see what else works there",
+    }.items():
+        found = devices.judge({0: slow, 1: fast._replace(host=host)})
+        assert found[0].advice == f"{advice}: the slowest rank sets the pace"
     # There is nothing like it to compare it with.
     assert devices.slow_ranks({0: 1.0, 1: 0.1}, {0: "gpu", 1: "cpu"}) == {}
 
 
 def test_faults_of_gpus_are_told() -> None:
     assert not bad(devices.judge({0: measure()}))
+    clocks = {0: measure(), 1: measure(clock=1500), 2: measure()}
+    lowest = [one.told for one in devices.judge(clocks) if one.check == "GPU clocks"]
+    assert lowest == ["1500 of 1980 MHz at 40 °C, the lowest of 3 GPUs"]
     faults: dict[tuple[str, str], dict[str, Any]] = {
         ("error", "7 uncorrected errors since the driver started"): {"uncorrected": 7},
         ("warning", "bad rows of its memory wait for a reset"): {"rows_pending": True},
@@ -293,6 +311,23 @@ def test_wrong_lost_and_slow_messages_are_told() -> None:
     assert bad(links.judge_messages(ranks | {2: None})) == [
         ("error", "rank 2 on a: they do not arrive")
     ]
+
+
+def test_numbers_of_messages_that_are_given_up_live_on() -> None:
+    """MPI may write them later."""
+    buffers = []
+
+    def begin(buffer: np.ndarray, **_: Any) -> Any:
+        buffers.append(weakref.ref(buffer))
+        return SimpleNamespace(Test=lambda: False)
+
+    comm = SimpleNamespace(Irecv=begin, Isend=begin)
+    world: Any = SimpleNamespace(rank=0, size=2, comm=comm)
+    assert probes.pass_around(world, 0.0) is None
+    assert len(buffers) == 2
+    assert all(buffer() is not None for buffer in buffers)
+    probes._open.clear()
+    assert all(buffer() is None for buffer in buffers)
 
 
 def test_collectives_are_told_by_their_slowest() -> None:
@@ -603,6 +638,13 @@ def test_errors_are_findings_with_exit_1(
 
     line = planted("all-reduce, all ranks", dist, "all_reduce", one_too_many)
     assert "wrong numbers over gloo" in line
+    calls = iter(range(100))
+
+    def wrong_once(tensor: Any, **_: Any) -> None:
+        tensor += next(calls) == 0
+
+    line = planted("all-reduce, all ranks", dist, "all_reduce", wrong_once)
+    assert "wrong numbers over gloo" in line
     line = planted("speed", speeds, "_trial", failing(errno.EIO))
     assert "OSError: [Errno 5]" in line
     low = lambda number: (100, 100)  # noqa: E731
@@ -618,14 +660,46 @@ def test_a_collective_that_hangs_is_an_error(
 ) -> None:
     over = threading.Event()
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: over.wait())
+    # Python's own end would meet the thread that hangs.
+    ends: list[int] = []
+
+    def end(code: int) -> None:
+        ends.append(code)
+        sys.exit(code)
+
+    monkeypatch.setattr(os, "_exit", end)
     try:
         code, printed = examined(capsys, tmp_path, timeout="2s")
     finally:
         over.set()
-    assert code == 1
+    assert code == 1 and ends == [1]
     assert "no answer within 2 s" in line_of(printed, "collectives", "error")
     line = line_of(printed, "DeepSpeed", "not checked")
     assert line.rstrip().endswith("collectives do not work")
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_interrupted_check_leaves_no_files(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    over = threading.Event()
+    seen: list[bool] = []
+
+    def interrupted(folder: Path) -> None:
+        seen.append(folder.is_dir())
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        over.wait()
+
+    monkeypatch.setitem(storage.WORKS, storage.WRITE, interrupted)
+    try:
+        code, _ = examined(capsys, tmp_path)
+        assert code == 130
+        assert seen == [True]
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        over.set()
 
 
 @pytest.mark.usefixtures("quick")
@@ -689,6 +763,15 @@ def test_a_start_that_holds_pythons_lock_is_ended_from_outside() -> None:
     done = start([sys.executable, "-c", program])
     assert done.returncode == -signal.SIGTERM
     assert done.stderr == "too late\n"
+    # A process that is killed meanwhile takes its watcher along.
+    program = (
+        "import os, signal\n"
+        "from hpcfed.runtime.ending import ended_from_outside\n"
+        "with ended_from_outside('too late', 1): os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = start([sys.executable, "-c", program])
+    assert done.returncode == -signal.SIGKILL
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize(

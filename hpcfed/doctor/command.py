@@ -1,12 +1,14 @@
 """Enters the world, examines it, and reports: what `hpcfed doctor` does."""
 
+import os
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from hpcfed.analysis.render.console import Output
 from hpcfed.doctor.examine import DoctorRequest, Examination
-from hpcfed.doctor.report import print_diagnosis, write_json
+from hpcfed.doctor.report import Diagnosis, print_diagnosis, write_json
 from hpcfed.errors import remark
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.ending import ended_from_outside
@@ -37,24 +39,30 @@ def examine(request: DoctorRequest, *, backend: Backend, json: Path | None) -> i
     examination = Examination(world, request)
     with ending_stalls(lambda: examination.stage, limit, give_up):
         diagnosis = examination.run()
-    if world.is_root:
-        hosts = [location.host for location in world.locations]
-        # Output of ranks goes through their launcher, and never to a terminal.
-        console = Output(force_terminal=None if world.alone else False)
-        print_diagnosis(console, diagnosis, hosts)
-        if json is not None:
-            write_json(json, diagnosis, world)
-    if examination.hangs:
-        _end_all(world, request.timeout)
-    else:
+        if world.is_root:
+            _report(world, diagnosis, json)
+        if examination.hangs:
+            _end_all(world, request.timeout)
         world.close()
     return diagnosis.exit_code
 
 
-def _end_all(world: World, patience: float) -> None:
+def _report(world: World, diagnosis: Diagnosis, json: Path | None) -> None:
+    hosts = [location.host for location in world.locations]
+    # Output of ranks goes through their launcher, and never to a terminal.
+    console = Output(force_terminal=None if world.alone else False)
+    print_diagnosis(console, diagnosis, hosts)
+    if json is not None:
+        write_json(json, diagnosis, world)
+
+
+def _end_all(world: World, patience: float) -> NoReturn:
     """End all ranks: one that hangs would keep the others from ending."""
     if not world.is_root:
         # The root prints first.
         time.sleep(patience)
     sys.stdout.flush()
+    sys.stderr.flush()
     world.abort(1)
+    # Alone. Python's own end would meet the thread that hangs, in CUDA or NCCL.
+    os._exit(1)

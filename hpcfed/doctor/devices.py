@@ -123,13 +123,7 @@ def _slow(ranks: Ranks) -> list[Finding]:
         slow = slow_ranks(by_rank, {rank: one.kind for rank, one in ranks.items()})
         for rank, share in slow.items():
             told = f"{_speed(work, by_rank[rank])}: {share:.0%} of the other ranks'"
-            one = ranks[rank]
-            name = "cores" if one.kind == "cpu" else f"GPU {one.device}"
-            advice = (
-                f"leave out the {name} of {one.host}, or see what else works there: the "
-                "slowest rank sets the pace"
-            )
-            found.append(warning(work, told, advice, rank))
+            found.append(warning(work, told, _advice(ranks, ranks[rank]), rank))
         if not slow:
             low, high = min(by_rank.values()), max(by_rank.values())
             text = _speed(work, low)
@@ -139,6 +133,19 @@ def _slow(ranks: Ranks) -> list[Finding]:
                 fine(work, text, lowest_per_second=low, highest_per_second=high)
             )
     return found
+
+
+def _advice(ranks: Ranks, slow: DeviceProbe) -> str:
+    """Return what to do about a slow device."""
+    pace = "the slowest rank sets the pace"
+    if slow.kind == "gpu":
+        place = f"the GPU {slow.device} of {slow.host}"
+    elif any(one.host != slow.host for one in ranks.values()):
+        place = f"the cores of {slow.host}"
+    else:
+        # There is no other node to go to.
+        return f"see what else works on the cores, or start fewer ranks: {pace}"
+    return f"leave out {place}, or see what else works there: {pace}"
 
 
 def slow_ranks(
@@ -183,16 +190,16 @@ def _memory(ranks: Ranks) -> list[Finding]:
 
 
 def _clocks(ranks: Ranks) -> list[Finding]:
-    found, told = [], []
+    found, told = [], {}
     for rank, one in ranks.items():
         state = one.state
         assert state is not None
-        if state.clock is None or state.top_clock is None:
+        if state.clock is None or not state.top_clock:
             continue
         text = f"{state.clock} of {state.top_clock} MHz"
         if state.temperature is not None:
             text += f" at {state.temperature} °C"
-        told.append(text)
+        told[rank] = state.clock / state.top_clock, text
         if state.slowed:
             faults = ", ".join(state.slowed)
             advice = "tell your administrators: cooling or power is at fault"
@@ -202,7 +209,9 @@ def _clocks(ranks: Ranks) -> list[Finding]:
             found.append(warning("GPU clocks", text, advice, rank))
     if not told:
         return [skipped("GPU clocks", "NVML does not tell")]
-    return found or [fine("GPU clocks", told[0])]
+    _, lowest = min(told.values())
+    others = f", the lowest of {len(told)} GPUs" if len(told) > 1 else ""
+    return found or [fine("GPU clocks", f"{lowest}{others}")]
 
 
 def _errors(ranks: Ranks) -> list[Finding]:

@@ -34,6 +34,8 @@ SLOW_RENAME = 1.0
 """Seconds to publish a small file."""
 VISIBLE = 5.0
 """Seconds after which other nodes must see a file; NFS may look once in three."""
+REMOVED = 1.0
+"""Seconds after which our folders must be gone."""
 FLEETING = {"tmpfs": "memory", "ramfs": "memory", "overlay": "a container's own layer"}
 """File systems whose files end with the node or the container, and what they are."""
 NETWORKED = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs")
@@ -121,21 +123,50 @@ def mounted(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
 
 def _steps(near: Path) -> Iterator[Step]:
     try:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=near))
+        with _own_folder(near) as folder:
+            yield from _worked(folder)
     except OSError as failure:
+        # The folder could not be made: steps tell their own failures.
         yield Step(WRITE, reason(failure))
-        return
+
+
+def _worked(folder: Path) -> Iterator[Step]:
+    for name, work in WORKS.items():
+        begin = time.perf_counter()
+        try:
+            work(folder)
+        except (OSError, ValueError, RuntimeError) as failure:
+            yield Step(name, reason(failure))
+        else:
+            yield Step(name, "", time.perf_counter() - begin)
+
+
+_made: list[Path] = []
+"""All folders that were made here."""
+
+
+@contextmanager
+def _own_folder(near: Path) -> Iterator[Path]:
+    """Make a folder for this block."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=near))
+    _made.append(folder)
     try:
-        for name, work in WORKS.items():
-            begin = time.perf_counter()
-            try:
-                work(folder)
-            except (OSError, ValueError, RuntimeError) as failure:
-                yield Step(name, reason(failure))
-            else:
-                yield Step(name, "", time.perf_counter() - begin)
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_left() -> None:
+    """Remove our folders in which other threads still work, as after Ctrl-C."""
+
+    def gone() -> bool:
+        for folder in _made:
+            shutil.rmtree(folder, ignore_errors=True)
+        return not any(folder.exists() for folder in _made)
+
+    # A thread may write a file while its folder is being removed.
+    wait_for(gone, REMOVED)
+    _made.clear()
 
 
 def reason(failure: BaseException) -> str:
@@ -275,12 +306,8 @@ def _judge_one(rank: int, probe: StorageProbe) -> Iterator[Finding]:
 @contextmanager
 def offered(out: Path) -> Iterator[Path]:
     """Hold the claim of a new folder within the block, for other nodes to look at."""
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=nearest(out)))
-    try:
-        with claimed(folder):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with _own_folder(nearest(out)) as folder, claimed(folder):
+        yield folder
 
 
 class Seen(NamedTuple):

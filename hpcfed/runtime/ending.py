@@ -2,13 +2,24 @@
 
 import ctypes
 import os
-import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _TOOLS = ("LD_PRELOAD", "CUDA_INJECTION64_PATH")
 """Variables that load profilers, which write their files when the process ends."""
+_WATCHER = """
+import os, select, signal, sys
+seconds, line, watched = float(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+# Its standard input ends with the process that it watches, however that ends.
+ended, _, _ = select.select([0], [], [], seconds)
+# Another process may have the number by now.
+if not ended and os.getppid() == watched:
+    print(line, file=sys.stderr, flush=True)
+    os.kill(watched, signal.SIGTERM)
+"""
+"""A program that ends its parent after some seconds."""
 
 
 def skip_destructors() -> None:
@@ -31,12 +42,12 @@ def ended_from_outside(line: str, seconds: float) -> Iterator[None]:
     """Print the line and end this process if the block takes longer, by a process of its
     own: while MPI starts it holds Python's lock, so no thread of ours would run.
     """
-    script = 'sleep "$0"; echo "$1" >&2; kill "$2"'
-    words = ["sh", "-c", script, f"{seconds:g}", line, str(os.getpid())]
-    # In a session of its own, so that its sleep ends with it.
-    watcher = subprocess.Popen(words, start_new_session=True)
-    try:
-        yield
-    finally:
-        os.killpg(watcher.pid, signal.SIGKILL)
-        watcher.wait()
+    words = [sys.executable, "-ISc", _WATCHER, str(seconds), line, str(os.getpid())]
+    # In a session of its own: Ctrl-C is not for it.
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, start_new_session=True
+    ) as watcher:
+        try:
+            yield
+        finally:
+            watcher.kill()
