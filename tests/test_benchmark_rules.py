@@ -1,6 +1,7 @@
 """`hpcfed benchmark`: its figure, its verification, its rules, and its files."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from math import exp, log, nan, sqrt
 from pathlib import Path
@@ -11,13 +12,17 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.analysis.statistics import Estimate
-from hpcfed.benchmark import definition, reference, result
+from hpcfed.benchmark import definition, reference, result, running
 from hpcfed.benchmark.comparison import relative, verdict_of
 from hpcfed.benchmark.figures import of_times, trimmed
 from hpcfed.benchmark.result import BenchmarkResult, read_result
 from hpcfed.benchmark.verification import check_aggregation, check_learning
+from hpcfed.errors import UserError
 from hpcfed.federation.aggregation import Aggregation
 from hpcfed.results.snapshots import Parameters
+from hpcfed.runtime import mpi
+from hpcfed.runtime.launcher import launched
+from tests.conftest import Finished
 from tests.runs import mistake
 
 TINY = """
@@ -301,6 +306,97 @@ def test_mistakes_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert said in mistake(capsys, "benchmark", *words)
+
+
+ROOT_ALONE_FAILS = """
+from hpcfed.benchmark.running import on_root
+from hpcfed.cli import commands
+from hpcfed.errors import UserError
+
+def fail():
+    raise UserError("only the root knows")
+
+commands._dispatch = lambda words: on_root(fail)
+commands.main([])
+"""
+
+
+def test_a_mistake_that_only_the_root_finds_ends_all_ranks(
+    mpirun: Callable[..., Finished], tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(ROOT_ALONE_FAILS)
+    found = mpirun(2, program, timeout=60)
+    assert found.returncode == 2, found.stderr
+    assert found.stderr.count("only the root knows") == 1
+
+
+def test_other_ranks_end_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(launched(), rank=1)
+    monkeypatch.setattr(running, "launched", lambda: other)
+    for code in (0, 1, 2):
+        monkeypatch.setattr(mpi, "from_root", lambda launch, own, code=code: code)
+        if code:
+            with pytest.raises(SystemExit) as ended:
+                running.on_root(list)
+            assert ended.value.code == code
+        else:
+            assert running.on_root(list) is None
+
+
+def test_a_quality_that_no_run_records_is_found_before_the_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text(TINY.replace("train_loss", "train_los"))
+    assert "did you mean 'train_loss'" in mistake(capsys, "benchmark", str(file))
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("seconds", ["0", "-1", "NaN", "Infinity", "1e-320", "1e308"])
+def test_times_that_are_none_are_refused(
+    seconds: str, first: bool, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = _content(tiny)
+    content["runs"][0]["seconds"] = "HERE"
+    bad = tiny / "bad.json"
+    bad.write_text(json.dumps(content).replace('"HERE"', seconds))
+    files = [str(bad), str(tiny / "right/result.json")]
+    said = mistake(
+        capsys, "benchmark", "--compare", *(files if first else reversed(files))
+    )
+    assert "runs: 0: seconds: input should be" in said
+
+
+def test_half_a_character_is_refused(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tiny / "half.json"
+    bad.write_text(json.dumps(_content(tiny) | {"title": "\ud800"}))
+    words = ["--compare", str(bad), str(bad), "--html", str(tiny / "half.html")]
+    assert "invalid json" in mistake(capsys, "benchmark", *words)
+
+
+@pytest.mark.parametrize(
+    ("curves", "said"),
+    [
+        ({}, "curves: dictionary should have at least 1 item"),
+        ({"0": []}, "curves: 0: list should have at least 1 item"),
+        ({"1": [1.0], "2": [1.0]}, "seeds must be 0, 1, 2"),
+        ({"0": [nan]}, "curves: 0: 0: input should be"),
+        ({"0": [1e308, 1e308]}, "curves: 0: 0: input should be"),
+    ],
+)
+def test_what_is_no_reference_is_refused(
+    curves: dict[str, list[float]], said: str, tiny: Path
+) -> None:
+    stored = json.loads((tiny / "ref/reference.json").read_text())
+    bad = tiny / "bad-reference.json"
+    bad.write_text(json.dumps(stored | {"curves": curves}))
+    benchmark = definition.read_benchmark(str(tiny / "tiny.toml"), "small", {})
+    with pytest.raises(UserError, match=said):
+        reference.read_reference(benchmark, bad)
 
 
 def test_what_is_no_result_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hpcfed.errors import UserError, unknown
 from hpcfed.options import Settings, facts, flag_of, named, resolve
 from hpcfed.options.declare import Facts
 from hpcfed.options.tomlfile import load_toml
+from hpcfed.results.series import ROUND_SERIES
 from hpcfed.runtime.launcher import launched
 
 FOLDER = Path(__file__).parent
@@ -30,7 +31,7 @@ Values = Mapping[str, Any]
 class Definition(BaseModel):
     """The content of a benchmark's file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     title: str
     figure: Literal["target", "work"]
@@ -142,11 +143,17 @@ def read_definition(name: str) -> tuple[str, Definition]:
     if path is None:
         raise unknown("benchmark", name, names())
     try:
-        return path.stem, Definition.model_validate(load_toml(path))
+        definition = Definition.model_validate(load_toml(path))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise UserError(f"{path}: {where}: {first['msg'].lower()}") from None
+    # Now: after the runs it would cost their time.
+    if definition.quality not in ROUND_SERIES:
+        raise UserError(
+            f"{path}: {unknown('quality', definition.quality, ROUND_SERIES)}"
+        )
+    return path.stem, definition
 
 
 def read_benchmark(name: str, size: str, given: Values) -> Benchmark:

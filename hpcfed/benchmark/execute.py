@@ -8,7 +8,7 @@ from hpcfed.benchmark import mllog
 from hpcfed.benchmark.definition import Benchmark
 from hpcfed.benchmark.reference import file_of, read_reference, text_of
 from hpcfed.benchmark.result import FILE, BenchmarkResult, result_of
-from hpcfed.benchmark.running import make_reference, make_runs
+from hpcfed.benchmark.running import Finished, make_reference, make_runs, on_root
 from hpcfed.errors import say, unless_full
 from hpcfed.results.publish import publish
 from hpcfed.runtime import mpi
@@ -36,17 +36,26 @@ def run_benchmark(
     # Before the runs: there may be too few seeds.
     reference.means(runs)
     finished = make_runs(benchmark, runs, out, say)
-    passed = False
-    if finished is not None:
+
+    def judge() -> bool:
+        assert finished is not None, "the root has the records"
         result = result_of(benchmark, finished, reference, own=own)
-        passed = result.verdict == "PASSED"
-        publish(f"{result.model_dump_json(indent=1)}\n".encode(), out / FILE)
-        if write_mllog:
-            lines = mllog.mllog_lines(result, finished.counted)
-            publish("".join(f"{line}\n" for line in lines).encode(), out / mllog.FILE)
-        with unless_full(f"the result is in {out / FILE}"):
-            print_lines(Output(), *_lines(result), f"result: {out / FILE}")
-    return bool(mpi.from_root(launched(), passed))
+        _write(result, finished, out, write_mllog=write_mllog)
+        return result.verdict == "PASSED"
+
+    return bool(mpi.from_root(launched(), on_root(judge)))
+
+
+def _write(
+    result: BenchmarkResult, finished: Finished, out: Path, *, write_mllog: bool
+) -> None:
+    """Write a result's files, and print it."""
+    publish(f"{result.model_dump_json(indent=1)}\n".encode(), out / FILE)
+    if write_mllog:
+        lines = mllog.mllog_lines(result, finished.counted)
+        publish("".join(f"{line}\n" for line in lines).encode(), out / mllog.FILE)
+    with unless_full(f"the result is in {out / FILE}"):
+        print_lines(Output(), *_lines(result), f"result: {out / FILE}")
 
 
 def _lines(result: BenchmarkResult) -> list[str]:

@@ -9,8 +9,9 @@ import json
 from math import isnan
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hpcfed.benchmark.definition import FOLDER, Benchmark
 from hpcfed.errors import UserError
@@ -19,6 +20,9 @@ from hpcfed.results.run import RunRecord
 DIGITS = 5
 """Decimals of a stored number."""
 MOST_BYTES = 2**24
+Number = Annotated[float, Field(ge=-1e100, le=1e100)]
+"""Sums of them and their squares are finite."""
+Curve = Annotated[list[Number], Field(min_length=1)]
 Plain = str | float | int | bool | list[str] | None
 
 
@@ -34,7 +38,14 @@ class Reference(BaseModel):
     """Version, device and precision."""
     work: dict[str, Plain]
     """Options that the rules fix."""
-    curves: dict[int, list[float]]
+    curves: Annotated[dict[int, Curve], Field(min_length=1)]
+
+    @field_validator("curves")
+    @classmethod
+    def _has_all_seeds(cls, curves: dict[int, Curve]) -> dict[int, Curve]:
+        if sorted(curves) != list(range(len(curves))):
+            raise ValueError("seeds must be 0, 1, 2 and so on")
+        return curves
 
     def means(self, seeds: int) -> list[float]:
         """Return the mean over rounds of the first seeds."""
@@ -53,8 +64,6 @@ class Reference(BaseModel):
 
 def curve(record: RunRecord, quality: str) -> list[float]:
     """Return a quality after each evaluated round."""
-    if quality not in record.rounds:
-        raise UserError(f"quality = '{quality}': a run records no such series")
     values = record.rounds[quality].tolist()
     return [round(value, DIGITS) for value in values if not isnan(value)]
 
@@ -95,12 +104,21 @@ def read_reference(benchmark: Benchmark, path: Path | None) -> Reference:
     try:
         if file.stat().st_size > MOST_BYTES:
             raise ValueError("it is too large")
-        found = Reference.model_validate(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValidationError, ValueError, RecursionError) as error:
-        reason = str(error).partition("\n")[0]
+        found = Reference.model_validate_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        reason = first_problem(error)
         raise UserError(f"{file} is not a benchmark's reference: {reason}") from None
     _check_work(found, benchmark, file)
     return found
+
+
+def first_problem(error: Exception) -> str:
+    """Say what is wrong with a file, in one line, and where."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    where = "".join(f"{part}: " for part in first["loc"])
+    return where + first["msg"].lower()
 
 
 def _check_work(found: Reference, benchmark: Benchmark, file: Path) -> None:

@@ -1,17 +1,16 @@
 """The result of a benchmark as a file: JSON whose schema is the model below."""
 
-import json
 from datetime import UTC, datetime
 from math import isnan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.benchmark.definition import FIGURES, Benchmark
 from hpcfed.benchmark.figures import INTERVAL, TRIMMED_FROM, of_times
-from hpcfed.benchmark.reference import Reference, quality_of
+from hpcfed.benchmark.reference import Reference, first_problem, quality_of
 from hpcfed.benchmark.running import Finished, checks_of, seconds_of
 from hpcfed.benchmark.verification import Check
 from hpcfed.errors import UserError
@@ -24,27 +23,30 @@ BUSY = 0.5
 """Load of an idle host, at most."""
 MOST_BYTES = 2**24
 FILE = "result.json"
+Seconds = Annotated[float, Field(ge=1e-9, le=1e9)]
+"""Of a run. Others are divided by it, and intervals of such ratios are finite."""
+NotNegative = Annotated[float, Field(ge=0)]
 
 
 class _PartOfResult(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class TimedRun(_PartOfResult):
     """One counted run."""
 
     seed: int
-    seconds: float | None
+    seconds: Seconds | None
     """Its figure of merit; null if the target was not reached."""
     rounds: int
     """Rounds up to the figure."""
-    all_seconds: float
+    all_seconds: NotNegative
     """All rounds."""
     quality: float | None
     """Mean over rounds; null if no round has it."""
-    samples: float
+    samples: NotNegative
     """Samples of all steps of local training."""
-    energy_wh: float | None
+    energy_wh: NotNegative | None
     """GPUs and CPUs, with the start of the run; null where no counter is readable."""
 
 
@@ -52,9 +54,9 @@ class FigureOfMerit(_PartOfResult):
     """The benchmark's one figure, in seconds: less is better."""
 
     meaning: str
-    seconds: float | None
-    low: float | None
-    high: float | None
+    seconds: Seconds | None
+    low: NotNegative | None
+    high: NotNegative | None
     interval: str
     dropped: int
     """Fastest and slowest runs that do not count."""
@@ -88,7 +90,7 @@ class UsedMachine(_PartOfResult):
     cores_per_rank: int
     threads_per_rank: int
     backend: str
-    load: float | None
+    load: NotNegative | None
     """What else the first host was doing before: runnable processes, over a minute."""
 
     @property
@@ -122,7 +124,7 @@ class BenchmarkResult(_PartOfResult):
     title: str
     verdict: Literal["PASSED", "FAILED"]
     figure: FigureOfMerit
-    energy_wh: float | None
+    energy_wh: NotNegative | None
     """Mean over counted runs."""
     checks: list[Check]
     rules: KeptRules
@@ -252,14 +254,10 @@ def read_result(path: Path) -> BenchmarkResult:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError("it is too large")
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return BenchmarkResult.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        reason = f"{where}: {first['msg'].lower()}"
+        # Not json.loads: it takes halves of characters, which no page can hold.
+        return BenchmarkResult.model_validate_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        reason = str(error)
+    except ValueError as error:
+        reason = first_problem(error)
     raise UserError(f"{path} is not a benchmark's result: {reason}")

@@ -7,7 +7,9 @@ has its own seed, and only its rounds are timed, not its start.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from hpcfed.benchmark.definition import Benchmark
 from hpcfed.benchmark.reference import Reference, curve, portable, quality_of
@@ -23,6 +25,7 @@ from hpcfed.results.folder import runs
 from hpcfed.results.run import RunRecord
 from hpcfed.results.snapshots import read_parameters
 from hpcfed.results.stored import check_start, read_run
+from hpcfed.runtime import mpi
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.machine import load
 from hpcfed.runtime.signals import Stop
@@ -30,6 +33,7 @@ from hpcfed.runtime.signals import Stop
 CHECK, WARMUP = "check", "warm-up"
 """Folders of the runs that are not counted."""
 Say = Callable[[str], None]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,6 @@ class Finished:
 
     checked: RunRecord
     counted: list[RunRecord]
-    aggregation: Check
     load: float
     """Of the root's host over a minute, before the first run; NaN if unknown."""
 
@@ -79,10 +82,28 @@ def make_runs(
             say(f"run {len(counted)} of {number}, seed {seed}: {_text(seconds)}")
     if checked is None:
         return None
-    weights = benchmark.definition.weights
-    rows = read_parameters(checked.folder, 1)
-    found = check_aggregation(rows, checked.train_samples, weights)
-    return Finished(checked, counted, found, before)
+    return Finished(checked, counted, before)
+
+
+def on_root(work: Callable[[], Found]) -> Found | None:
+    """Do work on the root alone, the same call on every rank; return None elsewhere.
+
+    If it fails, every rank ends: the others would wait for the root in the next
+    collective. They end silently, because the root says why.
+    """
+    found, failure = None, None
+    if launched().rank == 0:
+        try:
+            found = work()
+        except Exception as error:
+            failure = error
+    code = 0 if failure is None else 2 if isinstance(failure, UserError) else 1
+    code = mpi.from_root(launched(), code)
+    if failure is not None:
+        raise failure
+    if code:
+        raise SystemExit(code)
+    return found
 
 
 def _text(seconds: float | None) -> str:
@@ -107,9 +128,12 @@ def records_of(settings: Settings, *, together: bool = True) -> list[RunRecord]:
     for one in [settings] if together else settings.each_seed():
         with leaving_unchanged():
             folder = run(one, Stop(), quiet=True)
-        if folder is not None:
-            records += [read_run(path) for path in runs(folder)]
+        records += on_root(partial(_read, folder)) or []
     return records
+
+
+def _read(folder: Path | None) -> list[RunRecord]:
+    return [] if folder is None else [read_run(path) for path in runs(folder)]
 
 
 def seconds_of(record: RunRecord, figure: str) -> float | None:
@@ -125,10 +149,12 @@ def checks_of(
 ) -> list[Check]:
     """Verify what the runs have learnt and aggregated."""
     definition, counted = benchmark.definition, finished.counted
+    checked = finished.checked
+    rows = read_parameters(checked.folder, 1)
     found = [quality_of(record, definition.quality) for record in counted]
     checks = [
         check_learning(found, reference.means(len(counted)), definition.margin),
-        finished.aggregation,
+        check_aggregation(rows, checked.train_samples, definition.weights),
     ]
     if definition.figure == "target":
         reached = [record.reached() for record in counted]

@@ -17,7 +17,7 @@ LEVEL = 0.05
 class Check(BaseModel):
     """One thing that was verified."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: Literal["learning", "target", "aggregation"]
     passed: bool
