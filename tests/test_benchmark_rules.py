@@ -13,15 +13,18 @@ import pytest
 from hpcfed import cli
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.benchmark import definition, reference, result, running
-from hpcfed.benchmark.comparison import relative, verdict_of
+from hpcfed.benchmark.comparison import relative, table, verdict_of
 from hpcfed.benchmark.figures import of_times, trimmed
 from hpcfed.benchmark.result import BenchmarkResult, read_result
 from hpcfed.benchmark.verification import check_aggregation, check_learning
 from hpcfed.errors import UserError
 from hpcfed.federation.aggregation import Aggregation
 from hpcfed.results.snapshots import Parameters
+from hpcfed.results.stored import read_run
 from hpcfed.runtime import mpi
 from hpcfed.runtime.launcher import launched
+from hpcfed.runtime.signals import Stop
+from hpcfed.words import DASH
 from tests.conftest import Finished
 from tests.runs import mistake
 
@@ -200,7 +203,129 @@ def test_a_result_passes_if_all_is_right_and_kept() -> None:
     assert result._broken(slow, 5, own=False) == ["rounds is 3, not 30"]
 
 
+def test_what_follows_from_other_ranks_is_allowed_but_not_fewer_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("server_batch", "denoiser_batch"):
+        large = definition.read_benchmark("server", "small", {name: 1000})
+        (told,) = large.broken()
+        assert told.startswith(f"{name} is 1000, not ")
+    # Three server ranks share batches of 51 evenly, and not those of 50.
+    four = replace(launched(), size=4)
+    monkeypatch.setattr(definition, "launched", lambda: four)
+    ranks = definition.read_benchmark("server", "small", {"server_ranks": 3})
+    assert ranks.changed().keys() > {"server_ranks"}
+    assert ranks.broken() == []
+
+
+@pytest.fixture
+def shipped(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tiny benchmark as if it came with hpcfed, and a call of it that has passed."""
+    (tiny / "tiny-small.json").write_text((tiny / "ref/reference.json").read_text())
+    monkeypatch.setattr(definition, "FOLDER", tiny)
+    monkeypatch.setattr(reference, "FOLDER", tiny)
+    if not (tiny / "passed").exists():
+        # It returns: exit code 0.
+        cli.main(["benchmark", "tiny", "--out", str(tiny / "passed"), "--mllog"])
+    return tiny / "passed"
+
+
+def test_a_benchmark_that_comes_with_it_passes(shipped: Path) -> None:
+    found = read_result(shipped / "result.json")
+    assert found.verdict == "PASSED"
+    assert found.rules.kept
+
+
+def _finished(shipped: Path) -> running.Finished:
+    counted = [read_run(running.run_folder(shipped, seed)) for seed in range(5)]
+    return running.Finished(read_run(shipped / running.CHECK), counted, nan)
+
+
+def test_one_failed_check_fails_the_benchmark(shipped: Path) -> None:
+    benchmark = definition.read_benchmark("tiny", "small", {})
+    stored = reference.read_reference(benchmark, None)
+    finished = _finished(shipped)
+    judged = result.result_of(benchmark, finished, stored, own=False)
+    assert judged.verdict == "PASSED"
+    curves = {seed: [one + 1 for one in curve] for seed, curve in stored.curves.items()}
+    other = stored.model_copy(update={"curves": curves})
+    judged = result.result_of(benchmark, finished, other, own=False)
+    assert judged.verdict == "FAILED"
+    assert judged.rules.kept
+
+
+def test_a_round_without_a_number_fails(shipped: Path) -> None:
+    benchmark = definition.read_benchmark("tiny", "small", {})
+    stored = reference.read_reference(benchmark, None)
+    finished = _finished(shipped)
+    finished.counted[2].rounds["train_loss"][1] = nan
+    learning, *others = running.checks_of(benchmark, finished, stored)
+    assert not learning.passed
+    assert all(check.passed for check in others)
+
+
+def test_a_new_call_removes_the_old_result_before_its_first_run(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first_run(*_: object) -> None:
+        raise InterruptedError
+
+    old = [tmp_path / "result.json", tmp_path / "mllog.txt"]
+    for file in old:
+        file.write_text((shipped / file.name).read_text())
+    (tmp_path / "run-0").mkdir()
+    (tmp_path / "run-0/run.h5").touch()
+    monkeypatch.setattr(running, "_run", first_run)
+    words = ["benchmark", "tiny", "--out", str(tmp_path)]
+    # A call that is refused leaves the old result.
+    with pytest.raises(SystemExit):
+        cli.main(words)
+    assert all(file.exists() for file in old)
+    with pytest.raises(InterruptedError):
+        cli.main([*words, "--overwrite"])
+    assert not any(file.exists() for file in old)
+
+
+def test_ctrl_c_says_how_to_begin_anew(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Stop, "after", lambda self, round: True)
+    benchmark = definition.read_benchmark(str(tiny / "tiny.toml"), "small", {})
+    with pytest.raises(SystemExit) as ended:
+        running.records_of(benchmark.settings(seed=0, out=str(tmp_path / "x")))
+    assert ended.value.code == 75
+    said = capsys.readouterr().err
+    assert "--overwrite, which begins anew" in said
+    assert "--resume" not in said
+
+
 # Comparison.
+
+
+def test_a_failed_result_is_neither_faster_nor_slower(tiny: Path) -> None:
+    passed = BenchmarkResult.model_validate(_content(tiny) | {"verdict": "PASSED"})
+    failed = passed.model_copy(update={"verdict": "FAILED"})
+    for first, other, told in (
+        (passed, passed.model_copy(), "1.000 [1.000, 1.000]"),
+        (passed, failed, DASH),
+        (failed, passed, DASH),
+    ):
+        row = table([("a", first), ("b", other)]).rows[1]
+        assert str(row[3]) == told
+
+
+def test_results_of_other_work_are_not_compared(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = _content(tiny) | {"benchmark": "fedavg"}
+    (tiny / "a.json").write_text(json.dumps(content))
+    content["settings"]["rounds"] = 31
+    (tiny / "b.json").write_text(json.dumps(content))
+    files = [str(tiny / "a.json"), str(tiny / "b.json")]
+    assert "has rounds 31, and" in mistake(capsys, "benchmark", "--compare", *files)
 
 
 def _content(tiny: Path) -> dict[str, Any]:
@@ -237,10 +362,12 @@ def test_machines_are_compared_on_a_terminal_and_on_a_page(
     tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = _content(tiny)
+    content["verdict"] = "PASSED"
+    first, other, page = (tiny / name for name in ("1.json", "2.json", "machines.html"))
+    first.write_text(json.dumps(content))
     content["machine"]["devices"] = ["<b>GPU</b>"]
-    other, page = tiny / "other.json", tiny / "machines.html"
     other.write_text(json.dumps(content))
-    words = ["--compare", str(tiny / "right/result.json"), str(other)]
+    words = ["--compare", str(first), str(other)]
     cli.main(["benchmark", *words, "--html", str(page)])
     said = capsys.readouterr().out
     assert "1.000 [1.000, 1.000]" in said

@@ -22,7 +22,11 @@ RATES = (0.7, 1.3)
 
 
 def faults(benchmark: Benchmark) -> dict[str, dict[str, Any]]:
-    """Return the options of every case by name; the first two are right."""
+    """Return the options of every case by name; the first two are right.
+
+    On the machine that made the reference the first repeats all its stored digits, so it
+    tells nothing there.
+    """
     rate = benchmark.settings().config.lr
     cases: dict[str, dict[str, Any]] = {
         "right": {"precision": "tf32"},

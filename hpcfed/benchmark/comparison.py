@@ -15,7 +15,9 @@ from hpcfed.analysis.render.charts import Axis, Mark, rows
 from hpcfed.analysis.render.page import Content, page
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.statistics import Estimate
+from hpcfed.benchmark.definition import names, read_benchmark
 from hpcfed.benchmark.figures import INTERVAL, ratio
+from hpcfed.benchmark.reference import portable
 from hpcfed.benchmark.result import BenchmarkResult, read_result
 from hpcfed.errors import UserError, count
 from hpcfed.words import DASH, number
@@ -43,7 +45,23 @@ def read_results(paths: Sequence[Path]) -> list[Named]:
                     f"{path} has {what} {theirs}, and {paths[0]} has {ours}; compare "
                     "results of the same work"
                 )
+        _check_same_work(paths[0], first, path, result)
     return list(zip(_names(paths), found, strict=True))
+
+
+def _check_same_work(
+    path: Path, first: BenchmarkResult, other_path: Path, other: BenchmarkResult
+) -> None:
+    """Refuse results of versions in which the benchmark does other work."""
+    if first.benchmark not in names():
+        return
+    for name in read_benchmark(first.benchmark, first.size, {}).work():
+        ours, theirs = (portable(one.settings.get(name)) for one in (first, other))
+        if ours != theirs:
+            raise UserError(
+                f"{other_path} has {name} {theirs}, and {path} has {ours}; compare "
+                "results of the same work"
+            )
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -86,16 +104,17 @@ def table(results: Sequence[Named]) -> Table:
 
 
 def _row(name: str, one: BenchmarkResult, first: BenchmarkResult) -> Row:
+    # Work that was not done as the rules say has no time.
+    counts = one is not first and one.verdict == first.verdict == "PASSED"
     found = relative(first, one)
-    same = one is first
     wh = DASH if one.energy_wh is None else WATT_HOURS(one.energy_wh)
     rules = "kept" if one.rules.kept else f"broken: {', '.join(one.rules.broken)}"
     return (
         name,
         one.verdict,
         IN_SECONDS(one.figure.estimate),
-        DASH if same else THOUSANDTHS(found),
-        DASH if same else verdict_of(found),
+        THOUSANDTHS(found) if counts else DASH,
+        verdict_of(found) if counts else DASH,
         wh,
         DASH if one.machine.load is None else HUNDREDTHS(one.machine.load),
         str(one.machine.ranks),

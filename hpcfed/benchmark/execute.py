@@ -35,7 +35,9 @@ def run_benchmark(
     reference = read_reference(benchmark, against)
     # Before the runs: there may be too few seeds.
     reference.means(runs)
-    finished = make_runs(benchmark, runs, out, say)
+    finished = make_runs(
+        benchmark, runs, out, say, stale=[out / FILE, out / mllog.FILE]
+    )
 
     def judge() -> bool:
         assert finished is not None, "the root has the records"

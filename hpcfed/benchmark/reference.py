@@ -56,6 +56,12 @@ class Reference(BaseModel):
             )
         return [fmean(self.curves[seed]) for seed in range(seeds)]
 
+    def quality_like(self, record: RunRecord) -> float:
+        """Return a run's mean over rounds; NaN if it lacks some of the reference's."""
+        stored = self.curves[int(record.facts["seed"])]
+        values = curve(record, self.quality)
+        return fmean(values) if len(values) == len(stored) else float("nan")
+
     def spread(self) -> float:
         """Return the standard deviation over seeds."""
         means = self.means(len(self.curves))
@@ -97,7 +103,8 @@ def read_reference(benchmark: Benchmark, path: Path | None) -> Reference:
             if path
             else (
                 f"; make one: hpcfed benchmark {benchmark.name} --size {benchmark.size} "
-                "--reference, then name it with --against"
+                "--reference, then name it with --against, which breaks the rules: the "
+                "result is FAILED"
             )
         )
         raise UserError(f"there is no reference {file.name}{known}")

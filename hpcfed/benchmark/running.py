@@ -5,14 +5,14 @@ libraries, compiles kernels and fills caches. Neither is on the clock. Each coun
 has its own seed, and only its rounds are timed, not its start.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from hpcfed.benchmark.definition import Benchmark
-from hpcfed.benchmark.reference import Reference, curve, portable, quality_of
+from hpcfed.benchmark.reference import Reference, curve, portable
 from hpcfed.benchmark.verification import (
     Check,
     check_aggregation,
@@ -32,6 +32,8 @@ from hpcfed.runtime.signals import Stop
 
 CHECK, WARMUP = "check", "warm-up"
 """Folders of the runs that are not counted."""
+ANEW = "the same command and --overwrite, which begins anew"
+"""How to go on after Ctrl-C: single runs can be resumed, but a benchmark cannot."""
 Say = Callable[[str], None]
 Found = TypeVar("Found")
 
@@ -52,9 +54,12 @@ def run_folder(out: Path, seed: int) -> Path:
 
 
 def make_runs(
-    benchmark: Benchmark, number: int, out: Path, say: Say
+    benchmark: Benchmark, number: int, out: Path, say: Say, *, stale: Sequence[Path]
 ) -> Finished | None:
-    """Make all runs on all ranks; return what they have left, on the root alone."""
+    """Make all runs on all ranks; return what they have left, on the root alone.
+
+    `stale`: files of an earlier call, which do not belong to the new runs.
+    """
     seeds = range(number)
     warmup = benchmark.settings(seed=0, out=str(out / WARMUP))
     each = [
@@ -64,6 +69,7 @@ def make_runs(
     # All before the first: a mistake in the last run must not cost the time of others.
     for settings in (checking, warmup, *each):
         check_start(settings, launched())
+    on_root(partial(_remove, stale))
     if launched().rank == 0:
         say(
             f"benchmark {benchmark.name} {benchmark.size}: a round to check, a run to "
@@ -83,6 +89,11 @@ def make_runs(
     if checked is None:
         return None
     return Finished(checked, counted, before)
+
+
+def _remove(files: Sequence[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def on_root(work: Callable[[], Found]) -> Found | None:
@@ -127,7 +138,7 @@ def records_of(settings: Settings, *, together: bool = True) -> list[RunRecord]:
     records = []
     for one in [settings] if together else settings.each_seed():
         with leaving_unchanged():
-            folder = run(one, Stop(), quiet=True)
+            folder = run(one, Stop(go_on=ANEW), quiet=True)
         records += on_root(partial(_read, folder)) or []
     return records
 
@@ -151,7 +162,7 @@ def checks_of(
     definition, counted = benchmark.definition, finished.counted
     checked = finished.checked
     rows = read_parameters(checked.folder, 1)
-    found = [quality_of(record, definition.quality) for record in counted]
+    found = [reference.quality_like(record) for record in counted]
     checks = [
         check_learning(found, reference.means(len(counted)), definition.margin),
         check_aggregation(rows, checked.train_samples, definition.weights),

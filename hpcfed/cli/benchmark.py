@@ -70,7 +70,7 @@ def _parser() -> CommandParser:
         description="A benchmark is fixed settings of hpcfed run, and rules. It ends with "
         "PASSED or FAILED (exit code 1), one figure of merit, and a result file. Options "
         "of hpcfed run that are about the machine may be changed, such as --precision, "
-        "--engine, --server-batch; any other breaks the rules, and the result says so.",
+        "--engine, --server-engine; any other breaks the rules, and the result says so.",
     )
     parser.add_argument(
         "names",

@@ -227,7 +227,7 @@ def run_stacked(
     folders = _work(points, world, watch, stop, quiet=quiet)
     if stop.agreed:
         if world.is_root:
-            how = f"hpcfed run --resume {folders[0]}"
+            how = stop.go_on or f"hpcfed run --resume {folders[0]}"
             if len(points) > 1:
                 how = "the same study"
             remark(f"hpcfed: stopped; go on with: {how}")

@@ -22,10 +22,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 class Stop:
     """Knows whether to stop, and whether the last checkpoint is too old."""
 
-    def __init__(self, every: float = 0.0, *, ends_process: bool = True) -> None:
+    def __init__(
+        self, every: float = 0.0, *, ends_process: bool = True, go_on: str = ""
+    ) -> None:
         """`every`: seconds after which a checkpoint is too old; 0: never.
-        `ends_process`: whether the process ends with the run.
+        `ends_process`: whether the process ends with the run. `go_on`: what to do after
+        a stop, if not to resume the run.
         """
+        self.go_on = go_on
         self._ends_process = ends_process
         self.asked = False
         self.agreed = False

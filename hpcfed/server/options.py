@@ -98,7 +98,6 @@ class ServerOptions(ModelOptions):
         "samples per step, over all server ranks",
         group="server",
         ge=1,
-        tunable=True,
     )
     denoiser_batch: int | None = option(
         None,
@@ -108,7 +107,6 @@ class ServerOptions(ModelOptions):
         ge=0,
         chosen_later=True,
         zero_was_unset=True,
-        tunable=True,
     )
     server_micro_batch: int | None = option(
         None,
