@@ -213,7 +213,7 @@ def main() -> None:
 
     world = worlds.enter(device=asked.device)
     world.join_alone()
-    set_arithmetic(precision="tf32", deterministic=False)
+    set_arithmetic(precision="tf32", deterministic=False, kernels="auto")
     slot = RankSlot(world.device)
     layout = Layout.of(
         build(asked.model, shape=SHAPES[asked.model], classes=10, seed=0)
