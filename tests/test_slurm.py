@@ -40,7 +40,9 @@ Command = Callable[..., Finished]
         path
         for folder in ("launch", "slurm")
         for path in (ROOT / folder).iterdir()
-        if path.suffix in ("", ".sbatch") and path.is_file()
+        if path.suffix in ("", ".sbatch")
+        and path.is_file()
+        and path.name != "modulefile"  # in Tcl
     ),
     ids=lambda p: p.name,
 )
