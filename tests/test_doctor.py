@@ -34,7 +34,7 @@ from hpcfed.doctor import (
 from hpcfed.doctor.finding import Finding, Level
 from hpcfed.doctor.report import told_by
 from hpcfed.plan import speeds
-from hpcfed.runtime import probes, process_group, stalls
+from hpcfed.runtime import attempts, probes, process_group, stalls
 from hpcfed.runtime.attempts import NoAnswer, attempt
 from hpcfed.runtime.gpu_state import GpuState, slowdowns
 from hpcfed.runtime.launcher import Launch
@@ -684,14 +684,27 @@ def test_an_interrupted_check_leaves_no_files(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    over = threading.Event()
+    """Ctrl-C reaches the main thread while it waits for the check. No real signal: it may
+    end the process that runs the tests.
+    """
+    entered, over = threading.Event(), threading.Event()
     seen: list[bool] = []
+
+    class Waiting(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            until = time.monotonic() + (timeout or 0)
+            while self.is_alive() and time.monotonic() < until:
+                super().join(0.01)
+                if entered.is_set():
+                    entered.clear()
+                    raise KeyboardInterrupt
 
     def interrupted(folder: Path) -> None:
         seen.append(folder.is_dir())
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        entered.set()
         over.wait()
 
+    monkeypatch.setattr(attempts, "Thread", Waiting)
     monkeypatch.setitem(storage.WORKS, storage.WRITE, interrupted)
     try:
         code, _ = examined(capsys, tmp_path)
