@@ -24,7 +24,7 @@ BUSY = 0.5
 MOST_BYTES = 2**24
 FILE = "result.json"
 Seconds = Annotated[float, Field(ge=1e-9, le=1e9)]
-"""Of a run. Others are divided by it, and intervals of such ratios are finite."""
+"""Seconds of a run: others are divided by them, and intervals of such ratios are finite."""
 NotNegative = Annotated[float, Field(ge=0)]
 
 
@@ -84,9 +84,9 @@ class UsedMachine(_PartOfResult):
     hosts: list[str]
     ranks: int
     devices: list[str]
-    """Of every rank."""
+    """The device of every rank."""
     cpus: list[str]
-    """Of every host."""
+    """The processor of every host."""
     cores_per_rank: int
     threads_per_rank: int
     backend: str

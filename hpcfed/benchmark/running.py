@@ -45,7 +45,9 @@ class Finished:
     checked: RunRecord
     counted: list[RunRecord]
     load: float
-    """Of the root's host over a minute, before the first run; NaN if unknown."""
+    """Runnable processes of the root's host over a minute, before the first run; NaN if
+    unknown.
+    """
 
 
 def run_folder(out: Path, seed: int) -> Path:

@@ -26,8 +26,8 @@ SLOW = {"gpu": 0.9, "cpu": 0.6}
 with what else their host does.
 """
 TRIALS = {"gpu": 5, "cpu": 2}
-"""Of the product and the copy: a GPU needs some time to raise its clocks, and on a busy
-core all must end soon.
+"""How often product and copy are timed: a GPU needs some time to raise its clocks, and
+on a busy core all must end soon.
 """
 SIDE = 256
 """Rows and columns of the product whose numbers are checked."""

@@ -43,7 +43,7 @@ class DoctorRequest:
     timeout: float
     """Seconds that one check may take."""
     device: str = "auto"
-    """As of a run."""
+    """The value of --device, which means what it means for a run."""
 
 
 class Examination:

@@ -19,7 +19,7 @@ from hpcfed.server.training_plan import RankSlot
 
 ROWS = 8
 COLUMNS = 64
-"""Of each server rank."""
+"""Columns that each server rank holds."""
 STEPS = 4
 SEED = 0
 
