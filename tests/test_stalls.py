@@ -4,9 +4,11 @@ with real ranks.
 
 import os
 import signal
+import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 import torch
 
 from hpcfed.results import checkpoints
-from hpcfed.runtime import process_group, stalls
+from hpcfed.runtime import process_group, stalls, world
 from hpcfed.runtime.signals import STOPPED
 from hpcfed.runtime.stalls import Awake, Pulse
 from tests import jobs
@@ -104,6 +106,11 @@ def asleep(pause: float) -> Awake:
     return Awake(pause, lambda: time.monotonic() + 3600 * (next(looks) > 1))
 
 
+def _pulse(port: int) -> Pulse:
+    patience = timedelta(minutes=1)
+    return Pulse("127.0.0.1", port, rank=0, size=1, patience=patience)
+
+
 def test_nobody_is_called_silent_after_a_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever looks was suspended with all others, who leave their next sign a little
     later.
@@ -111,13 +118,96 @@ def test_nobody_is_called_silent_after_a_sleep(monkeypatch: pytest.MonkeyPatch) 
     store = process_group.dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )
-    own = Pulse("127.0.0.1", store.port, rank=0, size=1)
+    own = _pulse(store.port)
     monkeypatch.setattr(stalls, "Awake", asleep)
     with own.beating(1.0):
         time.sleep(0.3)
         assert own.silent(2.0) == []
     time.sleep(1.0)
     assert own.silent(1.5) == [0], "a rank that has stopped is found"
+
+
+def _alive(name: str) -> bool:
+    return any(thread.name == name for thread in threading.enumerate())
+
+
+def test_a_store_may_take_longer_to_answer_than_those_who_look_wait(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On a busy machine the store's thread waits for a core. torch would print a
+    traceback for every attempt that is given up.
+    """
+    monkeypatch.setattr(stalls, "ANSWER", 0.01)
+    store = process_group.dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    with _slowed(store.port, 0.3) as port:
+        begin = time.monotonic()
+        own = _pulse(port)
+        assert time.monotonic() - begin > 0.3
+        with own.beating(0.01):
+            store.wait(["pulse/0"], timedelta(seconds=60))
+    assert capfd.readouterr().err == ""
+
+
+@contextmanager
+def _slowed(port: int, seconds: float) -> Iterator[int]:
+    """Pass one connection on to a store, which seems to take that long to answer."""
+
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(4096):
+                target.sendall(data)
+
+    def serve() -> None:
+        client, _ = listening.accept()
+        time.sleep(seconds)
+        store = socket.create_connection(("127.0.0.1", port))
+        both = [(client, store), (store, client)]
+        copies = [
+            threading.Thread(target=copy, args=pair, daemon=True) for pair in both
+        ]
+        for thread in copies:
+            thread.start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        yield listening.getsockname()[1]
+
+
+def test_signs_end_with_the_store_without_a_word(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    store = process_group.dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    own = _pulse(store.port)
+    with own.beating(0.01):
+        while not store.check(["pulse/0"]):
+            time.sleep(0.01)
+        own.end()
+        assert not _alive("pulse")
+        last = store.get("pulse/0")
+        time.sleep(0.05)
+        assert store.get("pulse/0") == last
+    del store
+    assert own.silent(0.01) == [], "a store that is gone accuses nobody"
+    assert capfd.readouterr().err == ""
+
+
+def test_all_ranks_end_their_signs_before_the_store_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    pulse = SimpleNamespace(end=lambda: done.append("signs end"))
+    monkeypatch.setattr(
+        process_group, "leave_before_exit", lambda: done.append("store closes")
+    )
+    here = SimpleNamespace(
+        pulse=pulse, role_barrier=lambda: done.append("all are here")
+    )
+    world.World.close(cast(world.World, here))
+    assert done == ["all are here", "signs end", "all are here", "store closes"]
 
 
 def test_a_suspended_run_goes_on(

@@ -115,7 +115,7 @@ def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
     )
     # Only connecting has a limit: afterwards a job may be suspended for days.
     _set_timeout(COLLECTIVE)
-    return Pulse(host, port, rank=role_rank, size=role_size)
+    return Pulse(host, port, rank=role_rank, size=role_size, patience=CONNECTING)
 
 
 def join_alone(backend_name: str) -> None:

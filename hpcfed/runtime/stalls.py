@@ -3,6 +3,7 @@ it, so the waiting ranks must.
 """
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -119,27 +120,43 @@ PAUSE = 0.25
 class Pulse:
     """One rank's view of the signs of life in its role."""
 
-    def __init__(self, host: str, port: int, *, rank: int, size: int) -> None:
+    def __init__(
+        self, host: str, port: int, *, rank: int, size: int, patience: timedelta
+    ) -> None:
+        """Connect to the store, which may take as long as `patience` to answer."""
         self._address = (host, port)
         self._rank, self._size = rank, size
+        # Not later, in the thread: on a busy machine the store took more than two
+        # seconds to answer, and torch prints a traceback for every attempt.
+        self._store = self._connect(patience)
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
     @contextmanager
     def beating(self, seconds: float) -> Iterator[None]:
         """Leave a sign of life every `seconds` within the block, in a thread."""
-        over = threading.Event()
+        self._over.clear()
         # A daemon, because a call to the store may block it forever.
-        beating = threading.Thread(
-            target=self._beat, args=(seconds, over), name="pulse", daemon=True
+        self._thread = threading.Thread(
+            target=self._beat, args=(seconds,), name="pulse", daemon=True
         )
-        beating.start()
+        self._thread.start()
         try:
             yield
         finally:
-            over.set()
+            self.end()
+
+    def end(self) -> None:
+        """Leave no more signs. Call it on all ranks before the store is closed: a sign
+        for a closed store makes torch print errors.
+        """
+        self._over.set()
+        if self._thread is not None:
             # A thread that returns from the store after Python has ended would abort
             # the process (seen with 16 ranks on 2 cores). Do not wait forever, as the
             # store may not answer.
-            beating.join(2 * ANSWER)
+            self._thread.join(2 * ANSWER)
+            self._thread = None
 
     def silent(self, seconds: float) -> list[int]:
         """Watch for `seconds` seconds, and return the ranks that leave no sign of life.
@@ -159,27 +176,28 @@ class Pulse:
             looking.join(PAUSE)
         return found[0] if found else [0]
 
-    def _beat(self, seconds: float, over: threading.Event) -> None:
-        beats, store = 0, None
-        while not over.is_set():
+    def _beat(self, seconds: float) -> None:
+        beats = 0
+        while not self._over.is_set():
             beats += 1
             try:
-                store = store or self._connect()
-                store.set(f"pulse/{self._rank}", str(beats))
-            except RuntimeError:  # it is slow to start, or gone together with the run
-                store = None
-            over.wait(seconds)
+                self._store.set(f"pulse/{self._rank}", str(beats))
+            except RuntimeError:
+                return  # the store is gone, together with its rank
+            self._over.wait(seconds)
 
     def _look(self, seconds: float) -> list[int]:
         """Return the ranks whose sign has not changed after `seconds` seconds."""
         try:
-            store = self._connect()
+            # torch tries a closed port again and again, and prints each attempt.
+            socket.create_connection(self._address, ANSWER).close()
+            store = self._connect(timedelta(seconds=ANSWER))
             before = self._signs(store)
             awake = Awake(PAUSE)
             while awake.look() < seconds:
                 time.sleep(PAUSE)
             after = self._signs(store)
-        except RuntimeError:
+        except (OSError, RuntimeError):
             return []
         return [rank for rank in range(self._size) if before[rank] == after[rank]]
 
@@ -193,9 +211,8 @@ class Pulse:
             signs.append(store.get(name) if there else b"")
         return signs
 
-    def _connect(self) -> dist.TCPStore:
+    def _connect(self, timeout: timedelta) -> dist.TCPStore:
         """Open a separate connection: a blocking call would block all others."""
-        timeout = timedelta(seconds=ANSWER)
         return dist.TCPStore(
             *self._address, is_master=False, wait_for_workers=False, timeout=timeout
         )

@@ -136,7 +136,13 @@ class World:
             self.comm.Abort(code)
 
     def close(self) -> None:
-        """Leave the role's process group."""
+        """Leave the role's process group; all ranks of the role call it."""
+        if self.pulse is not None:
+            # Its first rank takes the store along, so nobody may still leave signs. They
+            # go on until all are here: one that hangs before is told from those that wait.
+            self.role_barrier()
+            self.pulse.end()
+            self.role_barrier()
         process_group.leave_before_exit()
 
 
