@@ -629,7 +629,9 @@ half_product(const float* src, const signed char* marks_in, const float* w, cons
 #endif
 #if defined(WEIGHT_GRADIENT) || defined(HALF_WEIGHT_GRADIENT)
 
-#define FRAGMENTS ((DST_C + 7) / 8)
+// The sums of many taps and channels do not fit into the registers of a block: blocks divide the channels.
+#define OWN_C (DST_C / SLICES)
+#define FRAGMENTS ((OWN_C + 7) / 8)
 #if defined(HALF_WEIGHT_GRADIENT) && SRC_C <= 4
 #define OF_ROW_OCTETS ((KW + 1) / 2)                       // two pixels of four channels each, of a row of the kernel
 #define KFRAGMENTS ((KH * OF_ROW_OCTETS + 1) / 2)
@@ -681,10 +683,17 @@ __device__ __forceinline__ void add_pixel_warps(float* memory, float (&acc)[KF][
   __syncthreads();
 }
 
+// Where the i-th group of `wide` channels begins in a row of outputs, among the block's own.
+__device__ __forceinline__ int own_channels(int i, int wide) {
+  if (SLICES == 1) return i * wide;
+  return i / (OWN_C / wide) * DST_C + blockIdx.y * OWN_C + i % (OWN_C / wide) * wide;
+}
+
 // Stores a warp's sums, divided by the scale of gradients.
 __device__ __forceinline__ void store_part(float* part, const float (&acc)[KF][FRAGMENTS][4],
                                            const float (&sums)[FRAGMENTS], float factor) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, tap_warp = threadIdx.x / 32 % TAP_WARPS;
+  const int lead = SLICES == 1 ? 0 : blockIdx.y * OWN_C;
 #pragma unroll
   for (int f = 0; f < KF; f++)
 #pragma unroll
@@ -692,7 +701,7 @@ __device__ __forceinline__ void store_part(float* part, const float (&acc)[KF][F
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int k = tap_of(tap_warp * KF + f, i / 2 * 8 + g), channel = n * 8 + 2 * t + i % 2;
-        if (k >= 0 && channel < DST_C) part[channel * TAPS + k] = acc[f][n][i] * factor;
+        if (k >= 0 && channel < OWN_C) part[(lead + channel) * TAPS + k] = acc[f][n][i] * factor;
       }
   if (BIAS && tap_warp == 0) {
 #pragma unroll
@@ -700,7 +709,7 @@ __device__ __forceinline__ void store_part(float* part, const float (&acc)[KF][F
       float sum = sums[n] * factor;
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      if (t == 0 && n * 8 + g < DST_C) part[DST_C * TAPS + n * 8 + g] = sum;
+      if (t == 0 && n * 8 + g < OWN_C) part[DST_C * TAPS + lead + n * 8 + g] = sum;
     }
   }
 }
@@ -744,7 +753,7 @@ weight_gradient(const float* src, const float* dy, const signed char* marks, flo
       const int count = end - first < BATCH ? end - first : BATCH;
       __syncthreads();
       load_images(images, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
-      constexpr int QUADS = DST_C / 4;
+      constexpr int QUADS = OWN_C / 4;
       for (int i = warp; i < count * BAND; i += WARPS) {
         const int u = first + i / BAND, row = i % BAND, y = u % BANDS * BAND + row;
         const int64 at = outputs + (int64)(u / BANDS * OUT_H + y) * (OUT_W * DST_C);
@@ -754,8 +763,8 @@ weight_gradient(const float* src, const float* dy, const signed char* marks, flo
           float4 v = make_float4(0, 0, 0, 0);
           char4 w = make_char4(0, 0, 0, 0);
           if (y < OUT_H) {
-            if (MARKS) w = *(const char4*)(marks + at + j * 4);
-            v = rounded(slope(*(const float4*)(dy + at + j * 4), w));
+            if (MARKS) w = *(const char4*)(marks + at + own_channels(j, 4));
+            v = rounded(slope(*(const float4*)(dy + at + own_channels(j, 4)), w));
           }
 #pragma unroll
           for (int p = 0; p < STEP * STEP; p++) {
@@ -797,7 +806,7 @@ weight_gradient(const float* src, const float* dy, const signed char* marks, flo
 #ifdef HALF_WEIGHT_GRADIENT
 
 #define PIXELS ((BAND * STEP * WIDTH + 15) / 16 * 16)      // of a unit, filled up with zeros
-#define GRADIENT (DST_C + 8)                               // halves of a pixel: an odd number of 16 bytes, for the banks
+#define GRADIENT (OWN_C + 8)                               // halves of a pixel: an odd number of 16 bytes, for the banks
 
 // mma.m16n8k16 of halves: lane = 4 g + t holds A[g | g+8][2t, 2t+1 | + 8], B[2t, 2t+1 | + 8][g], D[g | g+8][2t, 2t+1].
 __device__ __forceinline__ void mma16(float (&d)[4], const uint4 a, unsigned b0, unsigned b1) {
@@ -875,7 +884,7 @@ half_weight_gradient(const float* src, const float* dy, const signed char* marks
       const int count = end - first < BATCH ? end - first : BATCH;
       __syncthreads();
       load_images(images, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
-      constexpr int OF_ROW = OUT_W * (DST_C / 8), OF_UNIT = BAND * OF_ROW;
+      constexpr int OF_ROW = OUT_W * (OWN_C / 8), OF_UNIT = BAND * OF_ROW;
       for (int i = threadIdx.x; i < count * OF_UNIT; i += SPREADS * THREADS) {
         Gradient loaded[SPREADS];
         bool inside[SPREADS];
@@ -883,7 +892,7 @@ half_weight_gradient(const float* src, const float* dy, const signed char* marks
         for (int j = 0; j < SPREADS; j++) {
           const int k = i + j * THREADS, u = first + k / OF_UNIT, y = u % BANDS * BAND + k % OF_UNIT / OF_ROW;
           inside[j] = k < count * OF_UNIT && y < OUT_H;
-          const int64 at = outputs + (int64)(u / BANDS * OUT_H + y) * (OUT_W * DST_C) + k % OF_ROW * 8;
+          const int64 at = outputs + (int64)(u / BANDS * OUT_H + y) * (OUT_W * DST_C) + own_channels(k % OF_ROW, 8);
           if (inside[j]) loaded[j] = load_gradient(dy, marks, at);
         }
 #pragma unroll
@@ -891,10 +900,10 @@ half_weight_gradient(const float* src, const float* dy, const signed char* marks
           const int k = i + j * THREADS, row = k % OF_UNIT / OF_ROW;
           if (k >= count * OF_UNIT) break;
           const uint4 v = inside[j] ? scaled(loaded[j]) : make_uint4(0, 0, 0, 0);
-          uint4* to = gradients + k / OF_UNIT * (PIXELS * (GRADIENT / 8)) + k % (DST_C / 8);
+          uint4* to = gradients + k / OF_UNIT * (PIXELS * (GRADIENT / 8)) + k % (OWN_C / 8);
 #pragma unroll
           for (int p = 0; p < STEP * STEP; p++) {
-            const int pixel = (row * STEP + p / 2) * WIDTH + k % OF_ROW / (DST_C / 8) * STEP + p % 2;
+            const int pixel = (row * STEP + p / 2) * WIDTH + k % OF_ROW / (OWN_C / 8) * STEP + p % 2;
             to[pixel * (GRADIENT / 8)] = POOL && inside[j] ? won(v, loaded[j].marks, p) : v;
           }
         }

@@ -25,6 +25,7 @@ from hpcfed.kernels.convolution_plan import (
     macros,
     plans,
     sharing_blocks,
+    supported,
 )
 from hpcfed.kernels.cuda import Branch, Kernel, Macros
 
@@ -135,12 +136,12 @@ def _weight_gradient(
     kernel = _kernel(layer, "weight", x.device.index, bounded)
     slots = len(x) // clients
     units = slots * plan.units(layer)
-    blocks = sharing_blocks(clients * units, kernel.capacity)
+    blocks = sharing_blocks(clients * units, max(1, kernel.capacity // plan.slices))
     total = x.new_empty(clients, layer.columns) if sink is None else sink
     # What each block sums for a client that it shares with others.
     parts = x.new_empty(blocks + clients - 1, layer.columns)
     arguments = (parts, total, total.stride(0), clients, slots)
-    kernel((blocks, 1), x, dy, marks, *arguments)
+    kernel((blocks, plan.slices), x, dy, marks, *arguments)
     _add_parts(parts, total, units, blocks)
     return total
 
@@ -169,6 +170,16 @@ def sources(
             plan = _plan(layer, kind, device, bounded)
             yield "convolution.cu", macros(layer, kind, plan)
     yield _ADDING
+
+
+def serves(layer: ConvolutionLayer, device: int, *, bounded: bool) -> bool:
+    """Whether the kernels support a layer on this device."""
+    return supported(
+        layer,
+        shared_memory(device),
+        warp_groups=has_warp_groups(device),
+        bounded=bounded,
+    )
 
 
 def _plan(layer: ConvolutionLayer, kind: Kind, device: int, bounded: bool) -> KernelCut:

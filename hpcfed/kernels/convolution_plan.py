@@ -8,7 +8,7 @@ H200.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from hpcfed.kernels.convolution_layer import (
@@ -50,6 +50,8 @@ class KernelCut:
     warps: int = 8
     tap_warps: int = 1
     """Gradient of weights: warps that divide the taps; the others divide the pixels."""
+    slices: int = 1
+    """Gradient of weights: blocks that divide the output channels."""
     wide: int = 0
     """Output channels of a warp-group instruction; 0 for kernels without it."""
     half: bool = False
@@ -90,21 +92,45 @@ def plans(
     """
     best: dict[Kind, KernelCut] = {}
     for kind in KINDS:
-        candidates: list[Scored] = []
-        if kind == "forward" or bounded:
-            candidates = _half_candidates(layer, kind, shared, warp_groups)
-        # Halves win whenever they are possible: they are loaded and multiplied twice as
-        # fast.
-        if not candidates:
-            candidates = _candidates(layer, kind, shared)
+        cut = _best(layer, kind, shared, warp_groups, bounded)
+        # Each slice loads the images, so there are as few as registers allow.
+        slices = 2
+        while cut is None and kind == "weight" and layer.outputs % (8 * slices) == 0:
+            slice_of = replace(layer, outputs=layer.outputs // slices)
+            cut = _best(slice_of, kind, shared, warp_groups, bounded)
+            cut = cut and replace(cut, slices=slices)
+            slices *= 2
         # If one kernel does not fit, the layer uses torch's convolution.
-        if not candidates:
+        if cut is None:
             return {}
-        _, best[kind] = max(candidates, key=lambda scored: scored[0])
+        best[kind] = cut
     return best
 
 
-def supported(layer: ConvolutionLayer, shared: int = SHARED) -> bool:
+def _best(
+    layer: ConvolutionLayer, kind: Kind, shared: int, warp_groups: bool, bounded: bool
+) -> KernelCut | None:
+    """Return a kernel's best cut; None if none fits."""
+    candidates: list[Scored] = []
+    if kind == "forward" or bounded:
+        candidates = _half_candidates(layer, kind, shared, warp_groups)
+    # Halves win whenever they are possible: they are loaded and multiplied twice as
+    # fast.
+    if not candidates:
+        candidates = _candidates(layer, kind, shared)
+    if not candidates:
+        return None
+    _, cut = max(candidates, key=lambda scored: scored[0])
+    return cut
+
+
+def supported(
+    layer: ConvolutionLayer,
+    shared: int = SHARED,
+    *,
+    warp_groups: bool = False,
+    bounded: bool = False,
+) -> bool:
     """Whether the kernels support a layer, with `shared` bytes of shared memory."""
     # Channels must be multiples of eight for tensor cores. The gradient of inputs pads
     # by kernel − 1 − padding, which must not be negative.
@@ -113,8 +139,7 @@ def supported(layer: ConvolutionLayer, shared: int = SHARED) -> bool:
         and layer.kernel - 1 >= layer.padding
         and min(layer.result) > 0
     )
-    # Without warp groups: whatever fits without them also fits with them.
-    return possible and bool(plans(layer, shared, False))
+    return possible and bool(plans(layer, shared, warp_groups, bounded))
 
 
 def kernel_name(kind: Kind, plan: KernelCut) -> str:
@@ -143,6 +168,7 @@ def macros(layer: ConvolutionLayer, kind: Kind, plan: KernelCut) -> Macros:
     values["WARPS"] = plan.warps
     values["NT"] = plan.wide
     values["TAP_WARPS"] = plan.tap_warps
+    values["SLICES"] = plan.slices
     values["SCALE"] = f"{float(GRADIENT_SCALE)}f"
     # Tells the compiler how many registers a thread may use.
     values["MIN_BLOCKS"] = plan.blocks

@@ -180,7 +180,7 @@ class StackedNetwork(Forward):
                 continue
             if not layer.may_use_kernel(like):
                 continue
-            known = layer.kernel_layer_of(shape, like.device.index)
+            known = layer.kernel_layer_of(shape, like.device.index, bounded=bounded)
             if known is not None:
                 yield from convolution.sources(
                     known, like.device.index, first=number == 0, bounded=bounded

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from hpcfed.kernels import convolution, cpu_convolution, cuda
 from hpcfed.kernels.convolution_layer import ConvolutionLayer
-from hpcfed.kernels.convolution_plan import supported
 from hpcfed.kernels.cpu_convolution import CpuLayer
 from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.runtime.accelerator import is_gpu
@@ -117,10 +116,12 @@ class StackedConv2d(StackedConvolution):
         # Dimension 2 are the input channels: the kernels read them side by side.
         if self.weight.stride(2) != 1:
             return None
-        return self.kernel_layer_of(x.shape[1:], x.device.index)
+        # Without gradients it does not matter whether they are bounded.
+        bounded = self.batch.bounded or not torch.is_grad_enabled()
+        return self.kernel_layer_of(x.shape[1:], x.device.index, bounded=bounded)
 
     def kernel_layer_of(
-        self, shape: Sequence[int], device: int
+        self, shape: Sequence[int], device: int, *, bounded: bool
     ) -> ConvolutionLayer | None:
         """Return what our kernels need to know for images [channels, height, width];
         None if they do not fit.
@@ -137,8 +138,7 @@ class StackedConv2d(StackedConvolution):
             slope=self.slope,
             pool=self.pool,
         )
-        fits = supported(layer, convolution.shared_memory(device))
-        return layer if fits else None
+        return layer if convolution.serves(layer, device, bounded=bounded) else None
 
     def _sink(self, layer: ConvolutionLayer) -> Tensor | None:
         """Return the sinks of weight and bias as one, if they are adjacent.
