@@ -12,7 +12,14 @@ from torch import Tensor
 
 import hpcfed
 from hpcfed.clients import foreseeing
-from hpcfed.kernels import convolution, convolution_plan, cuda, foreseen, nvrtc
+from hpcfed.kernels import (
+    convolution,
+    convolution_plan,
+    cuda,
+    few_samples,
+    foreseen,
+    nvrtc,
+)
 from hpcfed.models.networks import build
 from hpcfed.models.stack import StackedNetwork
 from hpcfed.models.stacked_convolutions import StackedConv2d
@@ -74,7 +81,10 @@ def test_foreseen_convolutions_are_those_that_a_pass_uses(
     config = RunConfig(
         dataset="synthetic", synthetic_shape="x".join(map(str, shape)), model=name
     )
-    found = list(foreseeing._convolutions(config, torch.device("cpu")))
+    found = []
+    for source in foreseeing._layers(config, torch.device("cpu")):
+        if source[0] != "few_samples.cu":
+            found.append(source)
     network = build(name, shape=shape, classes=10, seed=0)
     stacked = StackedNetwork(network)
     used: list[Any] = []
@@ -101,7 +111,7 @@ def test_foreseen_convolutions_are_those_that_a_pass_uses(
 
 @pytest.mark.gpu
 @pytest.mark.own_kernels
-def test_a_run_uses_all_foreseen_convolutions_and_compiles_none_itself(
+def test_a_run_uses_all_foreseen_layers_and_compiles_none_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled_here = []
@@ -116,6 +126,7 @@ def test_a_run_uses_all_foreseen_convolutions_and_compiles_none_itself(
     cuda.compiled.cache_clear()
     convolution._kernel.cache_clear()
     convolution._adding_kernel.cache_clear()
+    few_samples._kernel.cache_clear()
     options: dict[str, Any] = {
         "dataset": "synthetic",
         "synthetic_shape": "3x32x32",
@@ -123,15 +134,17 @@ def test_a_run_uses_all_foreseen_convolutions_and_compiles_none_itself(
         "clients": 4,
         "train_per_client": 8,
         "test_per_client": 4,
+        "batch_size": 8,
         "rounds": 1,
     }
     hpcfed.run(**options, out=tmp_path / "run", progress=False)
     device = torch.device("cuda", 0)
     foreseen_names = set()
-    for source in foreseeing._convolutions(RunConfig(**options), device):
+    for source in foreseeing._layers(RunConfig(**options), device):
         name, _ = cuda._job(*source, cuda._architecture(device))
         foreseen_names.add(name)
-    # Of two layers, without the gradient of the images; and what adds up parts.
-    assert len(foreseen_names) == 6
+    # Two convolutions, without the gradient of the images; what adds up parts; and the
+    # last layer, each way.
+    assert len(foreseen_names) == 6 + 2
     assert foreseen_names <= {path.name for path in (tmp_path / "cache").iterdir()}
-    assert "convolution.cu" not in compiled_here
+    assert not {"convolution.cu", "few_samples.cu"} & set(compiled_here)

@@ -17,6 +17,7 @@ from hpcfed.kernels import (
     convolution_plan,
     cuda,
     dropout,
+    few_samples,
     linear,
     norms,
     pull,
@@ -205,12 +206,19 @@ def test_gradients_of_weights_are_exact_however_blocks_share_clients(
 
 
 def test_every_kernel_waits_for_those_before_it() -> None:
-    """It may be launched while they still run."""
+    """It may be launched while they still run, so it looks at no tensor before."""
     sources = list(Path(cuda.__file__).parent.glob("*.cu"))
     assert len(sources) > 15
+    kernels = 0
     for source in sources:
-        kernels = re.findall(r"__global__[^{]*{\s*(.*)", source.read_text())
-        assert set(kernels) == {"await_others();"}, source.name
+        text = re.sub(r"//.*", "", source.read_text())
+        for kernel in re.finditer("__global__([^{]*){", text):
+            tensors = re.findall(r"\*\s*(\w+)", kernel[1])
+            before, waits, _ = text[kernel.end() :].partition("await_others();")
+            touched = set(tensors) & set(re.findall(r"\w+", before))
+            assert tensors and waits and not touched, (source.name, kernel[0])
+            kernels += 1
+    assert kernels > 40
 
 
 @pytest.mark.gpu
@@ -271,6 +279,74 @@ def test_a_product_that_reads_weights_once(
     if bias is not None:
         expected += bias.double()[:, None]
     assert torch.equal(linear._forward(x, weight, bias).double(), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("slope", [1.0, 0.0, 0.25])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("clients", "slots", "outputs", "inputs"),
+    [(10, 10, 128, 1568), (3, 10, 10, 128), (2, 1, 1, 4), (3, 16, 37, 100)],
+)
+def test_a_layer_of_few_samples(
+    clients: int,
+    slots: int,
+    outputs: int,
+    inputs: int,
+    biased: bool,
+    slope: float,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Small integers are exact; rows and sinks are slices of wider matrices, whose
+    other columns stay.
+    """
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    torch.manual_seed(0)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-2, 3, shape, device=device).float()
+
+    width = outputs * inputs + 8
+    wide = integers(2, clients, width)
+    weight, dw = (rows[:, 4:-4].unflatten(1, (outputs, inputs)) for rows in wide)
+    edges = wide[1, :, :4].clone(), wide[1, :, -4:].clone()
+    dw.fill_(torch.nan)
+    x, bias = integers(clients, slots, inputs), integers(clients, outputs)
+    ours = device == "cuda" and own_kernels.are_allowed()
+    assert few_samples.serves(x, weight) == ours
+    leaves = [x, weight.detach(), *([bias] if biased else [])]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    db = torch.full_like(bias, torch.nan)
+    y = linear.linear(
+        x,
+        leaves[1],
+        leaves[2] if biased else None,
+        sinks=(dw, db if biased else None),
+        slope=slope,
+    )
+    dy = integers(*y.shape)
+    dx, *_ = torch.autograd.grad(y, leaves, dy)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    sums = exact[0] @ exact[1].transpose(1, 2)
+    if biased:
+        sums = sums + exact[2][:, None]
+    expected = linear.activated(sums, slope)
+    assert torch.equal(y.double(), expected)
+    theirs = torch.autograd.grad(expected, exact, dy.double())
+    found = [dx, dw, *([db] if biased else [])]
+    assert all(map(torch.equal, [g.double() for g in found], theirs))
+    # The first layer of a network needs no gradient of its inputs.
+    dw.fill_(torch.nan)
+    alone = linear.linear(x.detach(), leaves[1], None, sinks=(dw, None), slope=slope)
+    torch.autograd.grad(alone, leaves[1], dy)
+    sums = exact[0].detach() @ exact[1].transpose(1, 2)
+    (dw_alone,) = torch.autograd.grad(
+        linear.activated(sums, slope), exact[1], dy.double()
+    )
+    assert torch.equal(dw.double(), dw_alone)
+    assert all(map(torch.equal, edges, (wide[1, :, :4], wide[1, :, -4:])))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -664,6 +740,23 @@ def test_other_sources_compile(source: str, macros: dict[str, int | str]) -> Non
     pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
     code = cuda.compiled(source, tuple(macros.items()), "sm_90a")
     assert code.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("slots", [1, 10, 16])
+def test_sources_of_few_samples_compile(slots: int) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
+    for architecture in ("sm_80", "sm_90a"):
+        for name, macros in (
+            few_samples.forward_source(slots, 128, 1568, 0.0, biased=True),
+            few_samples.backward_source(
+                slots, 128, 1568, 0.01, biased=True, needs_x=True
+            ),
+            few_samples.backward_source(
+                slots, 10, 64, 1.0, biased=False, needs_x=False
+            ),
+        ):
+            code = cuda.compiled("few_samples.cu", macros, architecture)
+            assert code.startswith(b"\x7fELF") and name.encode() in code
 
 
 def test_source_of_batches_compiles() -> None:

@@ -101,6 +101,8 @@ class Differentiation:
         self._objective = OBJECTIVES[shard.task]
         self._halved: list[Entry] = []
         """The weights that the network takes in bfloat16."""
+        # Kept: autograd would launch a kernel in every step to make it.
+        self._one = torch.ones((), device=shard.inputs.device)
 
     def choose_halves(self, clients: int, device: torch.device) -> bool:
         """Choose the weights to be rounded to bfloat16; tell whether there are any."""
@@ -166,7 +168,9 @@ class Differentiation:
         # its own gradient.
         try:
             # A user's network may leave some of its parameters unused.
-            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+            gradients = torch.autograd.grad(
+                loss, leaves, self._one.to(loss.dtype), allow_unused=True
+            )
         finally:
             # Gradients may still be on their way to sinks, and changed buffers to rows.
             self._network.join()

@@ -17,19 +17,19 @@ from hpcfed.runtime.world import World
 
 
 def foresee_kernels(config: RunConfig, world: World) -> None:
-    """Have kernels compiled in the background: those of every run, and the convolutions
-    of a network of the catalogue, which take longest.
+    """Have kernels compiled in the background: those of every run, and the layers of a
+    small network of the catalogue, which take longest.
 
     Any kernel that is missing here is compiled when it is needed.
     """
     if not cuda.available(world.device):
         return
-    sources = [*rows.SOURCES, *_convolutions(config, world.device)]
+    sources = [*rows.SOURCES, *_layers(config, world.device)]
     # This thread is busy: the others' cores are free until the first round.
     cuda.foresee(sources, world.device, processes=max(1, world.threads - 1))
 
 
-def _convolutions(
+def _layers(
     config: RunConfig, device: torch.device
 ) -> Iterator[tuple[str, cuda.Macros]]:
     known = config.model_info()
@@ -46,5 +46,6 @@ def _convolutions(
     yield from StackedNetwork(network).kernel_sources(
         cost(network, Sample(data.shape, ())),
         torch.empty(0, device=device),
+        config.batch_size,
         bounded=OBJECTIVES[data.task].bounded,
     )

@@ -71,9 +71,10 @@ __device__ __forceinline__ void copy4(float* to, const float* from) {
 
 __device__ __forceinline__ void arrive() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-template <typename T>
-__device__ __forceinline__ void clear(T* memory, int count) {
-  for (int i = threadIdx.x; i < count; i += THREADS) memory[i] = T();
+// Sets shared memory, which begins at a multiple of 16 bytes, to zero. Kernels do it before they wait for others.
+__device__ __forceinline__ void clear(void* memory, int floats) {
+  for (int i = threadIdx.x; i < floats / 4; i += THREADS) ((uint4*)memory)[i] = make_uint4(0, 0, 0, 0);
+  for (int i = floats / 4 * 4 + threadIdx.x; i < floats; i += THREADS) ((float*)memory)[i] = 0;
 }
 
 #if defined(GATHER_PRODUCT) || defined(WEIGHT_GRADIENT)
@@ -178,8 +179,7 @@ __device__ __forceinline__ void load_units(float* to, const float* src, const si
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 gather_product(const float* src, const signed char* marks_in, const float* w, const float* b, float* y,
                signed char* marks, int64 w_stride, int64 b_stride, int64 clients, int64 slots) {
-  await_others();
-  extern __shared__ float shared[];
+  extern __shared__ __align__(16) float shared[];
   float* weights = shared;                               // [STEPS][FRAGMENTS][32 lanes][2]
   int* pairs = (int*)(weights + STEPS * FRAGMENTS * 64);  // [STEPS][4]: where a pair of taps lies in an image
   float* images = (float*)(pairs + STEPS * 4);            // [COPIES][BATCH][UNIT]
@@ -191,6 +191,7 @@ gather_product(const float* src, const signed char* marks_in, const float* w, co
     pairs[i] = i < KH * ROW_PAIRS ? i / ROW_PAIRS * PITCH + k / SRC_C * PIXEL + k % SRC_C : 0;
   }
   clear(images, COPIES * BATCH * UNIT);
+  await_others();
   int loaded = -1;
   for (int unit = first_unit(blockIdx.x, gridDim.x, clients * per_client); unit < end;) {
     const int client = unit / per_client;
@@ -518,7 +519,6 @@ __device__ __forceinline__ float weight_of(const float* own, int k, int n) {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 half_product(const float* src, const signed char* marks_in, const float* w, const float* b, float* y, signed char* marks,
              int64 w_stride, int64 b_stride, int64 clients, int64 slots) {
-  await_others();
   extern __shared__ __align__(128) float shared[];
   unsigned* weights = (unsigned*)shared;                        // [TAPS / 8][DST_C][8 halves]
   uint4* planes = (uint4*)(weights + TAPS / 2 * DST_C);         // [PLANES][PLANE]
@@ -527,7 +527,8 @@ half_product(const float* src, const signed char* marks_in, const float* w, cons
   const int team = __shfl_sync(0xffffffff, warp / 4, 0);  // the same in all lanes, and the compiler can see it
   const int per_client = slots * BANDS;
   const int end = first_unit(blockIdx.x + 1, gridDim.x, clients * per_client);
-  clear((float*)planes, PLANES * PLANE * 4);
+  clear(planes, PLANES * PLANE * 4);
+  await_others();
   int loaded = -1;
   for (int unit = first_unit(blockIdx.x, gridDim.x, clients * per_client); unit < end;) {
     const int client = unit / per_client;
@@ -723,8 +724,7 @@ __device__ __forceinline__ void store_part(float* part, const float (&acc)[KF][F
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 weight_gradient(const float* src, const float* dy, const signed char* marks, float* parts, float* result, int64 stride,
                 int64 clients, int64 slots) {
-  await_others();
-  extern __shared__ float shared[];
+  extern __shared__ __align__(16) float shared[];
   int* offsets = (int*)shared;                 // [PIXELS] of a pixel's patch in its image
   float* images = shared + PIXELS;
   float* gradients = images + BATCH * UNIT;    // [BATCH][PIXELS][GRADIENT]
@@ -734,8 +734,9 @@ weight_gradient(const float* src, const float* dy, const signed char* marks, flo
   const int stop = first_unit(blockIdx.x + 1, gridDim.x, clients * per_client);
   for (int i = threadIdx.x; i < PIXELS; i += THREADS)
     offsets[i] = i < BAND * STEP * WIDTH ? i / WIDTH * PITCH + i % WIDTH * PIXEL : 0;
-  // Zeros stay for the block's next client, unless warps add up their sums there.
-  if (PIXEL_WARPS == 1) clear(images, BATCH * (UNIT + PIXELS * GRADIENT));
+  const int start = first_unit(blockIdx.x, gridDim.x, clients * per_client);
+  clear(images, BATCH * (UNIT + PIXELS * GRADIENT));
+  await_others();
   int taps[KF][2];
 #pragma unroll
   for (int f = 0; f < KF; f++)
@@ -744,11 +745,12 @@ weight_gradient(const float* src, const float* dy, const signed char* marks, flo
       const int k = (tap_warp * KF + f) * 16 + h * 8 + g;
       taps[f][h] = k < TAPS ? k / (KW * SRC_C) * PITCH + k / SRC_C % KW * PIXEL + k % SRC_C : 0;
     }
-  for (int unit = first_unit(blockIdx.x, gridDim.x, clients * per_client); unit < stop;) {
+  for (int unit = start; unit < stop;) {
     const int64 client = unit / per_client, outputs = client * slots * (OUT_H * OUT_W * DST_C);
     const int begin = unit % per_client, end = stop - unit < per_client - begin ? begin + stop - unit : per_client;
     float acc[KF][FRAGMENTS][4] = {}, sums[FRAGMENTS] = {};
-    if (PIXEL_WARPS > 1) clear(images, BATCH * (UNIT + PIXELS * GRADIENT));
+    // Zeros stay for the block's next client, unless warps have added up their sums there.
+    if (PIXEL_WARPS > 1 && unit > start) clear(images, BATCH * (UNIT + PIXELS * GRADIENT));
     for (int first = begin; first < end; first += BATCH) {
       const int count = end - first < BATCH ? end - first : BATCH;
       __syncthreads();
@@ -848,7 +850,6 @@ __device__ __forceinline__ int octet_of(int octet) {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 half_weight_gradient(const float* src, const float* dy, const signed char* marks, float* parts, float* result,
                      int64 stride, int64 clients, int64 slots) {
-  await_others();
   extern __shared__ __align__(128) float shared[];
 #if SRC_C > 4
   constexpr int IMAGES = BATCH * UNIT_STRIDE;
@@ -864,8 +865,9 @@ half_weight_gradient(const float* src, const float* dy, const signed char* marks
   const int stop = first_unit(blockIdx.x + 1, gridDim.x, clients * per_client);
   for (int i = threadIdx.x; i < PIXELS; i += THREADS)
     offsets[i] = i < BAND * STEP * WIDTH ? 16 * patch_of(i / WIDTH, i % WIDTH) : 0;
-  // Zeros stay for the block's next client, unless warps add up their sums there.
-  if (PIXEL_WARPS == 1) clear(images, IMAGES + BATCH * PIXELS * (GRADIENT / 8));
+  const int start = first_unit(blockIdx.x, gridDim.x, clients * per_client);
+  clear(images, 4 * (IMAGES + BATCH * PIXELS * (GRADIENT / 8)));
+  await_others();
   // Rows of the transposed operands are pixels: those of lanes 0 to 7 and 8 to 15 differ in channels for the images,
   // and in pixels for the gradients.
   const int image_pixel = lane % 8 + lane / 16 * 8, gradient_pixel = lane % 16;
@@ -875,11 +877,12 @@ half_weight_gradient(const float* src, const float* dy, const signed char* marks
     taps[f] = (unsigned)__cvta_generic_to_shared(images + octet_of((tap_warp * KF + f) * 2 + lane / 8 % 2));
   }
   const unsigned own = (unsigned)__cvta_generic_to_shared(gradients + gradient_pixel * (GRADIENT / 8) + lane / 16);
-  for (int unit = first_unit(blockIdx.x, gridDim.x, clients * per_client); unit < stop;) {
+  for (int unit = start; unit < stop;) {
     const int64 client = unit / per_client, outputs = client * slots * (OUT_H * OUT_W * DST_C);
     const int begin = unit % per_client, end = stop - unit < per_client - begin ? begin + stop - unit : per_client;
     float acc[KF][FRAGMENTS][4] = {}, sums[FRAGMENTS] = {};
-    if (PIXEL_WARPS > 1) clear(images, IMAGES + BATCH * PIXELS * (GRADIENT / 8));
+    // Zeros stay for the block's next client, unless warps have added up their sums there.
+    if (PIXEL_WARPS > 1 && unit > start) clear(images, 4 * (IMAGES + BATCH * PIXELS * (GRADIENT / 8)));
     for (int first = begin; first < end; first += BATCH) {
       const int count = end - first < BATCH ? end - first : BATCH;
       __syncthreads();

@@ -154,22 +154,14 @@ def macros(layer: ConvolutionLayer, kind: Kind, plan: KernelCut) -> Macros:
     values: dict[str, str | int] = {**shapes(layer, kind)}
     # Only the named kernel of the source is compiled.
     values[kernel_name(kind, plan).upper()] = 1
-    values["KH"] = layer.kernel
-    values["KW"] = layer.kernel
-    values["SLOPE"] = f"{float(layer.slope)}f"
-    # The gradient of inputs first distributes the gradient of outputs to the winning
-    # pixels.
-    values["MARKS"] = int(layer.marked)
+    values |= {"KH": layer.kernel, "KW": layer.kernel, "MARKS": int(layer.marked)}
+    values |= {"SLOPE": f"{float(layer.slope)}f", "SCALE": f"{float(GRADIENT_SCALE)}f"}
+    # The gradient of inputs first gives that of outputs to the winning pixels.
     values["SPREAD"] = int(kind == "input")
     values["BIAS"] = int(layer.bias and kind != "input")
-    values["BAND"] = plan.band
-    values["BATCH"] = plan.batch
-    values["PIXEL"] = plan.pixel
-    values["WARPS"] = plan.warps
-    values["NT"] = plan.wide
-    values["TAP_WARPS"] = plan.tap_warps
+    values |= {"BAND": plan.band, "BATCH": plan.batch, "PIXEL": plan.pixel}
+    values |= {"WARPS": plan.warps, "TAP_WARPS": plan.tap_warps, "NT": plan.wide}
     values["SLICES"] = plan.slices
-    values["SCALE"] = f"{float(GRADIENT_SCALE)}f"
     # Tells the compiler how many registers a thread may use.
     values["MIN_BLOCKS"] = plan.blocks
     return tuple(values.items())
@@ -381,14 +373,8 @@ def _half_product_cuts(g: LayerGeometry, band: int, batch: int) -> Iterator[Scor
     rows = g.rows(band)
     # A tile is 64 consecutive pixels; those beyond the ends of rows are wasted.
     tiles = quotient(band * g.step * g.cols, 64)
-    pixels_used = band * g.step * g.out_w * g.step
-    useful = (
-        g.out_h
-        / (band * bands)
-        * pixels_used
-        / (tiles * 64)
-        * (band * g.step / rows) ** 0.7
-    )
+    in_tiles = band * g.step * g.out_w * g.step / (tiles * 64)
+    useful = g.out_h / (band * bands) * in_tiles * (band * g.step / rows) ** 0.7
     # Equals PLANE in the source.
     planes = g.src_c // 8
     reach = 64 + (g.kernel - 1) * g.cols + g.kernel

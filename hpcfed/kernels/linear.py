@@ -12,10 +12,11 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hpcfed.kernels import cuda, sgd
+from hpcfed.kernels import cuda, few_samples, sgd
 from hpcfed.kernels.sgd import Rule
 
 MANY_WEIGHTS = 2**18
@@ -45,7 +46,14 @@ def updates_itself(weight: Tensor, slots: int) -> bool:
     """Whether a layer with weights [clients, outputs, inputs] should update itself, for
     `slots` samples per client.
     """
-    return _is_traffic(weight, slots) and _serves(weight)
+    return _is_traffic(weight, slots) and few_samples.is_loadable(weight)
+
+
+def activated(y: Tensor, slope: float) -> Tensor:
+    """Return the activation of y that has this slope below zero; 1: none."""
+    if slope == 0:
+        return F.relu(y)
+    return y if slope == 1 else F.leaky_relu(y, slope)
 
 
 def _is_traffic(weight: Tensor, slots: int) -> bool:
@@ -61,16 +69,54 @@ def linear(
     sinks: tuple[Tensor | None, Tensor | None] = (None, None),
     update: Update | None = None,
     branch: cuda.Branch | None = None,
+    slope: float = 1,
 ) -> Tensor:
-    """Return x wᵀ + b of every client: [clients, slots, inputs] to [clients, slots,
-    outputs].
+    """Return x wᵀ + b of every client, activated: [clients, slots, inputs] to [clients,
+    slots, outputs].
 
     Gradients of weight and bias are written to their sinks, if given, in the branch.
     With `update` the weights are updated in the backward pass and have no gradient; x
     must then be differentiable.
     """
+    # Only in training: evaluations have samples of any number, each a kernel of its own.
+    few_serves = torch.is_grad_enabled() and few_samples.serves(x, weight)
+    if update is None and few_serves:
+        few: Tensor = _FewSamples.apply(x, weight, bias, sinks, slope)
+        return few
     y: Tensor = _Linear.apply(x, weight, bias, sinks, update, branch or cuda.Branch())
-    return y
+    return activated(y, slope)
+
+
+class _FewSamples(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        sinks: tuple[Tensor | None, Tensor | None],
+        slope: float,
+    ) -> Tensor:
+        x = x.contiguous()
+        y = few_samples.forward(x, weight, bias, slope)
+        ctx.save_for_backward(x, weight, y)
+        ctx.sinks, ctx.slope, ctx.biased = sinks, slope, bias is not None
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, y = ctx.saved_tensors
+        dw, db = ctx.sinks
+        if dw is None or not few_samples.is_loadable(dw):
+            dw = x.new_empty(weight.shape)
+        if db is None and ctx.biased:
+            db = x.new_empty(weight.shape[:2])
+        needs_x = ctx.needs_input_grad[0]
+        dx = few_samples.backward(
+            dy, y, x, weight, ctx.slope, (dw, db), needs_x=needs_x
+        )
+        return dx, dw, db, None, None
 
 
 class _Linear(torch.autograd.Function):
@@ -125,7 +171,7 @@ def _backward_and_update(
     dy: Tensor, x: Tensor, weight: Tensor, update: Update
 ) -> Tensor:
     """Return the gradient of x, and take the step of SGD on the weights."""
-    if not _serves(weight):
+    if not few_samples.is_loadable(weight):
         # Before the step: the gradient needs the old weights.
         dx = torch.bmm(dy, weight)
         gradient = torch.bmm(dy.transpose(1, 2), x)
@@ -155,7 +201,7 @@ def _reads_once(x: Tensor, weight: Tensor) -> bool:
     if not (_is_traffic(weight, x.shape[1]) and weight.shape[1] % 16 == 0):
         return False
     # A user who forbids TensorFloat-32 gets torch's product.
-    return _serves(weight) and torch.backends.cudnn.allow_tf32
+    return few_samples.is_loadable(weight) and torch.backends.cudnn.allow_tf32
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -173,17 +219,6 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     blocks = -(-y.numel() // _THREADS)
     add((blocks, 1), parts, bias, y, chunks, stride, y.numel())
     return y
-
-
-def _serves(weight: Tensor) -> bool:
-    """Whether the kernel can load four floats at once from these weights."""
-    aligned = (
-        weight.shape[2] % 4 == 0
-        and weight.stride(0) % 4 == 0
-        and weight.storage_offset() % 4 == 0
-    )
-    is_float32 = weight.dtype == torch.float32
-    return bool(aligned) and is_float32 and cuda.available(weight.device)
 
 
 @cache

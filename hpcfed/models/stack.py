@@ -168,13 +168,18 @@ class StackedNetwork(Forward):
         return 2 if convolutions and ours and not self._bf16 else 1
 
     def kernel_sources(
-        self, cost: Cost, like: Tensor, *, bounded: bool
+        self, cost: Cost, like: Tensor, slots: int, *, bounded: bool
     ) -> Iterator[tuple[str, cuda.Macros]]:
-        """Yield the sources of the convolutions of several clients, for rows as `like`.
-        Gradients are `bounded` if those of the outputs are at most 1.
+        """Yield the sources of convolutions and linear layers of several clients, for
+        rows as `like` and so many slots. Gradients are `bounded` if those of the outputs
+        are at most 1.
         """
         shapes = {layer.weight: layer.inputs for layer in cost.layers}
         for number, layer in enumerate(self._weighted):
+            first = number == 0
+            if isinstance(layer, StackedLinear):
+                yield from layer.kernel_sources(slots, first=first)
+                continue
             shape = shapes.get(layer.name + "weight", ())
             if not isinstance(layer, StackedConv2d) or len(shape) != 3:
                 continue
@@ -183,7 +188,7 @@ class StackedNetwork(Forward):
             known = layer.kernel_layer_of(shape, like.device.index, bounded=bounded)
             if known is not None:
                 yield from convolution.sources(
-                    known, like.device.index, first=number == 0, bounded=bounded
+                    known, like.device.index, first=first, bounded=bounded
                 )
 
     def halved(self, clients: int, device: torch.device) -> set[str]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.kernels import convolution, cpu_convolution, cuda
+from hpcfed.kernels import convolution, cpu_convolution, cuda, linear
 from hpcfed.kernels.convolution_layer import ConvolutionLayer
 from hpcfed.kernels.cpu_convolution import CpuLayer
 from hpcfed.models.stacked_layer import Batch, StackedLayer
@@ -88,11 +88,7 @@ class StackedConv2d(StackedConvolution):
         return None
 
     def _by_torch(self, x: Tensor) -> Tensor:
-        y = self._convolved(x)
-        if self.slope == 0:
-            y = F.relu(y)
-        elif self.slope != 1:
-            y = F.leaky_relu(y, self.slope)
+        y = linear.activated(self._convolved(x), self.slope)
         return F.max_pool2d(y, 2) if self.pool else y
 
     def may_use_kernel(self, like: Tensor) -> bool:

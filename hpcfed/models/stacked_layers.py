@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.kernels import batch_norm, dropout, linear
+from hpcfed.kernels import batch_norm, cuda, dropout, few_samples, linear
 from hpcfed.kernels.adapted import AdapterMemory, Parts, adapted, padded
 from hpcfed.models.lora import LoraLinear
 from hpcfed.models.stacked_layer import Batch, StackedLayer
@@ -14,11 +14,15 @@ from hpcfed.runtime import randomness
 
 
 class StackedLinear(StackedLayer):
+    slope = 1.0
+    """Slope below zero of the activation that this layer applies; 1: none."""
+
     def forward(self, x: Tensor) -> Tensor:
         # One client uses torch's own product, without the clients' dimension.
         if self.batch.num_clients == 1:
             bias = None if self.bias is None else self.bias.squeeze(0)
-            return F.linear(x, self.weight.squeeze(0), bias)
+            y = F.linear(x, self.weight.squeeze(0), bias)
+            return linear.activated(y, self.slope)
         # Positions in a sequence are samples like any other.
         y = linear.linear(
             x.reshape(self.batch.num_clients, -1, x.shape[-1]),
@@ -27,8 +31,24 @@ class StackedLinear(StackedLayer):
             sinks=self.take_sinks(),
             update=self.batch.updates.get(self.name + "weight"),
             branch=self.batch.branch,
+            slope=self.slope,
         )
         return y.view(*x.shape[:-1], -1)
+
+    def kernel_sources(
+        self, slots: int, *, first: bool
+    ) -> Iterator[tuple[str, cuda.Macros]]:
+        """Yield the sources of what trains several clients with few samples each; the
+        first layer of a network needs no gradient of its inputs.
+        """
+        outputs, inputs = self.weight.shape
+        if not few_samples.fits(slots, outputs, inputs):
+            return
+        # One that updates itself has kernels of its own.
+        if first or outputs * inputs < linear.MANY_WEIGHTS:
+            biased = self.bias is not None
+            shape = (slots, outputs, inputs, self.slope)
+            yield from few_samples.sources(*shape, biased=biased, first=first)
 
 
 class StackedLora(LoraLinear):
@@ -97,9 +117,7 @@ class StackedBatchNorm2d(StackedLayer):
         y = self._normalised(x)
         if residual is not None:
             y = y + residual
-        if self.slope == 0:
-            return F.relu(y)
-        return y if self.slope == 1 else F.leaky_relu(y, self.slope)
+        return linear.activated(y, self.slope)
 
     def _fused(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Let our own kernels do everything for one client."""

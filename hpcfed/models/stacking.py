@@ -197,24 +197,28 @@ def _stacked(
 
 def _fuse(layers: nn.Sequential) -> None:
     """Let convolutions do the activation and the pooling that follow them, and batch
-    norms the activation.
+    norms and linear layers the activation.
 
     Our kernels do all of it without writing intermediate results to memory.
     """
     names = list(layers._modules)
     for i, name in enumerate(names):
         layer = layers._modules[name]
-        if not isinstance(layer, StackedConv2d | StackedBatchNorm2d):
+        if not isinstance(layer, StackedConv2d | StackedBatchNorm2d | StackedLinear):
             continue
         if i + 1 == len(names):
             continue
         activation = layers._modules[names[i + 1]]
         if isinstance(activation, nn.LeakyReLU):
-            layer.slope = activation.negative_slope
+            slope = activation.negative_slope
         elif isinstance(activation, nn.ReLU):
-            layer.slope = 0.0
+            slope = 0.0
         else:
             continue
+        # The backward kernel asks the output whether the layer's sum was positive.
+        if slope < 0 and isinstance(layer, StackedLinear):
+            continue
+        layer.slope = slope
         # Replace the activation, so that names and order of layers stay.
         setattr(layers, names[i + 1], nn.Identity())
         # The kernel pools before the activation, so the activation must keep order.
