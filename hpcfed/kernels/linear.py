@@ -78,9 +78,9 @@ def linear(
     With `update` the weights are updated in the backward pass and have no gradient; x
     must then be differentiable.
     """
-    # Only in training: evaluations have samples of any number, each a kernel of its own.
-    few_serves = torch.is_grad_enabled() and few_samples.serves(x, weight)
-    if update is None and few_serves:
+    # Only in steps of training, which have sinks: a trial or an evaluation has any number
+    # of samples, and every number is a kernel of its own.
+    if update is None and sinks[0] is not None and few_samples.serves(x, weight):
         few: Tensor = _FewSamples.apply(x, weight, bias, sinks, slope)
         return few
     y: Tensor = _Linear.apply(x, weight, bias, sinks, update, branch or cuda.Branch())
@@ -94,7 +94,7 @@ class _FewSamples(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        sinks: tuple[Tensor | None, Tensor | None],
+        sinks: tuple[Tensor, Tensor | None],
         slope: float,
     ) -> Tensor:
         x = x.contiguous()
@@ -108,7 +108,7 @@ class _FewSamples(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
         dw, db = ctx.sinks
-        if dw is None or not few_samples.is_loadable(dw):
+        if not few_samples.is_loadable(dw):
             dw = x.new_empty(weight.shape)
         if db is None and ctx.biased:
             db = x.new_empty(weight.shape[:2])
