@@ -106,6 +106,10 @@ class Work(NamedTuple):
 
     steps: np.ndarray
     """Steps of each client."""
+    total: int
+    """Steps of all clients."""
+    longest: int
+    """Steps of the client that takes the most."""
     samples: int
     """Samples of all these steps."""
     order: np.ndarray
@@ -152,7 +156,8 @@ def _work(sizes_kept: bytes, limits_kept: bytes | None, length: Length) -> Work:
     samples = int(num_samples(sizes, length, limits).sum())
     order = longest_first(steps)
     in_order = np.array_equal(order, np.arange(len(sizes)))
-    return Work(steps, samples, order, in_order)
+    longest = int(steps.max(initial=0))
+    return Work(steps, int(steps.sum()), longest, samples, order, in_order)
 
 
 @lru_cache(KEPT)

@@ -145,7 +145,8 @@ class StackTraining:
             assert job.gates is not None, "made for gated gradients"
             parameters, statistics = self._gates
             self._layout.load(job.gates, (parameters[:count], statistics[:count]))
-        self._tables.load(job.clients, job.keys, job.limits, run=self._replays.run)
+        run = self._replays.run
+        self._tables.load(job.clients, sizes, job.keys, job.limits, run=run)
         lr = job.recipe.lr if job.rates is None else job.rates
         self._optimiser.load(lr, partial(num_steps, sizes, self._recipe.length))
         if not self._take_at_once(count, shapes):
@@ -153,8 +154,8 @@ class StackTraining:
             if self._lengths is not None:
                 samples = self._tables.samples[:, :count]
                 shapes = self._lengths.shortened(shapes, samples, counts)
-            yield from self._take(count, shapes, self._replays.run)
-        seen, in_texts = counts.sum(0), None
+            yield from self._take(count, shapes, run)
+        seen, in_texts = self._tables.seen, None
         if self._objective.counts_tokens:
             seen = self._tokens[:count].clone()
             in_texts = positions(shapes, counts, self._shard.targets.shape[1])

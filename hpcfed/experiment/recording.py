@@ -186,6 +186,7 @@ def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
     of_all_ranks = log.bytes_up if setup.world.is_root else 0
     figures["bytes_up"] = int(log.bytes_up_here) + of_all_ranks
     figures["excluded"] = len(log.excluded)
+    figures["loss_sum"], figures["samples_seen"] = log.summed_losses()
     figures["longest_steps"] = log.longest_steps
     if log.update_norms is not None:
         figures |= norm_figures(log.update_norms.cpu().numpy())

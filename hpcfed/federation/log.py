@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.clients.job import Losses
+from hpcfed.clients.schedule import Work
 from hpcfed.federation.channel.clock import MembersTime
 from hpcfed.results.server import RowsUse
 
@@ -42,16 +43,14 @@ class Downloaded:
 class RoundLog:
     """Figures of one round that are recorded, added up while the method runs.
 
-    Sums stay on the device until the recorder reads them: reading one earlier would
+    Figures stay on the device until the recorder reads them: reading one earlier would
     make the host wait for the GPU in the middle of a round.
     """
 
     cohort_size: int = 0
     """Members of the cohort that have training data."""
-    loss_sum: Tensor | float = 0.0
-    """Sum of training losses over samples, or tokens, of this rank's clients."""
-    samples_seen: Tensor | int = 0
-    """Number of these samples or tokens."""
+    losses: list[Losses] = field(default_factory=list)
+    """Training losses of this rank's clients, of each training of the round."""
     trained_samples: int = 0
     """Samples in steps of this rank's clients, without `finetuned_samples`."""
     trained_steps: int = 0
@@ -66,8 +65,8 @@ class RoundLog:
     """Samples in steps that clients take in an evaluation, before they are judged."""
     finetune_flops: Tensor | float = 0.0
     """Floating-point operations of these."""
-    client_steps: np.ndarray | None = None
-    """Steps of each client of this rank, by position; None before any has trained."""
+    work: list[tuple[np.ndarray, Work]] = field(default_factory=list)
+    """Clients of this rank, by position, and what they did, for each training."""
     bytes_up: int = 0
     """Bytes that clients of all ranks send to the server, if all send alike."""
     bytes_up_here: Tensor | int = 0
@@ -104,47 +103,56 @@ class RoundLog:
     @property
     def longest_steps(self) -> int:
         """Steps of the client of this rank that has taken the most."""
-        return 0 if self.client_steps is None else int(self.client_steps.max(initial=0))
+        if len(self.work) == 1:
+            return self.work[0][1].longest
+        longest = 0
+        if self.work:
+            clients = np.concatenate([clients for clients, _ in self.work])
+            steps = np.concatenate([work.steps for _, work in self.work])
+            # Exact: float64 holds whole numbers far beyond any count of steps.
+            longest = int(np.bincount(clients, steps).max(initial=0))
+        return longest
 
-    def add_steps(
-        self,
-        clients: np.ndarray,
-        steps: np.ndarray,
-        samples: int,
-        flops: Tensor | float,
-    ) -> None:
-        """Count steps of clients of this rank, by position."""
-        self.trained_samples += samples
-        self.trained_steps += int(steps.sum())
+    def add_work(self, clients: np.ndarray, work: Work, flops: Tensor | float) -> None:
+        """Count what clients of this rank, by position, have done."""
+        self.work.append((clients, work))
+        self.trained_samples += work.samples
+        self.trained_steps += work.total
         self.train_flops = self.train_flops + flops
-        most = int(clients.max(initial=-1)) + 1
-        # The log does not know how many clients the rank has: the array grows as they
-        # train.
-        known = (
-            np.zeros(0, np.int64) if self.client_steps is None else self.client_steps
-        )
-        if most > len(known):
-            known = np.concatenate([known, np.zeros(most - len(known), np.int64)])
-        known[clients] += steps
-        self.client_steps = known
 
     def add_losses(self, losses: Losses) -> None:
-        """Add the losses of some clients, each over its number of samples or tokens.
+        """Add the losses of some clients, each over its number of samples or tokens."""
+        self.losses.append(losses)
+
+    @property
+    def loss_sum(self) -> float:
+        """Sum of training losses over samples, or tokens, of this rank's clients."""
+        return self.summed_losses()[0]
+
+    @property
+    def samples_seen(self) -> int:
+        """Number of these samples or tokens."""
+        return self.summed_losses()[1]
+
+    def summed_losses(self) -> tuple[float, int]:
+        """Return the sum of losses over samples, or tokens, and their number; the host
+        waits for the device.
 
         A loss that is not finite is ignored: its update is left out, too.
         """
-        # In half the launches of `isfinite`; NaN is not below anything.
-        finite = losses.mean.abs() < math.inf
-        counted = losses.seen * finite
-        # NaN × 0 is NaN, so a loss that is ignored has to be set to 0 as well.
-        sums = losses.mean.nan_to_num() * counted
-        self.loss_sum = _added(self.loss_sum, sums.sum())
-        self.samples_seen = _added(self.samples_seen, counted.sum())
-
-
-def _added(total: Tensor | float, more: Tensor) -> Tensor:
-    """Return the sum, without a launch for the first summand."""
-    return total + more if isinstance(total, Tensor) else more
+        loss_sum: Tensor | float = 0.0
+        samples_seen: Tensor | int = 0
+        for losses in self.losses:
+            # On the host: a GPU would take seven launches for a few numbers.
+            mean, seen = losses.mean.cpu(), losses.seen.cpu()
+            of_clients = (mean * seen).sum()
+            if not math.isfinite(of_clients):
+                seen = seen * (mean.abs() < math.inf)
+                # NaN × 0 is NaN, so a loss that is ignored has to be set to 0 as well.
+                of_clients = (mean.nan_to_num() * seen).sum()
+            loss_sum = loss_sum + of_clients
+            samples_seen = samples_seen + seen.sum()
+        return float(loss_sum), int(samples_seen)
 
 
 @dataclass

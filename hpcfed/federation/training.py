@@ -351,7 +351,7 @@ class LocalTraining:
             log.finetuned_samples += samples
             log.finetune_flops = log.finetune_flops + flops
         else:
-            log.add_steps(job.clients, job.work.steps, samples, flops)
+            log.add_work(job.clients, job.work, flops)
 
     def _multiply_adds(self, columns: Tensor | None) -> int:
         """Return the multiply-adds of a sample in a step that trains these columns."""
