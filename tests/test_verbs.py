@@ -2,6 +2,7 @@
 gradients themselves, several steps on one minibatch.
 """
 
+import zlib
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +19,7 @@ from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.clients.schedule import Length, num_samples, num_steps, step_shapes
 from hpcfed.data.shards import Shard, sub_shard
+from hpcfed.federation.keys import AHEAD, ClientKeys
 from hpcfed.models.kernel_layout import KernelLayout
 from hpcfed.runtime import randomness
 from hpcfed.runtime.timer import Timer
@@ -258,3 +260,25 @@ def test_keys_are_those_of_client_round_and_phase() -> None:
     ids = torch.from_numpy(fed.clients[everyone.here])
     keys = randomness.client_keys(fed.config.seed, purpose, 1, ids)
     assert len(set(keys.tolist())) == len(ids)
+
+
+def test_keys_that_are_drawn_ahead_are_those_of_their_round() -> None:
+    """For the same clients round after round, after a leap, and for other clients."""
+    keys = ClientKeys(3, torch.device("cpu"))
+    few, others, many = np.arange(5), np.arange(1, 6), np.arange(randomness.FEW)
+    # Beyond the rounds that are drawn together, and back to the first.
+    calls = [(round, few) for round in [*range(2 * AHEAD + 3), 0, 1, 40]]
+    calls += [(41, others), (42, few), (43, few), (0, many), (1, many), (2, many)]
+    for round, clients in calls:
+        for purpose in ("training", "fine-tuning"):
+            found = keys(purpose, round, clients)
+            ids = torch.from_numpy(clients)
+            expected = randomness.client_keys(3, purpose, round, ids)
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**32, 2**70])
+def test_streams_are_keyed_by_the_words_of_their_purpose(seed: int) -> None:
+    words = [seed, zlib.crc32(b"cohort"), 5]
+    found = randomness.generator(seed, "cohort", 5).integers(2**62, size=4)
+    assert np.array_equal(found, np.random.default_rng(words).integers(2**62, size=4))

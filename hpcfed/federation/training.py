@@ -23,9 +23,9 @@ from hpcfed.clients.schedule import num_steps
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
 from hpcfed.federation.cohort import Cohort, without_diverged
+from hpcfed.federation.keys import ClientKeys
 from hpcfed.federation.participants import Participants
 from hpcfed.models.frozen import META
-from hpcfed.runtime import randomness
 
 Shards = Callable[[Split, np.ndarray], Shard]
 """Gathers the samples of clients, by id, from one split of the data set."""
@@ -58,6 +58,7 @@ class LocalTraining:
         self._first_row = first_row
         self._timer = members.timer
         self._augments = members.config.augment == "crop-flip"
+        self._client_keys = ClientKeys(members.config.seed, self.device)
         self._last_recipe: Recipe | None = None
         self._costs: dict[bytes, int] = {}
         """Multiply-adds of a sample, by the columns to train."""
@@ -86,10 +87,7 @@ class LocalTraining:
         return self._keys(purpose, cohort.round, cohort.here)
 
     def _keys(self, purpose: str, round: int, clients: np.ndarray) -> Tensor:
-        ids = torch.from_numpy(self._members.clients[clients])
-        # On the host, where the few numbers of a cohort take no launches.
-        keys = randomness.client_keys(self._config.seed, purpose, round, ids)
-        return keys.to(self.device, non_blocking=True)
+        return self._client_keys(purpose, round, self._members.clients[clients])
 
     def reload(self, shards: Shards) -> None:
         """Load the data of this rank's clients again, after some have changed ranks."""
