@@ -164,7 +164,7 @@ class Engine:
         rows, work = job.rows, job.work
         self.samples += work.samples
         # Not empty_like: the rows may be a single row, expanded.
-        trained = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
+        trained = rows.new_empty(rows.shape)
         has_lanes = self._has_lanes(rows) and len(work.order) > 1
         # Before lanes open, which have streams of their own; else when first needed.
         losses = _no_losses(job) if has_lanes else None

@@ -2,8 +2,7 @@
 halves if a stack runs out of memory.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -113,10 +112,12 @@ class Stacks:
                 self.halving(work, smaller, ids, doing, free=free)
             return
         try:
-            with _naming(ids[members], doing):
-                work(members)
+            work(members)
             return
-        except torch.OutOfMemoryError as error:
+        except Exception as error:
+            _name(error, ids[members], doing)
+            if not isinstance(error, torch.OutOfMemoryError):
+                raise
             if len(members) == 1:
                 error.add_note(
                     "not even one client fits in memory: use smaller batches or a "
@@ -160,14 +161,9 @@ def num_matrices(job: TrainingJob) -> int:
     return matrices
 
 
-@contextmanager
-def _naming(clients: np.ndarray, doing: str) -> Iterator[None]:
+def _name(error: Exception, clients: np.ndarray, doing: str) -> None:
     """Add to an exception which clients were being processed."""
-    try:
-        yield
-    except Exception as error:
-        named = ", ".join(map(str, clients[:8]))
-        more = ", …" if len(clients) > 8 else ""
-        plural = "s" if len(clients) > 1 else ""
-        error.add_note(f"while {doing} client{plural} {named}{more}")
-        raise
+    named = ", ".join(map(str, clients[:8]))
+    more = ", …" if len(clients) > 8 else ""
+    plural = "s" if len(clients) > 1 else ""
+    error.add_note(f"while {doing} client{plural} {named}{more}")

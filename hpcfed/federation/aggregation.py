@@ -36,8 +36,8 @@ class Aggregation:
     def __init__(self, config: RunConfig, collectives: Collectives) -> None:
         self._config = config
         self._collectives = collectives
-        self._shares: tuple[np.ndarray, Tensor] | None = None
-        """The last weights of this rank's members, and these on the device."""
+        self._shares: tuple[bytes, Tensor] | None = None
+        """The last weights of this rank's members, as bytes and on the device."""
 
     def __call__(self, rows: Tensor, cohort: Cohort) -> Tensor:
         """Combine the cohort's rows into one on every rank; `rows` are this rank's."""
@@ -95,14 +95,14 @@ class Aggregation:
     def _weights_here(self, rows: Tensor, cohort: Cohort) -> Tensor:
         """Return the weights of this rank's members."""
         weights = cohort.weights[cohort.chosen]
-        if self._shares is not None:
-            known, there = self._shares
-            same_kind = (there.dtype, there.device) == (rows.dtype, rows.device)
-            # Often those of the last round, which then need not travel again.
-            if same_kind and np.array_equal(known, weights):
+        known = weights.tobytes()
+        # Often those of the last round, which then need not travel again.
+        if self._shares is not None and self._shares[0] == known:
+            there = self._shares[1]
+            if there.dtype == rows.dtype and there.device == rows.device:
                 return there
         there = on_device(weights, rows.device).to(rows.dtype, copy=True)
-        self._shares = weights, there
+        self._shares = known, there
         return there
 
     def cluster_sums(

@@ -105,7 +105,8 @@ class KernelLayout:
             to_parameters, to_statistics, _, _ = self._places(rows.device)
             parameters, statistics = kernel_rows
             row_kernels.fill(rows, parameters, to_parameters)
-            row_kernels.fill(rows, statistics, to_statistics)
+            if statistics.shape[1]:
+                row_kernels.fill(rows, statistics, to_statistics)
             return
         self.clear_padding(kernel_rows[0])
         for plain, laid_out in self._pairs(rows, *kernel_rows):
@@ -126,12 +127,9 @@ class KernelLayout:
             plain.copy_(laid_out)
 
     def _serves(self, rows: Tensor, kernel_rows: KernelRows) -> bool:
-        """Whether one pass over the rows can copy them.
-
-        A matrix without columns may have any strides.
-        """
-        matrices = [matrix for matrix in (rows, *kernel_rows) if matrix.shape[1]]
-        return self._channels_last and row_kernels.serves(*matrices)
+        """Whether one pass over the rows can copy them."""
+        # Both matrices are of one kind.
+        return self._channels_last and row_kernels.serves(rows, kernel_rows[0])
 
     def _places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return where both matrices' columns are in plain rows, and the inverse."""

@@ -44,11 +44,14 @@ class Timer:
         self._device = device
         self._events: Callable[[], Any] | None = None
         """Makes events of a GPU; None on a CPU."""
+        self._stream: Callable[[torch.device], Any] | None = None
+        """Tells the queue that gets this thread's work; None on a CPU."""
         if device.type != "cpu":
             # Imported late, because this loads torch.
             from hpcfed.runtime import accelerator
 
             self._events = accelerator.time_stamps(device)
+            self._stream = accelerator.current_stream
         self._marks: list[tuple[str, Any]] = []
         """Phases of this round, each with the time or event at which it began."""
         self._free: list[Any] = []
@@ -124,10 +127,7 @@ class Timer:
         """Return a time stamp; on a GPU, an event in the stream."""
         if self._events is None:
             return time.perf_counter()
-        # The host does not wait for it, unlike a synchronisation.
-        event = self._events()
-        self._record(event)
-        return event
+        return self._recorded(self._events())
 
     def _own_stamp(self) -> Any:
         """Return a stamp that no other timer gets: its event is recorded again after
@@ -135,18 +135,17 @@ class Timer:
         """
         if self._events is None:
             return time.perf_counter()
-        if self._free:
-            event = self._free.pop()
-            self._record(event)
-        else:
-            event = self.stamp()
+        event = self._recorded(self._free.pop() if self._free else self._events())
         self._taken.append(event)
         return event
 
-    def _record(self, event: Any) -> None:
-        from hpcfed.runtime import accelerator
-
-        event.record(accelerator.current_stream(self._device))
+    def _recorded(self, event: Any) -> Any:
+        """Return the event, which the device will reach after its work so far. The host
+        does not wait for it, unlike a synchronisation.
+        """
+        assert self._stream is not None
+        event.record(self._stream(self._device))
+        return event
 
     def _synchronize(self) -> None:
         if self._events is not None:
