@@ -1,6 +1,8 @@
 """FedAvg, FedAvg-FT and Local-only against their definitions, in one process."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpcfed import cli, methods
+from hpcfed.clients.capture import Replays
 from hpcfed.clients.job import Losses, TrainingJob
 from hpcfed.experiment.evaluate import evaluate
 from hpcfed.federation.cohort import shares
@@ -409,3 +412,38 @@ def test_a_client_that_diverged_does_not_lower_the_training_loss() -> None:
     log.add_losses(Losses(means, torch.tensor([100, 100, 0, 50])))
     log.add_losses(Losses(torch.tensor([5.0]), torch.tensor([50])))
     assert float(log.loss_sum) / int(log.samples_seen) == pytest.approx(3.0)
+
+
+def test_a_round_like_the_last_ones_uploads_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keys, clients, sizes, weights and rates are on the device already. Without a GPU:
+    a replay does nothing, since only what the host prepares for it counts.
+    """
+
+    def recorded(function: Callable[[], None]) -> SimpleNamespace:
+        return SimpleNamespace(replay=lambda: None)
+
+    def begin(self: Replays, *_: object, **__: object) -> None:
+        self._on, self._may_fail, self._graphs = True, False, {}
+        self._recorder = SimpleNamespace(record=recorded, forget=lambda: None)
+
+    monkeypatch.setattr(Replays, "__init__", begin)
+    s = assembled(participation=1.0)
+    fed, state, uploads = s.federation, s.method.init(s.federation), []
+
+    def uploading(array: np.ndarray) -> Tensor:
+        uploads.append(array)
+        return on_host(array)
+
+    on_host = torch.from_numpy
+    monkeypatch.setattr(torch, "from_numpy", uploading)
+    in_round = []
+    for round in range(10):
+        cohort = fed.sample(round)
+        state = s.method.round(fed, state, cohort)
+        assert cohort.log.loss_sum > 0
+        in_round.append(len(uploads))
+        uploads.clear()
+    # The first rounds prepare what the others find there: the second one, keys ahead.
+    assert in_round[0] and in_round[1] and not any(in_round[4:]), in_round
