@@ -170,6 +170,7 @@ def recorded(folder: Path) -> dict[str, np.ndarray]:
                 for name, data in file[group].items():
                     if name not in (
                         "seconds",
+                        "cpu_seconds",
                         "waited",
                         "imbalance",
                         "samples_per_second",

@@ -59,6 +59,7 @@ def test_rows_from_the_runs_own_depth_are_the_runs_own_rows() -> None:
 MEASURED = (
     "timing/",
     "rounds/seconds",
+    "rounds/cpu_seconds",
     "rounds/imbalance",
     "server/seconds",
     "server/samples_per_second",

@@ -179,6 +179,19 @@ def test_a_reader_sees_every_round_that_was_said_to_be_on_disk(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == [tmp_path / "run.h5"], "no temporary file stays"
 
 
+def test_time_on_cores_is_counted_from_round_to_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([1.0, 5.0, 5.5, 7.0])
+    monkeypatch.setattr(time, "process_time", lambda: next(clock))
+    found = Timer(torch.device("cpu"))  # begins at 1
+    found.start()  # what came before does not count
+    found.lap()
+    assert found.on_cores == 0.5
+    found.lap()
+    assert found.on_cores == 1.5
+
+
 def test_ranks_figures_are_reduced_as_the_table_says() -> None:
     ranks: list[dict[str, float]] = [
         {"loss_sum": 6, "samples_seen": 2, "bytes_up": 10, "cohort_size": 3, "wall": 1},

@@ -28,7 +28,7 @@ STALL = 8.0
 """The --stall-timeout of that work."""
 PATIENCE = 60.0
 """Seconds after which a run counts as hung."""
-_TIMES = ("seconds", "imbalance", "rank")
+_TIMES = ("seconds", "cpu_seconds", "imbalance", "rank")
 
 
 @dataclass

@@ -115,6 +115,7 @@ SKIPPED = (
     "environment",
     "config",
     "rounds/seconds",
+    "rounds/cpu_seconds",
     "rounds/imbalance",
     "options",
 )

@@ -84,6 +84,11 @@ class Benchmark:
             name: values[name] for name in self._defined() if not _free(stated[name])
         }
 
+    def options(self) -> dict[str, Any]:
+        """Return the options that the definition sets or the user has added."""
+        defined = {name: _found(value) for name, value in self._defined().items()}
+        return defined | dict(self.given)
+
     def changed(self) -> dict[str, Any]:
         """Return the options whose values the user has changed."""
         before = self._resolved({}).flat()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hpcfed.analysis.render.console import Output
 from hpcfed.analysis.render.console import say as print_lines
-from hpcfed.benchmark import mllog
+from hpcfed.benchmark import mllog, turns
 from hpcfed.benchmark.definition import Benchmark
 from hpcfed.benchmark.reference import file_of, read_reference, text_of
 from hpcfed.benchmark.result import FILE, BenchmarkResult, result_of
@@ -46,6 +46,18 @@ def run_benchmark(
         return result.verdict == "PASSED"
 
     return bool(mpi.from_root(launched(), on_root(judge)))
+
+
+def compare_programs(benchmark: Benchmark, other: Path, pairs: int, out: Path) -> bool:
+    """Let this program and another take turns, write what came of it, and print it; tell
+    whether this one is neither slower nor wrong.
+    """
+    result = turns.take_turns(benchmark, other, pairs, out, say)
+    path = out / turns.FILE
+    publish(f"{result.model_dump_json(indent=1)}\n".encode(), path)
+    with unless_full(f"the result is in {path}"):
+        print_lines(Output(), f"result: {path}", *turns.lines(result, other))
+    return result.verdict not in ("SLOWER", "FAILED")
 
 
 def _write(

@@ -4,35 +4,40 @@ from collections.abc import Sequence
 from math import log, sqrt
 from statistics import fmean, stdev
 
-from hpcfed.analysis.statistics import CONFIDENCE, Estimate
+from hpcfed.analysis.statistics import CONFIDENCE, Estimate, bounded_exp
 
-TRIMMED_FROM = 5
-"""From this number of runs on, the fastest and the slowest are dropped."""
+TRIMMED_PART = 5
+"""One of so many runs is dropped at either end: of five the fastest and the slowest."""
 INTERVAL = (
     "95 %, Student's t of the logarithms; with dropped runs by Tukey and McLaughlin: "
     "dropped runs count as their neighbours in the variance"
 )
+USUAL_POWER = 0.8
+"""How likely a difference is told apart that we call detectable."""
+
+
+def dropped(number: int) -> int:
+    """Return how many of the fastest runs do not count; as many of the slowest."""
+    return number // TRIMMED_PART
 
 
 def of_times(seconds: Sequence[float]) -> Estimate:
-    """Return the geometric mean without the fastest and the slowest of five or more
-    times, with its interval.
+    """Return the geometric mean of times without the fastest and the slowest fifth, with
+    its interval.
     """
     return trimmed([log(value) for value in seconds]).exp()
 
 
-def trimmed(values: Sequence[float]) -> Estimate:
-    """Return the mean without the least and the largest of five or more values.
+def trimmed(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """Return the mean without the least and the largest fifth of the values.
 
     Its variance is that of all values, after those that were dropped have taken the
     place of their neighbours, and it has as many degrees of freedom as are kept, less
     one. Without dropping any, this is Student's t.
     """
-    from scipy import stats
-
     ordered = sorted(values)
     number = len(ordered)
-    cut = int(number >= TRIMMED_FROM)
+    cut = dropped(number)
     kept = ordered[cut : number - cut]
     centre = fmean(kept)
     if number < 2:
@@ -40,13 +45,33 @@ def trimmed(values: Sequence[float]) -> Estimate:
     winsorised = cut * kept[:1] + kept + cut * kept[-1:]
     share_kept = len(kept) / number
     error = stdev(winsorised) / (share_kept * sqrt(number))
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(kept) - 1)) * error
+    reach = _quantile((1 + confidence) / 2, number) * error
     return Estimate(centre, centre - reach, centre + reach)
 
 
-def ratio(before: Sequence[float], after: Sequence[float]) -> Estimate:
+def ratio(
+    before: Sequence[float], after: Sequence[float], confidence: float = CONFIDENCE
+) -> Estimate:
     """Return how many times as long the second machine's runs take, from the pairs of
     runs with the same seed, which do the same work.
     """
     pairs = zip(before, after, strict=True)
-    return trimmed([log(later / earlier) for earlier, later in pairs]).exp()
+    logs = [log(later / earlier) for earlier, later in pairs]
+    return trimmed(logs, confidence).exp()
+
+
+def detectable(found: Estimate, number: int, confidence: float = CONFIDENCE) -> float:
+    """Return the ratio of times that four of five such measurements tell apart, from the
+    ratio of `number` pairs; NaN without an interval.
+    """
+    reach = log(found.high / found.centre) if found.low > 0 else float("nan")
+    limit = _quantile((1 + confidence) / 2, number)
+    # The interval must begin above 1 although the centre falls below the truth.
+    return bounded_exp(reach * (1 + _quantile(USUAL_POWER, number) / limit))
+
+
+def _quantile(probability: float, number: int) -> float:
+    """Return Student's quantile for the runs that are kept of a number of runs."""
+    from scipy import stats
+
+    return float(stats.t.ppf(probability, number - 2 * dropped(number) - 1))

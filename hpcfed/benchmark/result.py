@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.benchmark.definition import FIGURES, Benchmark
-from hpcfed.benchmark.figures import INTERVAL, TRIMMED_FROM, of_times
+from hpcfed.benchmark.figures import INTERVAL, dropped, of_times
 from hpcfed.benchmark.reference import Reference, first_problem, quality_of
 from hpcfed.benchmark.running import Finished, checks_of, seconds_of
 from hpcfed.benchmark.verification import Check
@@ -28,11 +28,11 @@ Seconds = Annotated[float, Field(ge=1e-9, le=1e9)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
-class _PartOfResult(BaseModel):
+class PartOfResult(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class TimedRun(_PartOfResult):
+class TimedRun(PartOfResult):
     """One counted run."""
 
     seed: int
@@ -42,6 +42,8 @@ class TimedRun(_PartOfResult):
     """Rounds up to the figure."""
     all_seconds: NotNegative
     """All rounds."""
+    cpu_seconds: NotNegative | None = None
+    """Time of all rounds that all ranks have spent on cores; null in older results."""
     quality: float | None
     """Mean over rounds; null if no round has it."""
     samples: NotNegative
@@ -50,7 +52,7 @@ class TimedRun(_PartOfResult):
     """GPUs and CPUs, with the start of the run; null where no counter is readable."""
 
 
-class FigureOfMerit(_PartOfResult):
+class FigureOfMerit(PartOfResult):
     """The benchmark's one figure, in seconds: less is better."""
 
     meaning: str
@@ -69,7 +71,7 @@ class FigureOfMerit(_PartOfResult):
         return Estimate(*(unknown if end is None else end for end in ends))
 
 
-class KeptRules(_PartOfResult):
+class KeptRules(PartOfResult):
     """Whether the rules were kept, and what was changed."""
 
     kept: bool
@@ -78,7 +80,7 @@ class KeptRules(_PartOfResult):
     """All options that differ from the benchmark's, also those that may."""
 
 
-class UsedMachine(_PartOfResult):
+class UsedMachine(PartOfResult):
     """Where the benchmark ran."""
 
     hosts: list[str]
@@ -99,7 +101,7 @@ class UsedMachine(_PartOfResult):
         return self.load is not None and self.load > BUSY
 
 
-class UsedSoftware(_PartOfResult):
+class UsedSoftware(PartOfResult):
     """What ran."""
 
     version: str
@@ -114,7 +116,7 @@ class UsedSoftware(_PartOfResult):
     packages: dict[str, str]
 
 
-class BenchmarkResult(_PartOfResult):
+class BenchmarkResult(PartOfResult):
     """A result that can be handed in and compared."""
 
     format: Literal["hpcfed benchmark"] = "hpcfed benchmark"
@@ -144,25 +146,25 @@ def result_of(
 ) -> BenchmarkResult:
     """Judge finished runs. `own`: the user has named the definition or the reference."""
     checks = checks_of(benchmark, finished, reference)
-    timed = [_timed(record, benchmark) for record in finished.counted]
-    broken = _broken(benchmark, len(timed), own=own)
+    each = [timed(record, benchmark) for record in finished.counted]
+    broken = _broken(benchmark, len(each), own=own)
     right = all(check.passed for check in checks)
     record = finished.counted[0]
-    spent = [run.energy_wh for run in timed if run.energy_wh is not None]
+    spent = [run.energy_wh for run in each if run.energy_wh is not None]
     return BenchmarkResult(
         benchmark=benchmark.name,
         size=benchmark.size,
         title=benchmark.definition.title,
         verdict="PASSED" if right and not broken else "FAILED",
-        figure=_figure(timed, benchmark.definition.figure),
+        figure=_figure(each, benchmark.definition.figure),
         energy_wh=sum(spent) / len(spent) if spent else None,
         checks=checks,
         rules=KeptRules(kept=not broken, broken=broken, changed=benchmark.changed()),
-        runs=timed,
+        runs=each,
         reference=f"{len(reference.curves)} seeds, {reference.made_by}",
         precision=str(record.config["precision"]),
         machine=_machine(record, finished.load),
-        software=_software(record),
+        software=software_of(record),
         settings=dict(record.config),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -177,7 +179,8 @@ def _broken(benchmark: Benchmark, number: int, *, own: bool) -> list[str]:
     return told
 
 
-def _timed(record: RunRecord, benchmark: Benchmark) -> TimedRun:
+def timed(record: RunRecord, benchmark: Benchmark) -> TimedRun:
+    """Return the figures of a counted run."""
     definition = benchmark.definition
     reached = record.reached() if definition.figure == "target" else None
     return TimedRun(
@@ -185,6 +188,7 @@ def _timed(record: RunRecord, benchmark: Benchmark) -> TimedRun:
         seconds=seconds_of(record, definition.figure),
         rounds=record.rounds_done if reached is None else reached.rounds,
         all_seconds=record.timed_seconds(),
+        cpu_seconds=_known(record.cpu_seconds()),
         quality=_known(quality_of(record, definition.quality)),
         samples=float(record.rounds["trained_samples"].sum()),
         energy_wh=_energy(record),
@@ -197,19 +201,18 @@ def _energy(record: RunRecord) -> float | None:
     return sum(known) / JOULES_PER_WH if known else None
 
 
-def _figure(timed: list[TimedRun], kind: str) -> FigureOfMerit:
-    seconds = [run.seconds for run in timed if run.seconds is not None]
+def _figure(each: list[TimedRun], kind: str) -> FigureOfMerit:
+    seconds = [run.seconds for run in each if run.seconds is not None]
     # Without the runs that miss their target the rest would look fast.
-    whole = len(seconds) == len(timed)
+    whole = len(seconds) == len(each)
     found = of_times(seconds) if whole else Estimate(float("nan"))
-    dropped = 2 if whole and len(seconds) >= TRIMMED_FROM else 0
     return FigureOfMerit(
         meaning=FIGURES[kind],
         seconds=_known(found.centre),
         low=_known(found.low),
         high=_known(found.high),
         interval=INTERVAL,
-        dropped=dropped,
+        dropped=2 * dropped(len(seconds)) if whole else 0,
     )
 
 
@@ -233,7 +236,8 @@ def _machine(record: RunRecord, load: float) -> UsedMachine:
     )
 
 
-def _software(record: RunRecord) -> UsedSoftware:
+def software_of(record: RunRecord) -> UsedSoftware:
+    """Return what a run ran with."""
     environment = record.environment
     source = environment["source"]
     return UsedSoftware(

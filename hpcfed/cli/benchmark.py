@@ -18,6 +18,7 @@ EXAMPLES = """\
   mpirun -n 4 python -m hpcfed benchmark ranks --size medium --out runs/four
   hpcfed benchmark --list                                     all benchmarks and their sizes
   hpcfed benchmark --compare a/result.json b/result.json --html machines.html
+  hpcfed benchmark fedavg --by-turns ../before                is this checkout slower than that one?
   hpcfed benchmark fedavg --size large --reference            what other machines must learn"""
 
 FLAGS = """\
@@ -32,6 +33,10 @@ FLAGS = """\
   also write OUT/mllog.txt, in the format of MLPerf's logs
 --against FILE
   verify against this reference, which breaks the rules
+--by-turns OTHER
+  compare with another program, whose runs take turns with ours: a checkout's folder, or
+  the python of another environment; --runs are then pairs (default: 20), exit code 1 says
+  that this one is slower
 --reference
   make the reference of this benchmark and size: OUT/reference.json
 --seeds N
@@ -45,7 +50,7 @@ FLAGS = """\
 --schema
   print the JSON schema of a result file
 """
-USUAL_RUNS, USUAL_SEEDS = 5, 20
+USUAL_RUNS, USUAL_PAIRS, USUAL_SEEDS = 5, 20, 20
 LEAST, MOST = 2, 1000
 """An interval needs two runs."""
 
@@ -129,13 +134,24 @@ def _benchmark(options: argparse.Namespace, words: list[str]) -> None:
     out = options.out or Path(f"runs/benchmark-{benchmark.name}-{benchmark.size}")
     check_export("--out", out / "result.json")
     # Late: this loads what reads and judges runs.
-    from hpcfed.benchmark.execute import run_benchmark, write_reference
+    from hpcfed.benchmark.execute import (
+        compare_programs,
+        run_benchmark,
+        write_reference,
+    )
 
     if options.reference:
         write_reference(benchmark, _number("--seeds", options.seeds, USUAL_SEEDS), out)
         return
     if options.seeds is not None:
         raise UserError("--seeds needs --reference; a benchmark has --runs")
+    if options.by_turns is not None:
+        if options.against is not None or options.mllog:
+            raise UserError("--by-turns takes neither --against nor --mllog")
+        pairs = _number("--runs", options.runs, USUAL_PAIRS)
+        if not compare_programs(benchmark, Path(options.by_turns), pairs, out):
+            sys.exit(1)
+        return
     passed = run_benchmark(
         benchmark,
         _number("--runs", options.runs, USUAL_RUNS),

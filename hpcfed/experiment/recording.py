@@ -107,6 +107,7 @@ class Recorder:
                 memory.append(report.peak_here)
             figures = {
                 "wall": wall,
+                "cpu_seconds": setup.timer.on_cores,
                 "peak_memory": max(memory),
                 "wire": self._bytes_since(),
                 "halvings": setup.engine.halvings,

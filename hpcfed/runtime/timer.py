@@ -62,6 +62,11 @@ class Timer:
         self._round_began = 0.0
         self.current = "other"
         """The phase in progress, for error messages."""
+        self.on_cores = 0.0
+        """Seconds that this process, with all its threads, spent on cores in the last
+        round.
+        """
+        self._cores_began = 0.0
         self.changes = 0
         """How often the phase has changed: while it changes, the run does not hang."""
         self.start()
@@ -74,6 +79,7 @@ class Timer:
         self._taken.clear()
         self._mark("other")
         self._round_began = time.perf_counter()
+        self._cores_began = time.process_time()
 
     def phase(self, name: str) -> "_Phase":
         """Count the time within the block for this phase, or an outer one."""
@@ -112,6 +118,9 @@ class Timer:
             seconds[PHASES.index(name)] += elapsed
         wall = now - self._round_began
         self._round_began = now
+        on_cores = time.process_time()
+        self.on_cores = on_cores - self._cores_began
+        self._cores_began = on_cores
         # The last mark begins the next round, so no time is lost between two.
         del self._marks[:-1]
         self._free += self._taken[:-1]

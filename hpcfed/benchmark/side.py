@@ -1,0 +1,25 @@
+"""Makes the runs of one program when it is told to: a process of `hpcfed.benchmark.turns`.
+
+It is started by its path, with another hpcfed in front of Python's path. So it uses only
+what every version offers: `hpcfed.run`.
+"""
+
+import json
+import os
+import sys
+
+
+def main() -> None:
+    """Read a line of options for each run; answer each with a line when it has ended."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    # What libraries print must not be taken for an answer.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    import hpcfed
+
+    for line in sys.stdin:
+        hpcfed.run(progress=False, **json.loads(line))
+        print("done", file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
