@@ -13,7 +13,13 @@ import pytest
 from hpcfed import cli
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.benchmark import definition, reference, result, running
-from hpcfed.benchmark.comparison import relative, table, verdict_of
+from hpcfed.benchmark.comparison import (
+    compared_page,
+    devices_text,
+    relative,
+    table,
+    verdict_of,
+)
 from hpcfed.benchmark.figures import of_times, trimmed
 from hpcfed.benchmark.result import BenchmarkResult, read_result
 from hpcfed.benchmark.verification import check_aggregation, check_learning
@@ -375,6 +381,31 @@ def test_machines_are_compared_on_a_terminal_and_on_a_page(
     text = page.read_text()
     assert "&lt;b&gt;GPU" in text
     assert "<b>GPU" not in text
+
+
+def test_a_page_names_a_few_of_hundreds_of_devices_and_counts_failed_results_out(
+    tiny: Path,
+) -> None:
+    passed = BenchmarkResult.model_validate(_content(tiny) | {"verdict": "PASSED"})
+    machine = passed.machine.model_copy(
+        update={
+            "hosts": [f"node{n}" for n in range(128)],
+            "devices": ["H200"] * 510 + ["A100", "cpu"],
+            "cpus": ["Grace"] * 128,
+        }
+    )
+    large = passed.model_copy(update={"machine": machine})
+    assert devices_text(large) == "510 × H200, 1 × A100, 1 × cpu (Grace)"
+    text = compared_page([("small", passed), ("large", large)])
+    assert "node0, node1, node2, node3, and 124 more" in text
+    assert "not measured" in text
+    assert "2 results, 2 PASSED" in text
+    failed = passed.model_copy(update={"verdict": "FAILED"})
+    assert "2 results, 0 PASSED" in compared_page([("a", failed), ("b", failed)])
+    # Names that all differ, as only a hostile file has them.
+    strange = machine.model_copy(update={"devices": [str(n) for n in range(200_000)]})
+    told = devices_text(large.model_copy(update={"machine": strange}))
+    assert told == "1 × 0, 1 × 1, 1 × 2, 1 × 3, and 199996 more"
 
 
 # What is shipped, and mistakes.

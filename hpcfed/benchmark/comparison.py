@@ -1,5 +1,6 @@
 """Results of several machines beside each other."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from hpcfed.analysis.findings import (
     HUNDREDTHS,
     IN_SECONDS,
     THOUSANDTHS,
+    Cell,
     Kind,
     Row,
     Table,
@@ -23,10 +25,12 @@ from hpcfed.errors import UserError, count
 from hpcfed.words import DASH, number
 
 WATT_HOURS = Kind("Wh", number)
-COLUMNS = (
-    "result", "verdict", "seconds [95 %]", "times the first", "told apart", "Wh",
-    "load before", "ranks", "device", "precision", "rules",
-)  # fmt: skip
+MOST_NAMED = 4
+MINUTE = len("2026-11-18T20:01")
+NOT_MEASURED = "not measured"
+FIGURES = ("result", "verdict", "seconds [95 %]", "times the first", "told apart", "Wh")
+MACHINES = ("hosts", "devices", "ranks × threads", "backend", "load before", "finished")
+SOFTWARE = ("hpcfed", "torch", "CUDA", "precision", "changed options", "rules")
 NOT_APART = "within noise"
 Named = tuple[str, BenchmarkResult]
 
@@ -93,48 +97,69 @@ def verdict_of(found: Estimate) -> str:
 
 def table(results: Sequence[Named]) -> Table:
     """Return a row for each result; the first is what others are divided by."""
+    found = figures(results)
+    columns = [*found.columns, "load before", "ranks", "device", "precision", "rules"]
+    lines: list[Row] = []
+    for (_, one), row in zip(results, found.rows, strict=True):
+        ranks = str(one.machine.ranks)
+        more = [_load(one), ranks, devices_text(one), one.precision, rules_text(one)]
+        lines.append([*row, *more])
+    return Table(columns, lines, found.caption)
+
+
+def figures(results: Sequence[Named]) -> Table:
+    """Return verdicts, times and energies; the first is what others are divided by."""
     _, first = results[0]
     lines = [_row(name, one, first) for name, one in results]
     caption = (
         f"{first.benchmark} {first.size}: {first.figure.meaning}; less is better. "
         f"Intervals: {INTERVAL}. Ratios: pairs of runs with the same seed, trimmed alike. "
-        "They do not cover load that changes between calls: compare quiet machines."
+        "They do not cover load that changes between calls: compare quiet machines, or "
+        "programs by turns."
     )
-    return Table(COLUMNS, lines, caption)
+    return Table(FIGURES, lines, caption)
 
 
 def _row(name: str, one: BenchmarkResult, first: BenchmarkResult) -> Row:
     # Work that was not done as the rules say has no time.
     counts = one is not first and one.verdict == first.verdict == "PASSED"
     found = relative(first, one)
-    wh = DASH if one.energy_wh is None else WATT_HOURS(one.energy_wh)
-    rules = "kept" if one.rules.kept else f"broken: {', '.join(one.rules.broken)}"
+    energy = one.energy_wh
     return (
         name,
         one.verdict,
         IN_SECONDS(one.figure.estimate),
         THOUSANDTHS(found) if counts else DASH,
         verdict_of(found) if counts else DASH,
-        wh,
-        DASH if one.machine.load is None else HUNDREDTHS(one.machine.load),
-        str(one.machine.ranks),
-        devices_text(one),
-        one.precision,
-        rules,
+        NOT_MEASURED if energy is None else WATT_HOURS(energy),
     )
+
+
+def _load(one: BenchmarkResult) -> str | Cell:
+    return DASH if one.machine.load is None else HUNDREDTHS(one.machine.load)
+
+
+def rules_text(result: BenchmarkResult) -> str:
+    """Return whether the rules were kept, or which were not."""
+    rules = result.rules
+    return "kept" if rules.kept else f"broken: {_named(rules.broken)}"
 
 
 def devices_text(result: BenchmarkResult) -> str:
     """Return what computed, as in `2 × cpu (Neoverse-V2)`."""
     machine = result.machine
+    cpus = f" ({_named(list(dict.fromkeys(machine.cpus)))})"
     kinds = []
-    for device in dict.fromkeys(machine.devices):
-        number_of = machine.devices.count(device)
-        known = (
-            f" ({', '.join(dict.fromkeys(machine.cpus))})" if device == "cpu" else ""
-        )
-        kinds.append(f"{number_of} × {device}{known}")
-    return ", ".join(kinds)
+    for device, number_of in Counter(machine.devices).items():
+        kinds.append(f"{number_of} × {device}{cpus if device == 'cpu' else ''}")
+    return _named(kinds)
+
+
+def _named(names: Sequence[str]) -> str:
+    """Join names, of which there may be hundreds."""
+    more = len(names) - MOST_NAMED
+    rest = [f"and {more} more"] if more > 0 else []
+    return ", ".join([*names[:MOST_NAMED], *rest])
 
 
 def compared_page(results: Sequence[Named]) -> str:
@@ -143,25 +168,28 @@ def compared_page(results: Sequence[Named]) -> str:
     marks = []
     for name, one in results:
         found = one.figure.estimate
-        if one.figure.seconds is not None:
+        if one.verdict == "PASSED":
             marks.append(Mark(name, found.centre, low=found.low, high=found.high))
-    axis = Axis(first.figure.meaning)
-    charts = [rows("Machines, with intervals of 95 %", marks, axis)] if marks else []
-    passed = sum(one.verdict == "PASSED" for _, one in results)
-    figures = Section(
-        "figures", "Figure of merit", charts=charts, tables=[table(results)]
+    axis = Axis(first.figure.meaning, zero=True)
+    charts = [rows("Results that PASSED, with intervals of 95 %", marks, axis)]
+    merit = Section(
+        "figures",
+        "Figure of merit",
+        charts=charts if marks else [],
+        tables=[figures(results)],
     )
     proofs = Section("verification", "Verification", tables=[_proofs(results)])
-    software = Section("software", "Machines and software", tables=[_origins(results)])
+    machines = Section("machines", "Machines", tables=[_machines(results)])
+    software = Section("software", "Software and rules", tables=[_software(results)])
     content = Content(
         f"Benchmark {first.benchmark}, size {first.size}",
         [
             f"{first.title}.",
-            f"{count(len(results), 'result')}, {passed} PASSED. Less time is better. "
+            f"{count(len(results), 'result')}, {len(marks)} PASSED. Less time is better. "
             "Results that FAILED do not count.",
         ],
         [],
-        [figures, proofs, software],
+        [merit, machines, software, proofs],
     )
     return page(content)
 
@@ -170,34 +198,42 @@ def _proofs(results: Sequence[Named]) -> Table:
     lines = []
     for name, one in results:
         for check in one.checks:
-            verdict = "passed" if check.passed else "failed"
+            verdict = "passed" if check.passed else "FAILED"
             lines.append([name, check.name, verdict, check.said])
+        lines.append([name, "reference", DASH, one.reference])
     return Table(("result", "check", "verdict", "found"), lines, words=True)
 
 
-def _origins(results: Sequence[Named]) -> Table:
+def _machines(results: Sequence[Named]) -> Table:
+    lines = []
+    for name, one in results:
+        machine = one.machine
+        used = [
+            _named(machine.hosts),
+            devices_text(one),
+            f"{machine.ranks} × {machine.threads_per_rank}",
+            machine.backend,
+            str(_load(one)),
+            one.finished[:MINUTE].replace("T", " "),
+        ]
+        lines.append([name, *used])
+    return Table(("result", *MACHINES), lines, words=True)
+
+
+def _software(results: Sequence[Named]) -> Table:
     lines = []
     for name, one in results:
         software = one.software
-        commit = (software.commit or DASH)[:10] + (
-            ", changed" if software.changed else ""
-        )
-        torch = software.packages.get("torch", DASH)
-        lines.append(
-            [
-                name,
-                ", ".join(one.machine.hosts),
-                devices_text(one),
-                f"{one.machine.ranks} × {one.machine.threads_per_rank} threads",
-                f"{software.version} ({commit})",
-                torch,
-                software.cuda or DASH,
-                one.reference,
-                one.finished,
-            ]
-        )
-    columns = (
-        "result", "hosts", "devices", "ranks", "hpcfed", "torch", "CUDA", "reference",
-        "finished",
-    )  # fmt: skip
-    return Table(columns, lines, words=True)
+        commit = (software.commit or "no commit")[:10]
+        changed = ", changed" if software.changed else ""
+        options = [f"{name} {value}" for name, value in one.rules.changed.items()]
+        used = [
+            f"{software.version} ({commit}{changed})",
+            software.packages.get("torch", DASH),
+            software.cuda or DASH,
+            one.precision,
+            _named(options) or DASH,
+            rules_text(one),
+        ]
+        lines.append([name, *used])
+    return Table(("result", *SOFTWARE), lines, words=True)

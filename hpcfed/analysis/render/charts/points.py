@@ -140,10 +140,13 @@ def rows(
     colour = series_colour(order or names, shown=names if order else None)
     place: Spec = {"y": row, "color": colour}
     each = VERDICT_ROW if beside else HIGH_ROW
+    up = 8
     if line is None:
         # Intervals of one row would hide each other.
         place["yOffset"] = {"field": "series", "type": "nominal", "sort": names}
-        each = ROW * (len(names) + 1)
+        each = ROW * (len(names) + (1 if beside else 2))
+        # These offsets replace the one below, so only the names can make room.
+        up = each // 2 - 8
     down = 0 if beside else 8
     told = {"name": "title", "series": "points" if line is None else "verdict"}
     measured = {"x": x.label, "low": "95 % from", "high": "to"}
@@ -158,7 +161,7 @@ def rows(
         at = layer("rule", {"x": across}, data=[{"x": line}], style="ideal")
         layers.insert(0, at)
     if not beside:
-        layers.append(names_above(row, "name", -8))
+        layers.append(names_above(row, "name", -up))
     data = []
     for mark in shown:
         record = {"name": mark.row, "x": short(mark.value), "series": mark.series}
