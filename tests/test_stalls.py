@@ -3,17 +3,18 @@ with real ranks.
 """
 
 import os
+import resource
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -125,6 +126,52 @@ def test_nobody_is_called_silent_after_a_sleep(monkeypatch: pytest.MonkeyPatch) 
         assert own.silent(2.0) == []
     time.sleep(1.0)
     assert own.silent(1.5) == [0], "a rank that has stopped is found"
+
+
+class _Counting:
+    """A store that counts the messages of those who look."""
+
+    def __init__(self, store: process_group.dist.TCPStore) -> None:
+        self._store = store
+        self.messages = 0
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        self.messages += 1
+        return getattr(self._store, name)
+
+
+def test_hundreds_of_ranks_may_look_at_each_other() -> None:
+    """Each looks with two messages. One that has left no sign yet is no obstacle."""
+    store = process_group.dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    patience = timedelta(minutes=1)
+    own = Pulse("127.0.0.1", store.port, rank=0, size=512, patience=patience)
+    for rank in range(511):
+        store.set(f"pulse/{rank}", str(rank))
+    asked: Any = _Counting(store)
+    assert own._signs(asked) == [str(rank).encode() for rank in range(511)] + [b""]
+    store.set("pulse/511", "511")
+    asked.messages = 0
+    assert own._signs(asked)[-1] == b"511"
+    assert asked.messages == 2
+
+
+def test_ranks_raise_a_low_limit_of_open_files() -> None:
+    soft, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = 128 + len(os.listdir("/proc/self/fd"))
+    assert soft > low, "or this test says nothing"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+    try:
+        process_group.allow_open_files(low - 1)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (low, hard)
+        process_group.allow_open_files(low + 7)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (low + 7, hard)
+        # More than may be had: as many as may be had.
+        process_group.allow_open_files(2**62)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def _alive(name: str) -> bool:

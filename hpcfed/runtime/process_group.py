@@ -6,6 +6,7 @@ They are for networks and trainers, which do not know the World.
 """
 
 import os
+import resource
 import socket
 import sys
 import time
@@ -23,6 +24,12 @@ from hpcfed.runtime.stalls import Pulse
 
 CONNECTING = timedelta(minutes=30)
 """How long the ranks of a role may take to find each other."""
+CONNECTIONS = 4
+"""Most connections between rank 0, which has the store, and another: of the group, of
+its signs of life, while it looks whether others are alive, and of gloo.
+"""
+OWN_FILES = 1024
+"""Files that a process may open besides, with its libraries."""
 COLLECTIVE = timedelta(days=24)
 """How long a collective may take: effectively forever.
 
@@ -85,6 +92,7 @@ def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
     hosts = role_comm.allgather(socket.gethostname())
     store = None
     address: tuple[str, int] | None = None
+    allow_open_files(CONNECTIONS * role_size + OWN_FILES)
     if role_rank == 0:
         # Port 0 means any free port, so that several runs can share a host.
         host = _store_host(hosts)
@@ -116,6 +124,18 @@ def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
     # Only connecting has a limit: afterwards a job may be suspended for days.
     _set_timeout(COLLECTIVE)
     return Pulse(host, port, rank=role_rank, size=role_size, patience=CONNECTING)
+
+
+def allow_open_files(number: int) -> None:
+    """Raise this process's limit of open files, if it is lower and may be raised.
+
+    With the usual limit of 1024, a run of 512 ranks does not start.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Linux has no unlimited number of files.
+    wanted = min(number, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def join_alone(backend_name: str) -> None:

@@ -203,13 +203,13 @@ class Pulse:
 
     def _signs(self, store: dist.TCPStore) -> list[bytes]:
         """Return the last sign of every rank; empty for a rank that has left none."""
-        signs = []
-        for rank in range(self._size):
-            name = f"pulse/{rank}"
-            # get() would wait for a name that does not exist yet.
-            there = store.check([name])
-            signs.append(store.get(name) if there else b"")
-        return signs
+        names = [f"pulse/{rank}" for rank in range(self._size)]
+        # Two messages, not two for each rank: hundreds may look at the same time. If
+        # one name is missing, the store would wait for it.
+        if store.check(names):
+            signs: list[bytes] = store.multi_get(names)
+            return signs
+        return [store.get(name) if store.check([name]) else b"" for name in names]
 
     def _connect(self, timeout: timedelta) -> dist.TCPStore:
         """Open a separate connection: a blocking call would block all others."""
