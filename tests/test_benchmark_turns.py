@@ -82,7 +82,8 @@ def series(
 def loads(seed: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
     """Return how many times as long the two runs of every pair take."""
     rng = np.random.default_rng(seed)
-    return np.exp(spread * rng.standard_normal((2, PAIRS)))
+    first, second = np.exp(spread * rng.standard_normal((2, PAIRS)))
+    return first, second
 
 
 WORK = np.linspace(1.0, 2.0, PAIRS)
