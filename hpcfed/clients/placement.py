@@ -76,19 +76,24 @@ def place(
     seconds_per_load = 1 / speeds
     totals = np.zeros(ranks)
     counts = np.zeros(ranks, np.int64)
+    empty = ranks
+    # A rank's first client is its longest, because the longest are placed first.
+    weight = np.full(ranks, 1 + longest)
     rank_of = np.empty(len(loads), np.int64)
     for placed, client in enumerate(np.argsort(-loads, kind="stable")):
-        # A rank's first client is its longest, because the longest are placed first.
-        weight = np.where(counts == 0, 1 + longest, 1)
         after = totals + loads[client] * weight
-        order = np.lexsort((counts, after * seconds_per_load))
+        ends = after * seconds_per_load
         # Keep the last clients for ranks so slow that none was assigned to them.
-        if len(loads) - placed == np.count_nonzero(counts == 0):
-            order = order[counts[order] == 0]
-        rank = order[0]
+        if len(loads) - placed == empty:
+            ends[counts > 0] = np.inf
+        # Not by sorting the ranks, which takes nearly twice as long with 512 of them.
+        earliest = np.flatnonzero(ends == ends.min())
+        rank = earliest[counts[earliest].argmin()]
         rank_of[client] = rank
         totals[rank] = after[rank]
+        empty -= int(counts[rank] == 0)
         counts[rank] += 1
+        weight[rank] = 1
     return rank_of
 
 
