@@ -51,6 +51,7 @@ from hpcfed.options.metrics import chosen
 from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.starting import starting
+from hpcfed.runtime.telemetry import Sampler
 from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 from hpcfed.server.options import server_options
@@ -109,6 +110,8 @@ class Setup:
     """How long it took to load the data of this rank's clients."""
     stacked: int = 1
     """Runs that advance together with this one, itself included."""
+    sampler: Sampler | None = None
+    """Reads this rank's counters over time, for all runs of the process."""
     newcomers: Newcomers | None = None
     """Clients that join after the last round."""
     frozen: dict[str, Tensor] = field(default_factory=dict)

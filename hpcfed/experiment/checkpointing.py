@@ -66,15 +66,22 @@ class Checkpointer:
         with setup.timer.phase("record"):
             # A signal may reach only some ranks: one that gets it stops all. The root's
             # clock decides.
-            orders = (stop.after(round), stop.is_due(round))
-            # One collective for both questions: all ranks must write, or none.
+            sampler = setup.sampler
+            collects = sampler is not None and sampler.is_due(round)
+            orders = (stop.after(round), stop.is_due(round), collects)
+            # One collective for all questions: all ranks must write, or none.
             everyones = setup.collectives.allgather(orders)
-            asked = any(asked for asked, _ in everyones)
-            by_time = everyones[0][1]
+            asked = any(asked for asked, *_ in everyones)
+            _, by_time, collects = everyones[0]
             # A run that ends with this round anyway just completes.
             stopping = asked and not is_last
             required = stopping or _asked_for(round, config)
             kept = is_last and self._keeps_last(state)
+            if sampler is not None:
+                sampler.note_rounds(round + 1)
+            # A checkpoint has a copy of the record.
+            if collects or required or by_time or kept:
+                collect_telemetry(setup, self._results)
             if required or by_time or kept:
                 with stop.checkpointing():
                     self._write(round + 1, state, required=required)
@@ -137,6 +144,15 @@ class Checkpointer:
                 f"no checkpoint after round {rounds}: {failure}; going on without it "
                 "and trying again later (--checkpoint-minutes 0 writes none by time)"
             )
+
+
+def collect_telemetry(setup: Setup, results: ResultsWriter | None) -> None:
+    """Record what all ranks have sampled so far; the same call on every worker."""
+    if setup.sampler is None:
+        return
+    histories = setup.collectives.gather(setup.sampler.history())
+    if results is not None and histories is not None:
+        results.telemetry.write(histories, setup.sampler.began)
 
 
 def _asked_for(round: int, config: RunConfig) -> bool:

@@ -246,6 +246,7 @@ def _finish(
             # A later run adds the model's updates to this.
             start = row[fed.generated]
         fed.server.save(str(folder / SERVER), start)
+    checkpointing.collect_telemetry(setup, results)
     mine = used.until_now() | starting.figures()
     everyones = setup.collectives.gather_vectors(np.array(list(mine.values())))
     measured = {}

@@ -1,6 +1,6 @@
 """The first lines of a run's output: what it is, and what may surprise the user."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from hpcfed.federation.channel.accountant import guarantee
 from hpcfed.kernels import cuda
 from hpcfed.models.hugging_face import find_folder, is_hugging_face
 from hpcfed.models.layout import Layout
+from hpcfed.options import Settings, named
 from hpcfed.options.channel import channel_parts
 from hpcfed.options.compression import packing
 from hpcfed.options.declare import Choice
@@ -211,3 +212,19 @@ def _noised_statistics(layout: Layout) -> Iterator[str]:
             "columns; networks without buffers, such as cnn-pfl, suffer less from "
             "privacy"
         )
+
+
+def distinct_names(runs: Sequence[Settings]) -> list[str]:
+    """Name runs by the options in which they differ, as in `lr 0.1, seed 2`."""
+    every = [one.flat() for one in runs]
+    swept = []
+    for option, value in every[0].items():
+        differs = any(values[option] != value for values in every)
+        if differs and option not in named(changes="nothing"):
+            swept.append(option)
+    # Nothing differs: a single seed is left of several that were given.
+    swept = swept or ["seed"]
+    names = []
+    for values in every:
+        names.append(", ".join(f"{option} {values[option]}" for option in swept))
+    return names

@@ -20,7 +20,7 @@ from hpcfed.experiment.failures import (
 )
 from hpcfed.experiment.loop import end_run, run_rounds
 from hpcfed.experiment.newcomers import check_new_rounds
-from hpcfed.experiment.opening import opening_lines
+from hpcfed.experiment.opening import distinct_names, opening_lines
 from hpcfed.experiment.progress import RunProgress, StackedProgress, showing_life
 from hpcfed.experiment.resume import find_checkpoints
 from hpcfed.experiment.serving import (
@@ -31,7 +31,7 @@ from hpcfed.experiment.serving import (
     smallest_memory,
 )
 from hpcfed.experiment.tracking import check_account
-from hpcfed.options import RunConfig, Settings, named
+from hpcfed.options import RunConfig, Settings
 from hpcfed.results.claim import claimed, sign
 from hpcfed.results.folder import (
     check_out,
@@ -45,6 +45,7 @@ from hpcfed.results.stored import is_complete, is_silent, keeps_last
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.starting import starting
+from hpcfed.runtime.telemetry import sampling
 from hpcfed.runtime.timer import Observer, observer
 from hpcfed.runtime.world import World
 
@@ -271,6 +272,7 @@ def _work(
         stop.listening(),
         stalls,
         ending_all_ranks(world, reporting),
+        sampling(world, config.telemetry) as sampler,
     ):
         # The device decides the model's size, so this cannot be checked before MPI
         # starts.
@@ -282,8 +284,9 @@ def _work(
             names = distinct_names(runs)
             lockstep, setups = assemble_stacked(runs, names, world, timers)
             reporting.phase = partial(_phase, lockstep)
-        # After assembling, where most mistakes are found: then no folder is left
-        # behind.
+        for setup in setups:
+            setup.sampler = sampler
+        # After assembling, where most mistakes are found: no folder is left behind.
         folders, complete = make_folders(points, world, claims)
         if complete:
             _release_server(lockstep, setups, status="complete")
@@ -304,22 +307,6 @@ def _work(
         watch.end(world, folders[0])
         world.close()
     return folders
-
-
-def distinct_names(runs: Sequence[Settings]) -> list[str]:
-    """Name runs by the options in which they differ, as in `lr 0.1, seed 2`."""
-    every = [one.flat() for one in runs]
-    swept = []
-    for option, value in every[0].items():
-        differs = any(values[option] != value for values in every)
-        if differs and option not in named(changes="nothing"):
-            swept.append(option)
-    # Nothing differs: a single seed is left of several that were given.
-    swept = swept or ["seed"]
-    names = []
-    for values in every:
-        names.append(", ".join(f"{option} {values[option]}" for option in swept))
-    return names
 
 
 def _phase(lockstep: Lockstep) -> str:

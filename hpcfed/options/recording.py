@@ -36,6 +36,10 @@ Metrics = Annotated[
 ]
 
 
+LEAST_TELEMETRY = 0.1
+"""Least seconds between two samples: drivers renew their figures as seldom."""
+
+
 class RecordingOptions(RunOptions):
     title: ClassVar[str] = "evaluation, checkpoints and snapshots"
 
@@ -100,6 +104,16 @@ class RecordingOptions(RunOptions):
         also="generate_samples num_generate sample_outputs",
         needs=LANGUAGE,
     )
+    telemetry: float = option(
+        1.0,
+        "seconds between samples of GPUs, cores, memory and network, which the record "
+        "and the run's page show over time; 0: none",
+        ge=0,
+        changes="nothing",
+        beside_resume=True,
+        calibration=0.0,
+        also="system_metrics log_system_metrics monitor_gpu sample_interval",
+    )
     # Trackers get copies: the record has all figures without them.
     tensorboard: bool = option(
         False,
@@ -146,6 +160,10 @@ def check_trackers(config: RecordingOptions) -> None:
 def check_recording(config: RecordingOptions) -> None:
     """Refuse to evaluate more clients than there are, and snapshots of no round."""
     check_trackers(config)
+    if 0 < config.telemetry < LEAST_TELEMETRY:
+        raise UserError(
+            f"--telemetry {config.telemetry:g}: from {LEAST_TELEMETRY} seconds on, or 0"
+        )
     if config.evaluate_clients is not None and config.evaluate_clients > config.clients:
         raise UserError(
             f"--evaluate-clients {config.evaluate_clients}, but there are "

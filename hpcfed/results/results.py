@@ -43,6 +43,7 @@ from hpcfed.results.publish import publish
 from hpcfed.results.safe import readable, reading
 from hpcfed.results.series import EVALUATION_SERIES
 from hpcfed.results.server import Learning, RowsUse, ServerSize
+from hpcfed.results.telemetry import TelemetryGroup
 from hpcfed.runtime.environment import of_resumed
 from hpcfed.runtime.timer import PHASES
 
@@ -86,6 +87,7 @@ class ResultsWriter:
         # The file is in memory, but HDF5 refuses to open a name twice, and a process
         # may have several active runs. So each has its own path.
         self._file = h5py.File(self._path, "w", driver="core", backing_store=False)
+        self.telemetry = TelemetryGroup(self._file)
         self._arrays: dict[str, np.ndarray] = {}
         """Rounds write to these arrays first; `publish` copies them into the file."""
         self._rounds_done = self._rounds_in_file = 0
@@ -336,11 +338,8 @@ class ResultsWriter:
 
     def losses(self, learning: int) -> dict[str, np.ndarray]:
         """Return the loss of every step of a learning, by network."""
-        found = {}
-        for network in self._networks:
-            losses = self._file[f"{server_group.GROUP}/{network}_loss"]
-            found[network] = losses[learning]
-        return found
+        group = self._file[server_group.GROUP]
+        return {name: group[f"{name}_loss"][learning] for name in self._networks}
 
     def begin_anew(self) -> None:
         """Replace what is on disk; restore nothing."""
@@ -370,6 +369,7 @@ class ResultsWriter:
             self._trainings = restore_entries(
                 self._file, old, server_group.GROUP, rounds
             )
+            self.telemetry.restore(old, rounds)
             self._restore_command(old.text("environment"))
             before = map(int, facts.get("resumed", ()))
             self._file.attrs["started"] = str(facts["started"])

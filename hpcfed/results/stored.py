@@ -28,6 +28,7 @@ from hpcfed.results.reading import record_of
 from hpcfed.results.run import RunRecord
 from hpcfed.results.safe import Reader, readable, reading
 from hpcfed.results.server import LatentMap
+from hpcfed.results.telemetry import Telemetry, telemetry_of
 from hpcfed.runtime.launcher import Launch
 
 MOST_NAMED = 8
@@ -181,6 +182,8 @@ class RunDetails:
     """The loss of each step of the server's networks: [training, step]."""
     latents: LatentMap | None
     """The map of the last training of the server's model."""
+    telemetry: Telemetry | None = None
+    """What the machine did meanwhile."""
 
     @classmethod
     def nothing(cls) -> "RunDetails":
@@ -192,7 +195,9 @@ def read_details(folder: Path) -> RunDetails:
     """Read the details of a run; raise a UserError if they are damaged."""
     path = folder / RECORD
     with readable(path, "a run"), reading(path) as file:
-        return RunDetails(_class_counts(file), _losses(file), _latents(file))
+        return RunDetails(
+            _class_counts(file), _losses(file), _latents(file), telemetry_of(file)
+        )
 
 
 def _class_counts(file: Reader) -> np.ndarray:

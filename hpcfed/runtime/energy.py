@@ -1,13 +1,12 @@
 """Energy that GPUs and CPUs have used, if the counters of their makers provide it."""
 
-import ctypes
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from math import isnan
 from pathlib import Path
 from typing import Any
 
+from hpcfed.runtime.gpu_counters import UNKNOWN, gpu_counters, told
 from hpcfed.runtime.machine import load
 from hpcfed.runtime.world import World
 
@@ -17,7 +16,6 @@ EVERY = 60.0
 """Seconds between readings of a CPU's counter, which wraps to 0 after some minutes."""
 COUNTED = ("package-", "dram")
 """Prefixes of counters to add up; others are parts, or the whole machine."""
-UNKNOWN = float("nan")
 ENERGIES = ("energy", "cpu_energy")
 
 
@@ -34,48 +32,8 @@ def joules(device: str) -> float:
     """Return the joules that a GPU, given by `accelerator.unique_id`, has used since its
     driver started; NaN if not counted.
     """
-    for counted in (_nvidias_joules, _amds_joules, _intels_joules):
-        # No library, driver, counter or permission: a figure is missing, but no run
-        # stops.
-        with suppress(Exception):
-            return counted(device)
-    return UNKNOWN
-
-
-def _nvidias_joules(device: str) -> float:
-    import pynvml
-
-    pynvml.nvmlInit()
-    name = f"GPU-{device.removeprefix('GPU-')}"
-    handle = pynvml.nvmlDeviceGetHandleByUUID(name)
-    return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-
-
-def _amds_joules(device: str) -> float:
-    import amdsmi
-
-    amdsmi.amdsmi_init()
-    addresses = {}
-    for handle in amdsmi.amdsmi_get_processor_handles():
-        addresses[amdsmi.amdsmi_get_gpu_device_bdf(handle).lower()] = handle
-    counter = amdsmi.amdsmi_get_energy_count(addresses[device])
-    # Older versions call the counter "power". A unit is some microjoules.
-    units = counter.get("energy_accumulator", counter.get("power"))
-    return float(units) * float(counter["counter_resolution"]) / 1e6
-
-
-def _intels_joules(device: str) -> float:
-    import pyzes
-    import torch
-
-    count = range(torch.xpu.device_count())
-    ids = [str(torch.xpu.get_device_properties(at).uuid) for at in count]
-    # Which of a card's counters belongs to which of torch's devices, torch knows.
-    handle = torch.xpu._get_zes_power_handle(ids.index(device))
-    counter = pyzes.zes_power_energy_counter_t()
-    if pyzes.zesPowerGetEnergyCounter(handle, ctypes.byref(counter)):
-        raise OSError("the driver refuses to tell")
-    return float(counter.energy) / 1e6
+    counters = gpu_counters(device)
+    return UNKNOWN if counters is None else told(counters.joules)
 
 
 class CpuMeter:

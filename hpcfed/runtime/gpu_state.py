@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hpcfed.runtime import accelerator
+from hpcfed.runtime.gpu_counters import nvml_of
 
 T = TypeVar("T")
 SLOWDOWNS = {
@@ -58,14 +59,10 @@ def visible_gpus() -> int:
 def gpu_state(device_uuid: str) -> GpuState:
     """Ask NVML about a GPU; without NVML nothing is known."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        name = f"GPU-{device_uuid.removeprefix('GPU-')}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+        library, handle = nvml_of(device_uuid)
     except Exception:
         return GpuState()
-    return _asked(pynvml, handle)
+    return _asked(library, handle)
 
 
 def _asked(nvml: Any, handle: Any) -> GpuState:
