@@ -34,7 +34,7 @@ PATIENCE = 2.0
 Values = dict[Series, float]
 
 
-class Source(Protocol):
+class SampledSource(Protocol):
     """Something that can be read at any time."""
 
     def counters(self) -> Values:
@@ -103,10 +103,10 @@ def _or_nan(value: float | None) -> float:
     return nan if value is None else value
 
 
-def sources_of(world: World) -> list[Source]:
+def sources_of(world: World) -> list[SampledSource]:
     """Return what this rank reads: what is shared, its first rank reads."""
     here = world.location
-    found: list[Source] = [ProcessSource(world.rank)]
+    found: list[SampledSource] = [ProcessSource(world.rank)]
     hosts = [location.host for location in world.locations]
     if hosts.index(here.host) == world.rank:
         found.append(HostSource(here.host))
@@ -125,7 +125,7 @@ class Sampler:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[SampledSource],
         every: float,
         *,
         clock: Clock = time.monotonic,
@@ -236,7 +236,7 @@ class Sampler:
 def sampling(
     world: World,
     every: float,
-    sources: Callable[[World], Sequence[Source]] = sources_of,
+    sources: Callable[[World], Sequence[SampledSource]] = sources_of,
 ) -> Iterator[Sampler | None]:
     """Sample within the block, every so many seconds; 0: not at all. All ranks of the
     role call it, and begin together.

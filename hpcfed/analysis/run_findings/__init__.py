@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcfed.analysis.findings import Table
-from hpcfed.analysis.run_findings import costs, depths, learning
+from hpcfed.analysis.run_findings import costs, depths, learning, machine
 from hpcfed.analysis.run_findings.costs import Times
 from hpcfed.analysis.run_findings.learning import Runs
 from hpcfed.errors import UserError
@@ -61,6 +61,7 @@ def run_findings(runs: Runs, files: RunFiles) -> Findings:
         "server": list(costs.of_server(first)),
         "depths": list(depths.of_depths(runs)),
         "costs": [costs.of_costs(first)],
+        "machine": list(machine.of_machine(first, files.details.telemetry)),
     }
 
 

@@ -47,6 +47,8 @@ class Axis:
     """Whether only whole numbers are meaningful."""
     most: float | None = None
     """The end of the axis, even if values lie beyond."""
+    about: int = 0
+    """Roughly how many ticks, in a low chart; 0: as many as usual."""
 
     def shows(self, value: float) -> bool:
         """Tell whether a value has a place on the axis."""
@@ -67,6 +69,8 @@ class Axis:
     def encoding(self, field: str) -> Spec:
         """Position marks along this axis by a numeric field."""
         axis: Spec = {"format": NUMBERS}
+        if self.about:
+            axis["tickCount"] = self.about
         if self.ticks:
             axis["values"] = list(self.ticks)
         if self.below:

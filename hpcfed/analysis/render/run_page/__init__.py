@@ -14,6 +14,7 @@ from hpcfed.analysis.groups import Group
 from hpcfed.analysis.outcomes import known_metric
 from hpcfed.analysis.render.page import Content
 from hpcfed.analysis.render.run_page import costs, learning
+from hpcfed.analysis.render.run_page.machine import machine
 from hpcfed.analysis.render.run_page.profile import operators, profile
 from hpcfed.analysis.render.sections import origin
 from hpcfed.analysis.render.show import of_first, status, title
@@ -65,6 +66,7 @@ def run_content(group: Group, found: Found) -> Content:
         learning.depths(group),
         learning.latents(details),
         costs.traffic_and_memory(first),
+        machine(details),
     ):
         section.tables += found_tables.get(section.id, ())
         made.append(section)
