@@ -103,6 +103,7 @@ class Readers:
             extrap_text,
             json_text,
             ranks_csv_text,
+            telemetry_csv_text,
         )
         from hpcfed.analysis.render.page import page
 
@@ -111,7 +112,7 @@ class Readers:
             raise UserError(found.unread[0])
         if found.processes:
             every = groups(found.processes)
-            tables = csv_text(every), ranks_csv_text(every)
+            tables = csv_text(every), ranks_csv_text(every), telemetry_csv_text(every)
             for text in (
                 page(content_of(every, found)),
                 *tables,

@@ -18,6 +18,7 @@ from hpcfed.analysis.render.exports import (
     json_text,
     points_csv_text,
     ranks_csv_text,
+    telemetry_csv_text,
 )
 from hpcfed.analysis.render.page import Content, page
 from hpcfed.analysis.render.run_page import is_one_run, run_content
@@ -136,6 +137,7 @@ def _texts(
         texts[asked.csv] = csv_text(every)
         texts[_beside(asked.csv, "ranks")] = ranks_csv_text(every)
         texts[_beside(asked.csv, "points")] = points_csv_text(every)
+        texts[_beside(asked.csv, "telemetry")] = telemetry_csv_text(every)
     if asked.json is not None:
         told = json_text(every, comparison, content.sections, found.studies)
         texts[asked.json] = told
@@ -153,7 +155,7 @@ def _check_targets(asked: ReportRequest) -> None:
         "--extrap": asked.extrap,
     }
     if asked.csv is not None:
-        for what in ("ranks", "points"):
+        for what in ("ranks", "points", "telemetry"):
             wanted[f"--csv: its {what} in"] = _beside(asked.csv, what)
     seen = set()
     for option, path in wanted.items():

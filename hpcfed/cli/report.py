@@ -49,8 +49,9 @@ FILES = """\
   how wide the figures are (default: 3.4, a column of most papers)
 --csv FILE.csv
   also write a line for every round of every run, with a column for each option that
-  differs, the times of every rank to FILE-ranks.csv, and a line for every point (means
-  and intervals) to FILE-points.csv
+  differs, the times of every rank to FILE-ranks.csv, a line for every point (means and
+  intervals) to FILE-points.csv, and what GPUs, cores and networks did to
+  FILE-telemetry.csv
 --json FILE
   also write all figures of the page as JSON
 --extrap FILE

@@ -26,6 +26,7 @@ from hpcfed.options.metrics import METRICS, global_name, text_of
 from hpcfed.results.folder import SIGN
 from hpcfed.results.pace import pace, rest
 from hpcfed.results.signs import EVERY, RunSign, leave_sign, remove_sign
+from hpcfed.runtime.telemetry import Sampler
 from hpcfed.runtime.timer import Timer
 from hpcfed.words import duration, short_seconds
 
@@ -244,6 +245,7 @@ def showing_life(
     folders: Sequence[Path],
     reporting: Reporting,
     timers: Sequence[Timer],
+    sampler: Sampler | None = None,
     *,
     visible: bool,
 ) -> Iterator[None]:
@@ -264,7 +266,7 @@ def showing_life(
     # A daemon, because the run must not wait for a file system that hangs.
     beating = threading.Thread(
         target=_beat,
-        args=(paths, reporting.phase, changes, over),
+        args=(paths, reporting.phase, changes, sampler, over),
         name="signs",
         daemon=True,
     )
@@ -283,6 +285,7 @@ def _beat(
     paths: Sequence[Path],
     phase: Callable[[], str],
     changes: Callable[[], int],
+    sampler: Sampler | None,
     over: threading.Event,
 ) -> None:
     seen, since = changes(), time.monotonic()
@@ -290,6 +293,9 @@ def _beat(
         now, clock = changes(), time.monotonic()
         if now != seen:
             seen, since = now, clock
+        machine: dict[str, float | None] = {}
+        if sampler is not None:
+            machine |= sampler.latest()
         for path in paths:
-            leave_sign(path, RunSign(phase(), clock - since))
+            leave_sign(path, RunSign(phase(), clock - since, machine))
         over.wait(EVERY)

@@ -295,7 +295,8 @@ def _work(
             for point, folder in zip(points, folders, strict=True):
                 every += run_folders(folder, point.config)
             reporting.folders = every
-            with showing_life(folders, reporting, timers, visible=world.is_root):
+            root = world.is_root
+            with showing_life(folders, reporting, timers, sampler, visible=root):
                 if lockstep is None:
                     run_setup(setups[0], every[0], quiet=quiet, stop=stop)
                 else:

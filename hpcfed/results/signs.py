@@ -7,7 +7,7 @@ crash does not matter. Readers treat them as untrusted files.
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +27,10 @@ class RunSign:
     phase: str
     seconds: float
     """Time spent in this phase, as far as observed."""
+    machine: dict[str, float | None] = field(default_factory=dict)
+    """What the root's GPU, process and host did in the last second, by the names of
+    telemetry; None: unknown. Older runs leave it out.
+    """
 
 
 @dataclass(frozen=True)

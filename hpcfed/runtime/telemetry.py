@@ -7,7 +7,7 @@ driver that hangs.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from math import nan
@@ -190,9 +190,11 @@ class Sampler:
         """Note how many rounds are done."""
         self._rounds = done
 
-    def latest(self) -> Mapping[Series, float]:
-        """Return the last values; none before the first reading."""
-        return self._latest
+    def latest(self) -> dict[str, float]:
+        """Return the last values of this rank and its host, by figure; none before the
+        first reading.
+        """
+        return {series.figure: value for series, value in self._latest.items()}
 
     def history(self) -> History:
         """Return a copy of what was read so far; without moments before the first

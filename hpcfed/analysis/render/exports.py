@@ -27,14 +27,17 @@ from hpcfed.analysis.outcomes import (
     run_virtual_seconds,
 )
 from hpcfed.analysis.render.sections.section import Section
+from hpcfed.analysis.run_findings import read_files
 from hpcfed.analysis.scaling import Scaling, scalings
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.verdicts import verdicts
 from hpcfed.options.metrics import metric_of
 from hpcfed.results.as_json import plain, run_summary
+from hpcfed.results.folder import RECORD
 from hpcfed.results.run import RunRecord
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES
 from hpcfed.results.study import StudyRecord
+from hpcfed.results.telemetry import FIGURES, MOMENTS
 from hpcfed.runtime.timer import PHASES
 
 POINT = ("method", "dataset", "clients", "ranks", "columns")
@@ -93,6 +96,28 @@ def ranks_csv_text(every: Sequence[Group]) -> str:
             about = [process.source, run.facts["seed"], round + 1, rank]
             phases = run.phases[round, rank]
             lines.append([*about, run.wall[round, rank], *phases])
+    return _csv(lines)
+
+
+def telemetry_csv_text(every: Sequence[Group]) -> str:
+    """Return a line for each figure of each moment and its owner, of all processes that
+    have sampled any. Runs that advance together share them.
+    """
+    head = ["source", *MOMENTS, "of", "name", "figure", "value", "unit"]
+    lines: list[list[Any]] = [head]
+    for _, process, run in _runs(every):
+        if run is not process.runs[0] or not (run.folder / RECORD).is_file():
+            continue
+        telemetry = read_files(run).details.telemetry
+        for name, values in () if telemetry is None else telemetry.figures.items():
+            assert telemetry is not None
+            kind, unit, *_ = FIGURES[name]
+            for moment, owner in np.argwhere(np.isfinite(values)).tolist():
+                when = [telemetry.moments[column][moment] for column in MOMENTS]
+                whose = [kind, telemetry.owners[kind][owner], name]
+                lines.append(
+                    [process.source, *when, *whose, values[moment, owner], unit]
+                )
     return _csv(lines)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from hpcfed.analysis.findings import BYTES, SHARE, Cell, Kind, Table
 from hpcfed.errors import count
 from hpcfed.results.run import RunRecord
+from hpcfed.results.signs import RunSign
 from hpcfed.results.telemetry import Telemetry
 from hpcfed.words import MIB, formatted, number, short_seconds, time_text
 
@@ -62,6 +63,16 @@ def of_machine(record: RunRecord, telemetry: Telemetry | None) -> Iterator[Table
             means.append(SPEED(mean_of(telemetry, values)))
             highest.append(SPEED(float(np.nanmax(values))))
     yield Table(columns, [means, highest], caption(record, telemetry))
+
+
+def machine_text(sign: RunSign) -> str:
+    """Say what the first rank's GPU, process and host do now; empty if unknown."""
+    told = []
+    for name, (title, kind) in SHOWN.items():
+        value = sign.machine.get(name)
+        if value is not None:
+            told.append(f"{title} {kind(value)}")
+    return f"rank 0: {' · '.join(told)}" if told else ""
 
 
 def mean_of(telemetry: Telemetry, values: np.ndarray) -> float:

@@ -25,6 +25,8 @@ MOST_POINTS = 240
 """Most points of a line; more moments are averaged."""
 MOST_MARKS = 8
 """Most rounds that are marked."""
+NEAR = 0.08
+"""The least distance of two marks, as a share of the axis."""
 UNITS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0}
 """Units of time, and their seconds."""
 LEAST_UNITS = 4
@@ -157,14 +159,18 @@ def _marks(telemetry: Telemetry, at: np.ndarray) -> list[dict[str, Any]]:
         for step in (10**power, 2 * 10**power, 5 * 10**power)
         if last <= MOST_MARKS * step
     )
-    found = []
+    wanted = [(first, "resumed") for first in resumptions(telemetry)]
     for round in range(step, last + 1, step):
         # Rounds that end within the first moment have no place of their own.
         place = int(np.argmax(rounds >= round))
         if place:
-            found.append({"x": short(float(at[place])), "name": f"{round}"})
-    for first in resumptions(telemetry):
-        found.append({"x": short(float(at[first])), "name": "resumed"})
+            wanted.append((place, f"{round}"))
+    found: list[dict[str, Any]] = []
+    for place, name in wanted:
+        x = float(at[place])
+        # Names that are too near would cover each other.
+        if all(abs(x - other["x"]) > NEAR * at[-1] for other in found):
+            found.append({"x": short(x), "name": name})
     return found
 
 

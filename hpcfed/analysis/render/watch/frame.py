@@ -20,6 +20,7 @@ from hpcfed.analysis.render.watch.looking import (
     TrialView,
     learns_at_end,
 )
+from hpcfed.analysis.run_findings.machine import machine_text
 from hpcfed.errors import count, printable
 from hpcfed.options.metrics import label_of, text_of
 from hpcfed.words import bytes_text, duration, short_seconds, time_text
@@ -119,6 +120,9 @@ def life_line(view: RunView) -> Text:
         text.append(f"  no sign of life for {duration(view.age)}", style="bold red")
     elif not isnan(view.age):
         text.append(f"  last sign of life {view.age:.0f} s ago", style="dim")
+    machine = "" if view.sign is None or view.silent else machine_text(view.sign)
+    if machine:
+        text.append(f"\n{machine}", style="dim")
     return text
 
 
