@@ -27,6 +27,8 @@ from hpcfed.results.format import AT_THE_END
 from hpcfed.results.results import ResultsWriter
 from hpcfed.results.series import ROUND_SERIES
 from hpcfed.results.server import ServerSize
+from hpcfed.results.telemetry import FIGURES as TELEMETRY
+from hpcfed.runtime.history import History, Series
 from hpcfed.runtime.launcher import launched
 from tests.readme_pages import (
     ELISION,
@@ -523,6 +525,10 @@ def written(folder: Path, **more: Any) -> dict[str, tuple[str, ...]]:
         evaluated=np.arange(3),
         members=2,
     )
+    series = [Series(name, "one") for name in TELEMETRY]
+    history = History(series, 1.0)
+    history.add(0, 1, np.ones(len(series)), 0)
+    results.telemetry.write([history], 0.0)
     results.finish("complete", measured=dict.fromkeys(AT_THE_END, np.zeros(1)))
     return described(folder / "run.h5")
 

@@ -4,7 +4,7 @@ reading is lost from the means.
 """
 
 from collections.abc import Sequence
-from math import nan
+from math import ceil, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -45,8 +45,9 @@ class History:
         """Add values that held between two times, in seconds since the start."""
         while end > self.step * self._most:
             self.coarsen()
-        first, last = int(begin / self.step), int(end / self.step)
-        self._lengthen(min(last + 1, self._most))
+        first = int(begin / self.step)
+        # Rounding may make one more of the most.
+        self._lengthen(min(ceil(end / self.step), self._most))
         known = np.isfinite(values)
         values = np.where(known, values, 0.0)
         for moment in range(first, len(self.seconds)):
@@ -74,8 +75,12 @@ class History:
 
     def _lengthen(self, moments: int) -> None:
         """Append empty moments up to this number."""
-        more = max(0, moments - len(self.seconds))
-        self.sums = np.pad(self.sums, ((0, more), (0, 0)))
-        self.known = np.pad(self.known, ((0, more), (0, 0)))
-        self.seconds = np.pad(self.seconds, (0, more))
-        self.rounds = np.pad(self.rounds, (0, more))
+        more = moments - len(self.seconds)
+        if more <= 0:
+            return
+        # Every second, in which np.pad would take longer than all readings.
+        both = np.zeros((more, len(self.series)))
+        self.sums = np.concatenate([self.sums, both])
+        self.known = np.concatenate([self.known, both])
+        self.seconds = np.concatenate([self.seconds, np.zeros(more)])
+        self.rounds = np.concatenate([self.rounds, np.zeros(more)])

@@ -33,8 +33,8 @@ def host_cpu(proc: Path = PROC) -> float | None:
     """Return the seconds that the host's cores have worked; None if unknown."""
     with suppress(OSError, ValueError), open(proc / "stat") as lines:
         name, *ticks = lines.readline().split()
-        # User, nice, system, idle, waiting for disks, interrupts, and time that other
-        # virtual machines took. Guests, behind them, are part of user.
+        # User, nice, system, idle, waiting for disks, interrupts of two kinds. Behind
+        # them is the time of other virtual machines, and of guests, who are in user.
         user, nice, system, _, _, *interrupts = map(int, ticks[:7])
         if name == "cpu":
             worked = user + nice + system + sum(interrupts)

@@ -165,7 +165,11 @@ class Sampler:
     def _go_on(self, over: threading.Event) -> None:
         pause = self.every
         while not over.wait(pause):
-            pause = max(self.every, self.look() / SHARE)
+            pause = self.pause_after(self.look())
+
+    def pause_after(self, took: float) -> float:
+        """Return the seconds to wait after a reading that took these CPU seconds."""
+        return max(self.every, took / SHARE)
 
     def look(self) -> float:
         """Read everything once; return the CPU seconds that it took."""
