@@ -2,6 +2,8 @@
 of them.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.run import run, run_setup
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.telemetry import Sampler, sampling
 from hpcfed.runtime.timer import Timer
+from hpcfed.runtime.world import World
 
 SERVER: dict[str, Any] = {
     "server": "small",
@@ -110,6 +114,15 @@ def started(*words: object) -> Path:
     folder = run(cli.parse_run([str(word) for word in words]))
     assert folder is not None
     return folder
+
+
+@contextmanager
+def one_reading(world: World, every: float) -> Iterator[Sampler | None]:
+    """Sample, with a first reading at once: a short run may be over before another."""
+    with sampling(world, every) as sampler:
+        assert sampler is not None
+        sampler.look()
+        yield sampler
 
 
 def rows(folder: Path) -> dict[int, np.ndarray]:

@@ -95,8 +95,27 @@ def test_parts_lie_under_the_roofs_that_shares_are_of(tmp_path: Path) -> None:
     assert points == {"clients' training": (2, 1), "denoiser": (40, 4)}
     roofs = [layer["data"]["values"] for layer in drawn["layer"] if "data" in layer]
     # Slope up to the corner, where copies bring as much as products take; then level.
-    assert [(row["x"], row["y"]) for row in roofs[0]] == [(0.5, 0.5), (4, 4), (160, 4)]
-    assert [(row["x"], row["y"]) for row in roofs[2]][1:] == [(16, 16), (160, 16)]
+    assert [(row["x"], row["y"]) for row in roofs[0]][1:] == [(16, 16), (160, 16)]
+    assert [(row["x"], row["y"]) for row in roofs[2]] == [(0.5, 0.5), (4, 4), (160, 4)]
+    names = [row["series"] for roof in roofs for row in roof if "series" in row]
+    assert names == ["bfloat16 products", "float32 products"]
+    assert "Left out" not in " ".join(section.text)
+
+
+def test_a_roofline_tells_what_it_leaves_out_and_names_near_roofs_once(
+    tmp_path: Path,
+) -> None:
+    content = _with_ceilings()
+    fast = CEILINGS["bfloat16"] | {"flops": 1.1 * CEILINGS["float32"]["flops"]}
+    content["ceilings"] = CEILINGS | {"bfloat16": fast}
+    content["parts"][1] |= {"bandwidth": None}
+    found = read_profile(_write(tmp_path, content))
+    assert found is not None
+    section = profile(found)
+    assert "Left out: denoiser, whose bytes are not counted." in " ".join(section.text)
+    layers = [layer for layer in section.charts[0].spec["layer"] if "data" in layer]
+    names = [layer["data"]["values"][0].get("series") for layer in layers]
+    assert names == [None, None, "bfloat16, float32 products"]
 
 
 def test_numbers_too_small_for_a_roof_are_left_out(tmp_path: Path) -> None:

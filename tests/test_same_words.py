@@ -11,8 +11,11 @@ from hpcfed import cli
 from hpcfed.analysis.findings import Cell, Table
 from hpcfed.analysis.run_findings import read_files, run_findings
 from hpcfed.results.stored import read_run, read_seeds
+from tests.runs import one_reading
 
 RUN = ["run", "--model", "mlp", "--clients", "4", "--rounds", "3", "--epochs", "1"]
+# A run that happens to last a second would have telemetry; this one has it at once.
+READ = "hpcfed.experiment.run.sampling"
 # Clocks, late uploads and privacy give tables of their own.
 RICH = [
     *RUN,
@@ -70,8 +73,12 @@ def words_of(text: str) -> str:
 
 @pytest.mark.parametrize("seeds", [False, True])
 def test_terminal_page_and_json_say_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], seeds: bool
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    seeds: bool,
 ) -> None:
+    monkeypatch.setattr(READ, one_reading)
     folder = tmp_path / "run"
     words = [*RUN, "--seeds", "1,2"] if seeds else RICH
     cli.main([*words, "--out", str(folder)])
@@ -87,7 +94,7 @@ def test_terminal_page_and_json_say_the_same(
     runs = read_seeds(folder) if seeds else [read_run(folder)]
     found = run_findings(runs, read_files(runs[0]))
     shown = {section for section, tables in found.items() if tables}
-    needed = {"accuracy", "clients", "classes", "time", "costs"}
+    needed = {"accuracy", "clients", "classes", "time", "costs", "machine"}
     assert shown == (needed if seeds else needed | {"virtual-time", "privacy"})
     assert page.found.keys() - NOT_OF_THE_RUN == shown
 

@@ -6,8 +6,6 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,7 +38,7 @@ from hpcfed.runtime.telemetry import (
     sources_of,
 )
 from hpcfed.runtime.world import World
-from tests.runs import flags, mistake, started
+from tests.runs import flags, mistake, one_reading, started
 from tests.test_accelerator import FakeGpu, gpu, no_counters  # noqa: F401
 
 POWER = Series("gpu_power", "0")
@@ -452,19 +450,10 @@ def test_a_run_records_and_shows_what_the_machine_did(
     assert "the machine" not in said
 
 
-@contextmanager
-def _one_reading(world: World, every: float) -> Iterator[Sampler | None]:
-    """Sample, with a first reading at once: a short run may be over before another."""
-    with sampling(world, every) as sampler:
-        assert sampler is not None
-        sampler.look()
-        yield sampler
-
-
 def test_runs_that_advance_together_share_what_is_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcfed.experiment.run.sampling", _one_reading)
+    monkeypatch.setattr("hpcfed.experiment.run.sampling", one_reading)
     folder = started(*flags(clients=2, rounds=2, seeds="1,2", out=tmp_path / "run"))
     found = [read_details(folder / f"seed-{seed}").telemetry for seed in (1, 2)]
     for telemetry in found:

@@ -5,7 +5,7 @@ An interval is a bar with two ends: a short line where the interval ends, or an 
 where the chart ends before it. A bar without ends would look like an axis.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 
@@ -207,12 +207,12 @@ def scatter(
     *,
     frontier: Corners = (),
     diagonal: str = "",
-    roofs: Mapping[str, Corners] | None = None,
+    roofs: Sequence[tuple[str, Corners]] = (),
 ) -> Drawing:
     """Draw points over both axes.
 
     `frontier` are the corners of steps, by increasing x. `diagonal` names a dashed line
-    on which y equals x. `roofs` are dashed lines above the points, by name.
+    on which y equals x. `roofs` are dashed lines above the points, with their names.
     """
     shown = [point for point in points if x.shows(point.x) and y.shows(point.y)]
     names = [point.series for point in shown]
@@ -249,7 +249,7 @@ def scatter(
         both = [value for one in shown for value in (one.x, one.y)]
         corners = _records([(end, end) for end in (min(both), max(both))])
         layers += reference(corners, where, name=diagonal)
-    for name, roof in (roofs or {}).items():
+    for name, roof in roofs:
         layers += reference(_records(roof), where, name=name, below=True)
     data = []
     for one in shown:

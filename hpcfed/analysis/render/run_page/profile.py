@@ -29,6 +29,12 @@ ROUNDS = "rounds"
 """The session of clients' rounds; others have the names of the server's networks."""
 TERAFLOPS = Kind("FLOP/s", number, 1e-12)
 GIGABYTES = Kind("bytes/s", number, 1e-9)
+NEAR_ROOFS = 1.5
+"""Plateaus whose speeds differ by no more than this factor share a name below them: a
+name between them would cover a line.
+"""
+TERA = 1e13
+"""FLOP/s from which on an axis is in TFLOP/s."""
 MARGIN = 4.0
 """How far the roofs extend beyond parts and corners, as a factor."""
 
@@ -53,7 +59,7 @@ def profile(found: Profile) -> Section:
         section.text.append(
             "On the roofline's slope, memory copies limit a part; on its plateau, matrix "
             "products do. Only bytes that must move are counted: with all of them, "
-            "parts would lie further left."
+            f"parts would lie further left.{_not_drawn(found)}"
         )
     section.charts += drawn
     section.charts += _ranks(found.ranks)
@@ -88,20 +94,42 @@ def of_parts(parts: Sequence[Part]) -> Table:
     )
 
 
+def _reached(found: Profile, part: Part) -> tuple[float, float] | None:
+    """Return a part's FLOP per byte and its FLOP/s; None if one is not counted."""
+    roof = found.ceilings.get(part.numbers)
+    copies = found.ceilings.get("float32", roof)
+    if roof is None or copies is None or not part.compute or not part.bandwidth:
+        return None
+    flops = part.compute * roof.flops
+    moved = part.bandwidth * copies.bytes_per_second
+    # An untrusted file may have numbers that are too small.
+    return (flops / moved, flops) if moved > 0 else None
+
+
+def _not_drawn(found: Profile) -> str:
+    """Say which parts the roofline leaves out, and why; empty if none."""
+    missing: dict[str, list[str]] = {}
+    for part in found.parts:
+        if _reached(found, part) is None:
+            what = "bytes" if part.compute else "operations"
+            missing.setdefault(what, []).append(part.name)
+    told = []
+    for what, names in missing.items():
+        told.append(f"{', '.join(names)}, whose {what} are not counted")
+    return f" Left out: {'; '.join(told)}." if told else ""
+
+
 def _roofline(found: Profile) -> list[Drawing]:
     """Draw what each part reaches under the measured roofs: bytes times FLOP per byte,
     up to the speed of matrix products.
     """
+    fastest = max((one.flops for one in found.ceilings.values()), default=0.0)
+    unit, scale = ("TFLOP/s", 1e-12) if fastest >= TERA else ("GFLOP/s", 1e-9)
     reached = []
     for part in found.parts:
-        roof = found.ceilings.get(part.numbers)
-        copies = found.ceilings.get("float32", roof)
-        if roof is None or copies is None or not part.compute or not part.bandwidth:
-            continue
-        flops = part.compute * roof.flops
-        moved = part.bandwidth * copies.bytes_per_second
-        if moved > 0:  # an untrusted file may have numbers that are too small
-            reached.append(ScatterPoint(flops / moved, flops / 1e9, series=part.name))
+        at = _reached(found, part)
+        if at is not None:
+            reached.append(ScatterPoint(at[0], scale * at[1], series=part.name))
     if not reached:
         return []
     return [
@@ -109,26 +137,36 @@ def _roofline(found: Profile) -> list[Drawing]:
             "roofline: what is reached of what the device can do",
             reached,
             Axis("FLOP per byte that must at least be moved (log)", log=True),
-            Axis("GFLOP/s of a rank (log)", log=True),
-            roofs=_roofs(found, [point.x for point in reached]),
+            Axis(f"{unit} of a rank (log)", log=True),
+            roofs=_roofs(found, [point.x for point in reached], scale),
         )
     ]
 
 
 def _roofs(
-    found: Profile, intensities: Sequence[float]
-) -> dict[str, list[tuple[float, float]]]:
-    """Return the roof of each number type: a slope, a corner, and a plateau."""
+    found: Profile, intensities: Sequence[float], scale: float
+) -> list[tuple[str, list[tuple[float, float]]]]:
+    """Return the name and the roof of each number type, the highest first: a slope, a
+    corner, and a plateau.
+    """
     every = found.ceilings
     bandwidth = every.get("float32", next(iter(every.values()))).bytes_per_second
     ridges = [one.flops / bandwidth for one in every.values()]
     left = min(*intensities, *ridges) / MARGIN
     right = max(*intensities, *ridges) * MARGIN
-    roofs = {}
-    for name, one in every.items():
+    roofs = []
+    names: list[str] = []
+    highest_first = sorted(every.items(), key=lambda item: -item[1].flops)
+    for place, (name, one) in enumerate(highest_first):
         across = [left, one.flops / bandwidth, right]
-        corners = [(at, min(one.flops, at * bandwidth) / 1e9) for at in across]
-        roofs[f"{name} products"] = corners
+        corners = [(at, scale * min(one.flops, at * bandwidth)) for at in across]
+        names.append(name)
+        below = highest_first[place + 1 : place + 2]
+        if below and one.flops <= NEAR_ROOFS * below[0][1].flops:
+            roofs.append(("", corners))
+        else:
+            roofs.append((f"{', '.join(names)} products", corners))
+            names = []
     return roofs
 
 
