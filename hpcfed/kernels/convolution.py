@@ -74,7 +74,8 @@ class _Convolution(torch.autograd.Function):
         # Which of the four pixels has won, and signs. The backward pass needs nothing
         # else of the output, and the convolution's own output never exists in memory.
         marks = torch.empty_like(y, dtype=torch.int8) if layer.marked else None
-        kernel = _kernel(layer, "forward", x.device.index)
+        # Whatever its gradients are: an evaluation does not say.
+        kernel = _kernel(layer, "forward", x.device.index, True)
         strides = (weight.stride(0), 0 if bias is None else bias.stride(0))
         sizes = (*strides, len(weight), len(x) // len(weight))
         kernel((kernel.capacity, 1), x, None, weight, bias, y, marks, *sizes)
@@ -187,9 +188,7 @@ def _plan(layer: ConvolutionLayer, kind: Kind, device: int, bounded: bool) -> Ke
 
 
 @cache
-def _kernel(
-    layer: ConvolutionLayer, kind: Kind, device: int, bounded: bool = False
-) -> Kernel:
+def _kernel(layer: ConvolutionLayer, kind: Kind, device: int, bounded: bool) -> Kernel:
     plan = _plan(layer, kind, device, bounded)
     return Kernel(
         "convolution.cu",
