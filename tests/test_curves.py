@@ -184,6 +184,10 @@ def test_the_command_prints_what_differs_and_writes_only_when_asked(
     assert curves.main([*words, "--write"]) == 0
     renewed = json.loads(file.read_text())
     assert renewed == right and file.read_text().count("\n") < 60
+    file.write_text("{}")
+    capsys.readouterr()
+    assert curves.main(words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_number_that_is_none_is_outside_of_every_bound() -> None:

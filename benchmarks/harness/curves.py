@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from benchmarks.arguments import parser_of
 from benchmarks.harness.trajectories import (
@@ -44,6 +44,8 @@ from benchmarks.harness.trajectories import (
     words_of,
 )
 from hpcfed import methods
+from hpcfed.benchmark.reference import first_problem
+from hpcfed.errors import UserError
 from hpcfed.runtime.machine import CPUINFO, this_machine
 
 FILE = Path(__file__).with_name("curves.json")
@@ -111,7 +113,10 @@ def read(path: Path) -> References:
     """Return the stored curves; none if the file is not there."""
     if not path.is_file():
         return References(machines={}, methods={})
-    return References.model_validate_json(path.read_bytes())
+    try:
+        return References.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise UserError(f"{path.name} has no curves: {first_problem(error)}") from None
 
 
 def text_of(value: object, indent: str = "") -> str:
@@ -313,9 +318,13 @@ def main(words: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(words)
     if asked.write and asked.device != "cpu":
         parser.error("--write: stored curves are those of a CPU")
-    references = read(FILE)
-    names = asked.methods or methods.names()
-    found = dict(check(references, names, asked.device))
+    try:
+        references = read(FILE)
+        names = asked.methods or methods.names()
+        found = dict(check(references, names, asked.device))
+    except UserError as error:
+        print(f"curves: {error}", file=sys.stderr)
+        return 2
     wrong = [name for name, right in found.items() if not right]
     print(f"{len(found)} methods, {len(wrong)} not as stored")
     if asked.write:
