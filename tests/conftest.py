@@ -36,7 +36,7 @@ Finished = subprocess.CompletedProcess[str]
 LONGEST = (
     "nccl", "gpu_server", "slurm", "readme", "paper", "resume", "hostile", "faults", "ranks", "genefl", "study_page", "deepspeed",
     "language_data", "engine", "stalls", "mpi", "span", "tokens", "folder", "pfedgpa_ranks", "examples", "cli", "paper_stacks", "config",
-    "pfedgpa_server", "placement", "overlap", "own_networks", "adapter_runs", "rivals", "published", "genfed", "record", "seeds",
+    "pfedgpa_server", "placement", "curves", "overlap", "own_networks", "adapter_runs", "rivals", "published", "genfed", "record", "seeds",
     "baselines", "extending", "requeue", "counts", "doctor", "early_stop", "python", "profile", "kernels", "new_clients", "own_methods", "own_data",
     "metrics", "privacy", "clock", "depths", "bad_updates", "weights", "methods", "server", "pfedgpa_files", "guidance", "server_study",
     "learning", "pfedgpa", "fisher", "study", "stacks", "watch", "report", "benchmark_rules",
