@@ -436,9 +436,10 @@ def test_a_run_records_and_shows_what_the_machine_did(
     assert "What the machine did" in page.read_text()
     with open(tmp_path / "runs-telemetry.csv") as file:
         lines = list(csv.DictReader(file))
-    told = [line for line in lines if line["figure"] == "process_memory"]
-    assert len(told) == len(after)
-    assert float(told[0]["value"]) == after.figures["process_memory"][0, 0]
+    assert len(lines) == len(after) * sum(map(len, after.owners.values()))
+    told = [line for line in lines if line["of"] == "rank"]
+    assert told[0]["process_memory"] == f"{after.of('process_memory')[0, 0]:.6g}"
+    assert {line["sent"] for line in told} == {""}
 
     # A damaged group is left out, and nothing else.
     with h5py.File(folder / "run.h5", "r+") as file:

@@ -100,25 +100,34 @@ def ranks_csv_text(every: Sequence[Group]) -> str:
 
 
 def telemetry_csv_text(every: Sequence[Group]) -> str:
-    """Return a line for each figure of each moment and its owner, of all processes that
-    have sampled any. Runs that advance together share them.
+    """Return a line for each moment of each rank, host and interface, of processes that
+    have a folder of their own. Runs that advance together share their moments.
     """
-    head = ["source", *MOMENTS, "of", "name", "figure", "value", "unit"]
-    lines: list[list[Any]] = [head]
+    lines: list[list[Any]] = [["source", *MOMENTS, "of", "name", *FIGURES]]
     for _, process, run in _runs(every):
-        if run is not process.runs[0] or not (run.folder / RECORD).is_file():
+        telemetry = None
+        if run is process.runs[0] and (run.folder / RECORD).is_file():
+            telemetry = read_files(run).details.telemetry
+        if telemetry is None:
             continue
-        telemetry = read_files(run).details.telemetry
-        for name, values in () if telemetry is None else telemetry.figures.items():
-            assert telemetry is not None
-            kind, unit, *_ = FIGURES[name]
-            for moment, owner in np.argwhere(np.isfinite(values)).tolist():
-                when = [telemetry.moments[column][moment] for column in MOMENTS]
-                whose = [kind, telemetry.owners[kind][owner], name]
-                lines.append(
-                    [process.source, *when, *whose, values[moment, owner], unit]
-                )
+        when = np.stack([telemetry.moments[name] for name in MOMENTS], axis=1)
+        for kind, owners in telemetry.owners.items():
+            # Figures of others stay empty.
+            unknown = np.full((len(when), len(owners)), np.nan)
+            figures = []
+            for name, figure in FIGURES.items():
+                known = figure.owner == kind
+                figures.append(telemetry.of(name) if known else unknown)
+            for moment, place in np.ndindex(*unknown.shape):
+                about = [process.source, *when[moment], kind, owners[place]]
+                cells = [_written(float(values[moment, place])) for values in figures]
+                lines.append([*about, *cells])
     return _csv(lines)
+
+
+def _written(value: float) -> str:
+    """Return six digits, which short floats have; empty if unknown."""
+    return "" if np.isnan(value) else f"{value:.6g}"
 
 
 def _runs(every: Sequence[Group]) -> Iterator[tuple[Group, Process, RunRecord]]:

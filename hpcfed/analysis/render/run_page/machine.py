@@ -85,7 +85,10 @@ def machine(details: RunDetails) -> Section:
         if drawn:
             across = Axis(f"{unit} of the run", zero=True)
             up = Axis(multiple.label, zero=True, about=TICKS)
-            made = lines(multiple.title, drawn, across, up)
+            title = multiple.title
+            if len(drawn) == 1:  # which has no legend
+                title += f": {drawn[0].name}"
+            made = lines(title, drawn, across, up)
             section.charts.append(_with_marks(made, marks, across.label))
     section.text.append(
         "Dashed lines are the ends of some rounds, by number. Figures of hosts and GPUs "
