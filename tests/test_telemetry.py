@@ -147,6 +147,9 @@ def test_power_adds_up_to_the_counter_of_energy(driver: Driver) -> None:
         sampler.look()
     history = sampler.history()
     assert history.step == 4.0 and len(history.seconds) <= MOST
+    assert history.rounds[-1] == 0
+    sampler.note_rounds(5)
+    assert sampler.history().rounds[-2:].tolist() == [0, 5]
     sums = float(history.sums[:, history.series.index(POWER)].sum())
     # Each reading is rounded a few times, and all terms are positive.
     assert sums == pytest.approx(used / 1e3, rel=10 * looks * ROUND_OFF)
@@ -417,7 +420,7 @@ def test_a_run_records_and_shows_what_the_machine_did(
     before = read_details(folder).telemetry
     assert before is not None
     assert {"process_cpu", "process_memory"} <= before.figures.keys()
-    assert before.moments["rounds"][-1] <= 20
+    assert before.moments["rounds"][-1] == 20
     assert not _sampling_threads()
 
     # It goes on behind what it has sampled.
@@ -430,7 +433,7 @@ def test_a_run_records_and_shows_what_the_machine_did(
     capsys.readouterr()
     cli.main(["show", str(folder)])
     said = capsys.readouterr().out
-    assert "the machine" in said and "until resumed" in said
+    assert "the machine" in said and "after round 20, until resumed" in said
     page, table = tmp_path / "page.html", tmp_path / "runs.csv"
     cli.main(["report", str(folder), "--out", str(page), "--csv", str(table)])
     assert "What the machine did" in page.read_text()

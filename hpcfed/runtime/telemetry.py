@@ -205,7 +205,10 @@ class Sampler:
         reading.
         """
         with self._lock:
-            return deepcopy(self._history)
+            copied = deepcopy(self._history)
+        # Rounds may have ended since the last reading.
+        copied.rounds[-1:] = self._rounds
+        return copied
 
     def is_due(self, round: int) -> bool:
         """Tell whether the root should collect everyone's moments after this round; all
