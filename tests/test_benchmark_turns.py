@@ -147,9 +147,13 @@ def benchmark_of(folder: Path) -> Benchmark:
 
 
 COPIES = """
+import atexit
 import shutil
+import time
 from pathlib import Path
 
+# Programs on a busy machine take their time to leave.
+atexit.register(time.sleep, 60)
 MADE, JOURNAL, NAME, LOSES = {made!r}, {journal!r}, {name!r}, {loses!r}
 
 def run(*, progress, seed, out, overwrite=False, **options):
@@ -182,6 +186,7 @@ def test_programs_take_turns_with_the_same_seeds(
 ) -> None:
     ours, theirs = (program(tmp_path, tiny, name) for name in ("ours", "theirs"))
     monkeypatch.setattr(turns, "PACKAGE", ours / "hpcfed")
+    monkeypatch.setattr(turns, "PATIENCE", 0.1)
     words = ["benchmark", str(tiny / "tiny.toml"), "--by-turns", str(theirs)]
     words += ["--runs", "2", "--out", str(tmp_path / "out")]
     # It returns: exit code 0.

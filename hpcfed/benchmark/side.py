@@ -4,6 +4,7 @@ It is started by its path, with another hpcfed in front of Python's path. So it 
 what every version offers: `hpcfed.run`.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -14,10 +15,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     # What libraries print must not be taken for an answer.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    import hpcfed
-
+    # By its name: this is the other program's hpcfed, and not the one we belong to.
+    program = importlib.import_module("hpcfed")
     for line in sys.stdin:
-        hpcfed.run(progress=False, **json.loads(line))
+        program.run(progress=False, **json.loads(line))
         print("done", file=answers, flush=True)
 
 

@@ -197,8 +197,8 @@ class _Player:
         return printable(text.splitlines()[-1]) if text else "it said nothing"
 
     def end(self) -> None:
-        """End the process."""
-        with suppress(BrokenPipeError):
+        """Let the process end. Its runs are done: one that is slow to leave costs nothing."""
+        with suppress(BrokenPipeError, subprocess.TimeoutExpired):
             self._process.communicate(timeout=PATIENCE)
 
     def kill(self) -> None:
