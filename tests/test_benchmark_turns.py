@@ -14,7 +14,7 @@ from hpcfed.benchmark import turns
 from hpcfed.benchmark.definition import Benchmark, read_benchmark
 from hpcfed.benchmark.figures import detectable, trimmed
 from hpcfed.benchmark.result import TimedRun
-from hpcfed.benchmark.turns import Program, program_of, ratios_of
+from hpcfed.benchmark.turns import Installation, program_of, ratios_of
 from hpcfed.errors import UserError
 from hpcfed.results.stored import read_run
 from tests.runs import mistake
@@ -244,9 +244,9 @@ def test_a_slower_or_wrong_program_is_told_and_other_work_is_refused(
 
 def test_a_program_is_a_checkout_or_a_python(tmp_path: Path) -> None:
     checkout = Path(hpcfed.__file__).parent.parent
-    assert program_of(checkout) == Program(sys.executable, checkout)
+    assert program_of(checkout) == Installation(sys.executable, checkout)
     python = Path(sys.executable)
-    assert program_of(python) == Program(str(python), None)
+    assert program_of(python) == Installation(str(python), None)
     for wrong in (tmp_path, tmp_path / "nowhere", Path(__file__)):
         with pytest.raises(UserError, match="name a folder with hpcfed/ in it"):
             program_of(wrong)

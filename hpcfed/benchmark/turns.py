@@ -48,20 +48,20 @@ PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
-class Program:
+class Installation:
     """An hpcfed that can be started: an interpreter, and what comes first on its path."""
 
     python: str
     path: Path | None
 
 
-def program_of(given: Path) -> Program:
+def program_of(given: Path) -> Installation:
     """Return the program of a checkout, or of the Python of another environment."""
     if (given / "hpcfed" / "__init__.py").is_file():
-        return Program(sys.executable, given.resolve())
+        return Installation(sys.executable, given.resolve())
     if given.is_file() and os.access(given, os.X_OK):
         # Not resolved: a virtual environment's Python is a link.
-        return Program(str(given.absolute()), None)
+        return Installation(str(given.absolute()), None)
     raise UserError(
         f"--by-turns {given}: name a folder with hpcfed/ in it, as a checkout has, or "
         "the python of an environment in which another hpcfed is installed"
@@ -119,7 +119,10 @@ def take_turns(
         raise UserError(
             "--by-turns starts two programs itself; start it without mpirun"
         )
-    programs = {THIS: Program(sys.executable, PACKAGE.parent), OTHER: program_of(other)}
+    programs = {
+        THIS: Installation(sys.executable, PACKAGE.parent),
+        OTHER: program_of(other),
+    }
     # Before the first run: a mistake in the last must not cost the time of others.
     for side in programs:
         for seed in range(number):
@@ -165,7 +168,7 @@ def _options(
 class _Player:
     """A process that makes one program's runs."""
 
-    def __init__(self, program: Program, log: Path) -> None:
+    def __init__(self, program: Installation, log: Path) -> None:
         variables = dict(os.environ)
         variables.pop("PYTHONPATH", None)
         if program.path is not None:
@@ -208,7 +211,7 @@ class _Player:
 
 
 @contextmanager
-def _started(program: Program, log: Path) -> Iterator[_Player]:
+def _started(program: Installation, log: Path) -> Iterator[_Player]:
     player = _Player(program, log)
     try:
         yield player
