@@ -260,7 +260,7 @@ def test_the_outermost_phase_counts_and_rounds_leave_no_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    clock = SimpleNamespace(perf_counter=lambda: now)
+    clock = SimpleNamespace(perf_counter=lambda: now, process_time=lambda: now)
     monkeypatch.setattr("hpcfed.runtime.timer.time", clock)
     timer = Timer(torch.device("cpu"))
     now += 64

@@ -188,11 +188,16 @@ def timed(record: RunRecord, benchmark: Benchmark) -> TimedRun:
         seconds=seconds_of(record, definition.figure),
         rounds=record.rounds_done if reached is None else reached.rounds,
         all_seconds=record.timed_seconds(),
-        cpu_seconds=_known(record.cpu_seconds()),
+        cpu_seconds=_known(_seconds_on_cores(record)),
         quality=_known(quality_of(record, definition.quality)),
         samples=float(record.rounds["trained_samples"].sum()),
         energy_wh=_energy(record),
     )
+
+
+def _seconds_on_cores(record: RunRecord) -> float:
+    """Return the seconds of all ranks in all timed rounds; NaN if the file is older."""
+    return float(record.rounds["cpu_seconds"][record.untimed :].sum())
 
 
 def _energy(record: RunRecord) -> float | None:

@@ -324,12 +324,6 @@ class RunRecord:
         """Return the seconds of all rounds that have times, each on its slowest rank."""
         return float(np.nansum(self.rounds["seconds"][self.untimed :]))
 
-    def cpu_seconds(self) -> float:
-        """Return the seconds that all ranks spent on cores in these rounds; NaN if the
-        file is older.
-        """
-        return float(self.rounds["cpu_seconds"][self.untimed :].sum())
-
     def counted_phases(self, warmup: int = WARMUP) -> np.ndarray:
         """Return the phases of the counted rounds: [rounds, ranks, phases]."""
         return counted(self.phases[self.untimed :], warmup)
