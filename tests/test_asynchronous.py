@@ -125,6 +125,43 @@ def test_who_is_away_is_not_invited(number: float) -> None:
         table.receive(1, lambda: number)
 
 
+class Always:
+    """The same clients are there at any time."""
+
+    def __init__(self, there: np.ndarray) -> None:
+        self._there = there
+
+    def at(self, now: float) -> np.ndarray:
+        return self._there
+
+    def next(self, now: float) -> float:
+        return now
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.05])
+def test_whoever_is_idle_and_there_is_invited_equally_often(share: float) -> None:
+    """Also where so few are there that they are listed."""
+    total, invitations = 60, 3000
+    generator = np.random.default_rng(0)
+    there = generator.permutation(total) < round(share * total)
+    pace = Pace(np.ones(total), places=1, presence=Always(there))
+    arrivals = Timetable(pace).receive(invitations, generator.random)
+    counts = np.bincount([one.position for one in arrivals], minlength=total)
+    assert not counts[~there].any()
+    mean = invitations / there.sum()
+    # Five standard deviations of a binomial count.
+    assert np.abs(counts[there] - mean).max() < 5 * mean**0.5
+
+
+def test_clients_in_training_may_be_given_in_any_order() -> None:
+    training = [
+        InTraining(second, at, 0, False) for at, second in enumerate((3.0, 1.0))
+    ]
+    table = Timetable(Pace(SECONDS, places=2), training, now=0.5, received=4)
+    assert [one.seconds for one in table.receive(2, lambda: 0.0)] == [1.0, 3.0]
+    assert table.received == 6
+
+
 @given(
     st.integers(1, 12),
     st.integers(1, 15),

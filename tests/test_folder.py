@@ -2,6 +2,8 @@
 was handed in can do.
 """
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -21,8 +23,24 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.run import run
 from hpcfed.options import facts
 from hpcfed.results import checkpoints
-from hpcfed.results.claim import claimed
-from hpcfed.results.folder import check_export, check_out, empty
+from hpcfed.results.claim import (
+    begun_by,
+    claimed,
+    hold,
+    is_abandoned,
+    is_held,
+    sign,
+    this_job,
+    was_requeued,
+)
+from hpcfed.results.folder import (
+    CLAIM,
+    JOB,
+    STUDY_CLAIM,
+    check_export,
+    check_out,
+    empty,
+)
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import environment
 from hpcfed.runtime.signals import STOPPED, Stop
@@ -279,6 +297,105 @@ def test_a_run_is_known_from_its_first_moment(
         started(*QUICK, "--out", tmp_path / "run")
     record = read_run(tmp_path / "run")
     assert (record.status, record.error) == ("failed", "interrupted")
+
+
+def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+    """A lock that ends with its block, or with its process, and leaves nothing open."""
+    path, open_before = tmp_path / CLAIM, len(os.listdir("/proc/self/fd"))
+    assert not is_held(path) and not is_abandoned(tmp_path)
+    for _ in range(2):
+        with claimed(tmp_path):
+            assert is_held(path) and not is_abandoned(tmp_path)
+            with pytest.raises(UserError, match="another run is"), claimed(tmp_path):
+                raise AssertionError
+            with claimed(tmp_path, STUDY_CLAIM):
+                refused = pytest.raises(UserError, match="another study is writing to")
+                with refused, claimed(tmp_path, STUDY_CLAIM):
+                    raise AssertionError
+        assert list(tmp_path.iterdir()) == []
+    path.touch()  # as a killed run leaves it
+    assert is_abandoned(tmp_path) and not is_held(path)
+    with open(path) as file:
+        hold(file.fileno())
+        assert is_held(path) and not is_abandoned(tmp_path)
+        hold(file.fileno())  # again, which changes nothing
+    with claimed(tmp_path):
+        path.unlink()  # by somebody else
+    assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+def test_a_claim_is_a_file_that_others_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last owner removes its file just before it is locked."""
+    path, flock = tmp_path / CLAIM, fcntl.flock
+    owners = [tmp_path]
+
+    def too_late(file: int, how: int) -> None:
+        if owners:
+            owners.pop()
+            path.unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", too_late)
+    with claimed(tmp_path):
+        assert is_held(path)
+
+
+def test_claims_follow_no_link_and_need_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, path = tmp_path / "other", tmp_path / CLAIM
+    path.symlink_to(other)
+    with pytest.raises(OSError, match="symbolic"), claimed(tmp_path):
+        raise AssertionError
+    assert not other.exists()
+    other.touch()
+    assert not is_abandoned(tmp_path), "a link is nobody's claim"
+    path.unlink()
+    os.mkfifo(path)  # which is opened at once, and may be locked
+    assert is_abandoned(tmp_path)
+    path.unlink()
+
+    def no_locks(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with claimed(tmp_path), claimed(tmp_path):
+        assert path.stat().st_mode == other.stat().st_mode
+        assert not is_held(path) and not is_abandoned(tmp_path)
+        hold(0)
+
+
+def test_jobs_are_named_with_their_cluster() -> None:
+    assert this_job({}) is None and this_job({"SLURM_JOB_ID": "a1"}) is None
+    job = {"SLURM_JOB_ID": "17"}
+    assert this_job(job) == "17 on cluster"
+    assert this_job(job | {"SLURM_CLUSTER_NAME": "big"}) == "17 on big"
+    counts = {"": False, "0": False, "1": True, "x": False}
+    for count, requeued in counts.items():
+        assert was_requeued({"SLURM_RESTART_COUNT": count}) == requeued
+    assert not was_requeued({})
+
+
+def test_a_folder_says_which_job_began_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = tmp_path / JOB, tmp_path / "other"
+    monkeypatch.delenv("SLURM_CLUSTER_NAME", raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert begun_by(tmp_path) is None
+    other.touch()
+    file.symlink_to(other)
+    sign(tmp_path)
+    assert begun_by(tmp_path) == "17 on cluster" and other.read_text() == ""
+    monkeypatch.delenv("SLURM_JOB_ID")
+    sign(tmp_path)
+    assert not file.exists()
+    file.write_bytes(b"\xff" + b"x" * 2000)
+    assert begun_by(tmp_path) == "\ufffd" + "x" * 999
+    file.write_text("\n")
+    assert begun_by(tmp_path) is None
 
 
 @pytest.mark.parametrize(

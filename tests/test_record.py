@@ -2,10 +2,14 @@
 any HDF5 tool opens.
 """
 
+import errno
 import json
 import os
+import resource
 import shlex
 import shutil
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -21,12 +25,21 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.errors import UserError
 from hpcfed.experiment import loop
 from hpcfed.experiment.recording import norm_figures
 from hpcfed.experiment.run import run_setup
 from hpcfed.results import series
 from hpcfed.results.format import Declared, create, write_rounds
-from hpcfed.results.publish import publish
+from hpcfed.results.publish import (
+    check_limit,
+    check_target,
+    hdf5_writing,
+    publish,
+    replace_quickly,
+    replacing,
+    write_plain,
+)
 from hpcfed.results.results import ResultsWriter
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import environment
@@ -254,6 +267,131 @@ def test_a_failed_write_keeps_the_old_file(
         publish(b"new", tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [tmp_path / "x"]
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that crashes leaves the old file or the new one; once `publish` returns,
+    the new one.
+    """
+    done: list[object] = []
+    fsync, rename = os.fsync, os.replace
+
+    def synced(file: int) -> None:
+        kind = os.fstat(file)
+        done.append("folder" if stat.S_ISDIR(kind.st_mode) else kind.st_size)
+        fsync(file)
+
+    def renamed(old: Path, new: Path) -> None:
+        done.append(new)
+        rename(old, new)
+
+    monkeypatch.setattr("os.fsync", synced)
+    monkeypatch.setattr("os.replace", renamed)
+    publish(b"three", tmp_path / "x")
+    assert done == [5, tmp_path / "x", "folder"]
+
+
+def test_hidden_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    """Those of this host, whose processes one can look up, and only of this name."""
+    dead, alive, host = 2**31, os.getppid(), socket.gethostname()
+    stay = [f".x.elsewhere.{dead}.tmp", f".x.{host}.{alive}.tmp", f".x.{host}.a.tmp"]
+    stay += [f".y.{host}.{dead}.tmp", f".x.{host}.{dead}"]
+    for name in (*stay, f".x.{host}.{dead}.tmp"):
+        (tmp_path / name).touch()
+    publish(b"", tmp_path / "x")
+    assert {path.name for path in tmp_path.iterdir()} == {"x", *stay}
+
+
+def test_a_hidden_file_that_somebody_has_removed_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while an error is on its way, nor when two processes clean up."""
+    with pytest.raises(KeyError), replacing(tmp_path / "x"):
+        next(tmp_path.iterdir()).unlink()
+        raise KeyError
+    (tmp_path / f".x.{socket.gethostname()}.{2**31}.tmp").touch()
+    unlink = Path.unlink
+
+    def twice(path: Path, missing_ok: bool = False) -> None:
+        unlink(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", twice)
+    publish(b"", tmp_path / "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as full, replacing(tmp_path / "x"):
+        raise OSError(28, "No space left on device")
+    assert full.value.filename == str(tmp_path / "x")
+    with pytest.raises(OSError) as other, replacing(tmp_path / "x"):
+        raise OSError(2, "No such file", "elsewhere")
+    assert other.value.filename == "elsewhere"
+    # h5py has the number in its words, if at all.
+    with pytest.raises(OSError) as found, hdf5_writing(tmp_path / "x"):
+        raise RuntimeError("write failed (errno = 28, error message = 'No space')")
+    assert (found.value.errno, found.value.filename) == (28, str(tmp_path / "x"))
+    with pytest.raises(ValueError, match="no number"), hdf5_writing(tmp_path / "x"):
+        raise ValueError("no number")
+
+
+def test_a_plain_file_is_written_through_no_link_and_into_no_pipe(
+    tmp_path: Path,
+) -> None:
+    path, other, link = tmp_path / "x", tmp_path / "other", tmp_path / "link"
+    for content in ("a long text", "short"):
+        write_plain(content, path)
+        assert path.read_text() == content
+    replace_quickly("quick", path)
+    assert path.read_text() == "quick"
+    assert list(tmp_path.iterdir()) == [path]
+    other.touch()  # as others make files: everybody may read them, or as umask says
+    assert path.stat().st_mode == other.stat().st_mode
+    link.symlink_to(other)
+    with pytest.raises(OSError, match="symbolic"):
+        write_plain("words", link)
+    assert other.read_text() == ""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="No such device"):  # nobody reads, nobody waits
+        write_plain("words", tmp_path / "pipe")
+    replace_quickly("words", tmp_path / "nowhere" / "x")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_only_files_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    check_target("--json", path)
+    path.touch()
+    check_target("--json", path)
+    check_target("--json", path / "in a file")
+    for name, make, kind in (
+        ("folder", Path.mkdir, "a folder"),
+        ("link", lambda at: at.symlink_to(path), "a link"),
+        ("pipe", os.mkfifo, "a pipe"),
+    ):
+        make(tmp_path / name)
+        with pytest.raises(UserError, match=f"--json .*{name} is {kind}; name a"):
+            check_target("--json", tmp_path / name)
+    with pytest.raises(UserError, match="is a device"):
+        check_target("--json", Path("/dev/null"))
+    with pytest.raises(UserError, match=r"cannot write --json .*too long"):
+        check_target("--json", tmp_path / ("x" * 300))
+
+
+def test_a_file_may_have_just_as_many_bytes_as_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, -1))
+    check_limit(tmp_path, 100)
+    with pytest.raises(OSError, match="too large") as refused:
+        check_limit(tmp_path, 101)
+    assert refused.value.errno == errno.EFBIG
+    assert "ulimit -f allows 100" in str(refused.value.__notes__)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, -1))
+    check_limit(tmp_path, 2**60)
 
 
 def test_the_outermost_phase_counts_and_rounds_leave_no_gap(

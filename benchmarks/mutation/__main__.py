@@ -152,11 +152,16 @@ def _mapped(
             reached: set[int] = set()
             plant_probes(ROOT, modules, reached)
             scratch = folder / "tests"
-            tracing = Tracing(modules, reached, scratch, found)
+            checksums = {name: checksum(ROOT / name) for name in new}
+
+            def keep(name: str) -> None:
+                found.texts[name] = checksums[name]
+                found.write(file)
+
+            tracing = Tracing(modules, reached, scratch, found, keep)
             trial.pytest_of(ROOT, new, scratch, tracing)
-            for name in new:
-                found.texts[name] = checksum(ROOT / name)
-            found.write(file)
+            for name in new:  # those without tests, too
+                keep(name)
 
         _apart(trace)
         found = Map.read(file)

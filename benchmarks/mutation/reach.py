@@ -18,6 +18,8 @@ from benchmarks.mutation.planting import PROBE, plant, with_probes
 
 COSTLY = {"mpirun", "hpcfed", "warm", "browser"}
 """Fixtures that start programs, which do not see what is changed in this process."""
+OWN = ("benchmarks/mutation/planting.py", "benchmarks/mutation/reach.py")
+"""What makes a map; another text of it makes another one."""
 PER_MODULE = 100_000
 """Numbers of probes that a module has to itself: its lines."""
 
@@ -69,7 +71,8 @@ class Map:
         """Forget what another text was found for; return those of these files of tests
         that have to be looked at.
         """
-        texts = {module: checksum(root / module) for module in modules}
+        looked_at = (*modules, *OWN)
+        texts = {name: checksum(root / name) for name in looked_at}
         known = all(self.texts.get(module) == text for module, text in texts.items())
         if not known:
             self.texts, self.tests, self.failed = texts, {}, []
@@ -123,9 +126,15 @@ class Tracing:
     """In pytest's place: runs every test once, in forks, and notes what it reaches."""
 
     def __init__(
-        self, modules: Sequence[str], reached: set[int], scratch: Path, found: Map
+        self,
+        modules: Sequence[str],
+        reached: set[int],
+        scratch: Path,
+        found: Map,
+        keep: Callable[[str], None],
     ) -> None:
-        self._modules, self._reached = modules, reached
+        """`keep` is told each file of tests that is done."""
+        self._modules, self._reached, self._keep = modules, reached, keep
         self._scratch, self._found = scratch, found
         self._of_fixture: dict[str, tuple[set[int], float]] = {}
         self._tell: Callable[[str], None]
@@ -147,6 +156,7 @@ class Tracing:
                 flush=True,
             )
             self._found.tests[file] = self._trace(items)
+            self._keep(file)
         return True
 
     def _trace(self, items: list[pytest.Item]) -> list[Test]:
