@@ -8,8 +8,8 @@ Docstrings, annotations, asserts and messages stay. Mutants are drawn by the see
 equally many of each module.
 
 Once, every test runs with probes in these modules, and a map of which tests reach which
-statements is kept (--map); when a file of tests has changed, its tests run again, and
-when a module has changed, all do. Then only tests that reach a mutant's statement run,
+statements is kept (--map); tests that have changed run again, and when a module has
+changed, all do. Then only tests that reach a mutant's statement run,
 quick ones first, until one fails: at most --seconds of them, as the map has it. Each
 mutant is tried in a fork of a process that has imported all. Left out are tests that
 start hpcfed or mpirun: what they start is not changed.
@@ -44,7 +44,8 @@ from benchmarks.arguments import parser_of
 from benchmarks.mutation import trial
 from benchmarks.mutation.judged import Judged
 from benchmarks.mutation.mutants import Mutant, drawn
-from benchmarks.mutation.reach import Map, Tracing, checksum, plant_probes
+from benchmarks.mutation.reach import Map
+from benchmarks.mutation.tracing import Tracing, plant_probes
 from benchmarks.mutation.trial import Outcome, affordable, by_module
 
 ROOT = Path(__file__).parents[2]
@@ -149,18 +150,16 @@ def _mapped(
     if new:
 
         def trace() -> None:
+            def keep(name: str) -> None:
+                found.keep(ROOT, name)
+                found.write(file)
+
             reached: set[int] = set()
             plant_probes(ROOT, modules, reached)
             scratch = folder / "tests"
-            checksums = {name: checksum(ROOT / name) for name in new}
-
-            def keep(name: str) -> None:
-                found.texts[name] = checksums[name]
-                found.write(file)
-
-            tracing = Tracing(modules, reached, scratch, found, keep)
-            trial.pytest_of(ROOT, new, scratch, tracing)
-            for name in new:  # those without tests, too
+            tracing = Tracing(modules, reached, scratch, found, new, keep)
+            trial.pytest_of(ROOT, list(new), scratch, tracing)
+            for name in new:  # those whose tests start programs, too
                 keep(name)
 
         _apart(trace)

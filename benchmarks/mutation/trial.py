@@ -16,7 +16,7 @@ from benchmarks.mutation.planting import (
     plant,
     with_change,
 )
-from benchmarks.mutation.reach import Test
+from benchmarks.mutation.reach import Reach
 
 NOT_IN_PLACE = 3
 """The exit code of a fork in which no function could be changed."""
@@ -36,9 +36,9 @@ class Outcome:
     """CPU seconds."""
 
 
-def affordable(tests: Sequence[Test], seconds: float) -> list[Test]:
+def affordable(tests: Sequence[Reach], seconds: float) -> list[Reach]:
     """Return the first tests, up to so many CPU seconds together; at least one."""
-    chosen: list[Test] = []
+    chosen: list[Reach] = []
     for test in tests:
         if chosen and test.seconds > seconds:
             continue
@@ -54,7 +54,7 @@ class Trials:
         self,
         root: Path,
         mutants: Sequence[Mutant],
-        tests: dict[Mutant, list[Test]],
+        tests: dict[Mutant, list[Reach]],
         scratch: Path,
         tell: Callable[[Outcome], None],
     ) -> None:
@@ -73,7 +73,7 @@ class Trials:
             def work(
                 tell: Callable[[str], None],
                 mutant: Mutant = mutant,
-                tests: list[Test] = tests,
+                tests: list[Reach] = tests,
             ) -> None:
                 if not change(mutant, self._root, functions):
                     os._exit(NOT_IN_PLACE)
@@ -90,7 +90,7 @@ class Trials:
 
 
 def run(
-    tests: Sequence[Test], items: dict[str, pytest.Item], tell: Callable[[str], None]
+    tests: Sequence[Reach], items: dict[str, pytest.Item], tell: Callable[[str], None]
 ) -> None:
     """Run tests, each with its limit, and tell which one begins."""
     for test, following in zip(tests, [*tests[1:], None], strict=True):
@@ -102,7 +102,7 @@ def run(
 
 
 def outcome_of(
-    mutant: Mutant, tests: Sequence[Test], end: children.End, seconds: float
+    mutant: Mutant, tests: Sequence[Reach], end: children.End, seconds: float
 ) -> Outcome:
     """Say what became of a mutant."""
     _, _, last = end.told[-1].partition(" ") if end.told else ("", "", "")
@@ -120,7 +120,7 @@ class OfOne:
     of its mutant.
     """
 
-    def __init__(self, tests: Sequence[Test], tell: Callable[[str], None]) -> None:
+    def __init__(self, tests: Sequence[Reach], tell: Callable[[str], None]) -> None:
         self._tests, self._tell = tests, tell
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -134,7 +134,7 @@ class OfOne:
 
 
 def try_imported(
-    root: Path, mutant: Mutant, tests: Sequence[Test], scratch: Path
+    root: Path, mutant: Mutant, tests: Sequence[Reach], scratch: Path
 ) -> Outcome:
     """Try a change that acts when the module is imported, in a fork that imports it."""
 
@@ -149,7 +149,7 @@ def try_imported(
 
 
 def pytest_of(
-    root: Path, tests: Sequence[Test] | Sequence[str], scratch: Path, plugin: object
+    root: Path, tests: Sequence[Reach] | Sequence[str], scratch: Path, plugin: object
 ) -> int:
     """Collect tests, by name or by file, and have the plugin run them."""
     names = dict.fromkeys(t if isinstance(t, str) else t.name for t in tests)
