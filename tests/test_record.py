@@ -41,6 +41,12 @@ from hpcfed.results.publish import (
     write_plain,
 )
 from hpcfed.results.results import ResultsWriter
+from hpcfed.results.snapshots import (
+    PER_FILE,
+    PER_ROW,
+    SnapshotWriter,
+    read_parameters,
+)
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import environment
 from hpcfed.runtime.timer import PHASES, Timer
@@ -392,6 +398,187 @@ def test_a_file_may_have_just_as_many_bytes_as_the_limit(
     assert "ulimit -f allows 100" in str(refused.value.__notes__)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, -1))
     check_limit(tmp_path, 2**60)
+
+
+COLUMNS: Any = SimpleNamespace(
+    num_columns=3,
+    entries=(SimpleNamespace(name="w", start=0), SimpleNamespace(name="b", start=2)),
+)
+"""A network of two tensors, as snapshots know it."""
+
+
+def snapshots_of(
+    folder: Path,
+    clients: list[int],
+    rounds: list[int],
+    *,
+    rank: int = 0,
+    first: int = 0,
+    layout: Any = COLUMNS,
+) -> SnapshotWriter:
+    found = SnapshotWriter(
+        folder,
+        rank,
+        clients=np.array(clients),
+        layout=layout,
+        rounds=np.array(rounds),
+        dtype=np.dtype(np.float64),
+        root=rank == 0,
+    )
+    barriers: list[int] = []
+    found.begin(first, lambda: barriers.append(1))
+    assert barriers == [1]
+    return found
+
+
+def rows_of(round: int, clients: list[int]) -> np.ndarray:
+    return np.array([[round, client, 0.5] for client in clients])
+
+
+def take(writers: list[SnapshotWriter], clients: list[list[int]], round: int) -> None:
+    for writer, own in zip(writers, clients, strict=True):
+        writer.write_rows(round, np.arange(len(own)), rows_of(round, own))
+        writer.close_round(round, np.full(3, round + 0.5))
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_rows_of_all_ranks_are_read_in_the_order_of_clients(tmp_path: Path) -> None:
+    clients, rounds = [[0, 3], [1, 2]], [1, 3, 5]
+    with pytest.raises(UserError, match="has no rows of clients; run it with"):
+        read_parameters(tmp_path)
+    writers = [
+        snapshots_of(tmp_path, own, rounds, rank=r) for r, own in enumerate(clients)
+    ]
+    assert [r for r in range(7) if writers[0].due(r)] == rounds
+    with pytest.raises(UserError, match="no rows of round None; it has no round yet"):
+        read_parameters(tmp_path)
+    take(writers, clients, 1)
+    writers[0].write_rows(3, np.array([1]), rows_of(3, [3]))
+    for writer, row in zip(writers, (np.full(3, np.nan), None), strict=True):
+        writer.close_round(3, row)
+    writers[0].write_rows(5, np.array([0]), rows_of(5, [0]))  # killed before its end
+    for writer in writers:
+        writer.close()
+    found = read_parameters(tmp_path)
+    assert found.round == 4 and found.clients.tolist() == [0, 1, 2, 3]
+    assert found.global_row is None
+    np.testing.assert_array_equal(found.rows[3:], rows_of(3, [3]))
+    assert np.isnan(found.rows[:3]).all()
+    first = read_parameters(tmp_path, 2)
+    np.testing.assert_array_equal(first.rows, rows_of(1, [0, 1, 2, 3]))
+    np.testing.assert_array_equal(first.global_row, [1.5, 1.5, 1.5])
+    assert first.columns == {"w": slice(0, 2), "b": slice(2, 3)}
+    np.testing.assert_array_equal(first["b"], np.full((4, 1), 0.5))
+    with pytest.raises(KeyError, match="no tensor 'x'; there are w, b"):
+        first["x"]
+    for round in (1, 6):
+        with pytest.raises(UserError, match=f"of round {round}; it has 2, 4"):
+            read_parameters(tmp_path, round)
+
+
+def test_snapshots_that_are_made_again_are_removed_first(tmp_path: Path) -> None:
+    """A resumed run goes on in its file if it has the same clients and rounds."""
+    own, rounds = [0, 1], [1, 3, 5]
+    writer = snapshots_of(tmp_path, own, rounds)
+    take([writer], [own], 1)
+    take([writer], [own], 3)
+    writer.close()
+    again = snapshots_of(tmp_path, own, rounds, first=3)
+    with pytest.raises(UserError, match="of round 4; it has 2"):
+        read_parameters(tmp_path, 4)
+    assert [r for r in range(7) if again.due(r)] == [3, 5]
+    again.write_rows(3, np.arange(2), rows_of(30, own))
+    again.close_round(3, None)
+    take([again], [own], 5)
+    again.close()
+    assert names_in(tmp_path) == ["params-0.h5"]
+    for round, expected in ((2, 1), (4, 30), (6, 5)):
+        found = read_parameters(tmp_path, round)
+        np.testing.assert_array_equal(found.rows, rows_of(expected, own))
+    # Nothing is left to come: no file is opened, and the earlier ones stay.
+    snapshots_of(tmp_path, own, rounds, first=6).close()
+    assert read_parameters(tmp_path).round == 6
+    # All is made again: files without an earlier snapshot go.
+    snapshots_of(tmp_path, own, [], first=0).close()
+    assert names_in(tmp_path) == []
+
+
+def test_other_clients_and_more_rounds_take_another_file(tmp_path: Path) -> None:
+    writer = snapshots_of(tmp_path, [0, 1], [1, 3])
+    take([writer], [[0, 1]], 1)
+    writer.close()
+    others = snapshots_of(tmp_path, [0, 1, 2], [1, 3], first=2)
+    take([others], [[0, 1, 2]], 3)
+    others.close()
+    assert names_in(tmp_path) == ["params-0-after-2.h5", "params-0.h5"]
+    longer = snapshots_of(tmp_path, [0, 1, 2], [1, 3, 5], first=4)
+    take([longer], [[0, 1, 2]], 5)
+    longer.close()
+    assert len(names_in(tmp_path)) == 3
+    for round, clients in ((1, [0, 1]), (3, [0, 1, 2]), (5, [0, 1, 2])):
+        found = read_parameters(tmp_path, round + 1)
+        np.testing.assert_array_equal(found.rows, rows_of(round, clients))
+    shorter = snapshots_of(tmp_path, [0, 1, 2], [1, 3, 5], first=5)
+    take([shorter], [[0, 1, 2]], 5)
+    shorter.close()
+    # The one that was begun after round 4 has nothing that stays.
+    names = [f"params-0{rest}.h5" for rest in ("-after-2", "-after-5", "")]
+    assert names_in(tmp_path) == names
+
+
+@pytest.mark.parametrize(
+    "harm", ["rounds", "columns", "taken", "kind", "chunks", "global"]
+)
+def test_a_file_that_does_not_fit_the_run_is_refused(harm: str, tmp_path: Path) -> None:
+    writer = snapshots_of(tmp_path, [0, 1], [1, 3, 5])
+    take([writer], [[0, 1]], 1)
+    writer.close()
+    with h5py.File(tmp_path / "params-0.h5", "r+") as file:
+        if harm == "rounds":
+            file["round"][()] = [1, 4, 5]
+        elif harm == "columns":
+            del file["rows"]
+            file["rows"] = np.zeros((3, 2, 4))
+        elif harm == "kind":
+            del file["rows"]
+            file["rows"] = np.zeros((3, 2, 3), np.int64)
+        elif harm == "chunks":
+            del file["rows"]
+            file.create_dataset("rows", (3, 2, 3), float, chunks=(1, 1, 3))
+        elif harm == "global":
+            del file["global"]
+            file["global"] = np.zeros((2, 3))
+        else:
+            del file["taken"]
+            file["taken"] = np.array([1, 0, 0], np.int64)
+    said = {"rounds": "other rounds", "chunks": "lost some of its rows"}
+    with pytest.raises(UserError, match=said.get(harm, "another shape or type")):
+        snapshots_of(tmp_path, [0, 1], [1, 3, 5], first=2)
+
+
+def test_snapshots_that_the_limit_on_files_forbids_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for what HDF5 adds, and none of it is written."""
+    need = 2 * (3 + 1) * (3 * 8 + PER_ROW) + PER_FILE
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (need - 1, need))
+    with pytest.raises(OSError, match="too large"):
+        snapshots_of(tmp_path, [0, 1, 2], [1, 3])
+    assert names_in(tmp_path) == []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (need, need))
+    writer = snapshots_of(tmp_path, [0, 1, 2], [1, 3])
+    take([writer], [[0, 1, 2]], 1)
+    take([writer], [[0, 1, 2]], 3)
+    writer.close()
+    size = (tmp_path / "params-0.h5").stat().st_size
+    assert size <= need
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (size - 1, need))
+    for first in (2, 4):
+        with pytest.raises(OSError, match="too large"):
+            snapshots_of(tmp_path, [0, 1, 2], [1, 3], first=first)
 
 
 def test_the_outermost_phase_counts_and_rounds_leave_no_gap(

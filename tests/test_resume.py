@@ -1,5 +1,6 @@
 """Checkpoints, runs that are stopped and go on, and what damaged files do."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -196,6 +197,199 @@ def test_only_whole_checkpoints_count_among_those_kept(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000003", "00000006"]
     checkpoints.discard_after(tmp_path, 3)
     assert os.listdir(tmp_path / "checkpoints") == ["00000003"]
+
+
+def stored(
+    run: Path, rounds: int, *, marked: bool = True, **arrays: np.ndarray
+) -> Path:
+    """A checkpoint of these arrays and of a record."""
+    there = checkpoint_folder(run, rounds)
+    checkpoints.prepare(there)
+    (run / RECORD).write_bytes(b"record %d" % rounds)
+    files = [checkpoints.write(there, name, array) for name, array in arrays.items()]
+    files.append(checkpoints.copy(there, run / RECORD))
+    (there / "server-0.h5").write_bytes(b"of the server")
+    files.append(checkpoints.existing(there / "server-0.h5"))
+    if marked:
+        checkpoints.complete(there, rounds, files, keep=9)
+    return there
+
+
+def damage(file: Path) -> None:
+    file.write_bytes(b"x" * file.stat().st_size)
+
+
+def test_what_is_written_is_described_and_read_back(tmp_path: Path) -> None:
+    """Scalars, empty arrays and arrays in another order, too."""
+    arrays = {
+        "a": np.arange(6.0).reshape(2, 3).T,
+        "b": np.array(7, np.int64),
+        "c": np.zeros((0, 4), np.float32),
+    }
+    there = stored(tmp_path, 3, **arrays)
+    (found,) = checkpoints.common([tmp_path], say=pytest.fail) or []
+    assert (found.folder, found.rounds) == (there, 3)
+    for file in found.files:
+        content = (there / file.name).read_bytes()
+        described = (len(content), hashlib.sha256(content).hexdigest())
+        assert (file.size, file.sha256) == described
+    assert checkpoints.listed(there) == [
+        "a.npy",
+        "b.npy",
+        "c.npy",
+        RECORD,
+        "server-0.h5",
+    ]
+    assert found.names("a") == ["a"] and found.names("worker") == []
+    for name, array in arrays.items():
+        read = found.read(name, array.dtype, array.shape)
+        np.testing.assert_array_equal(read, array, strict=True)
+        np.testing.assert_array_equal(found.read_any(name), array, strict=True)
+        np.testing.assert_array_equal(
+            found.read(name, array.dtype, [None] * array.ndim), array
+        )
+    for shape, dtype in (
+        ([3, 3], float), ([3], float), ([3, 2, None], float), ([None, 3], float), ([3, 2], np.float32),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=r"a\.npy holds float64 of shape \(3, 2\)"):
+            found.read("a", np.dtype(dtype), shape)
+    with pytest.raises(UserError, match=r"nothing\.npy cannot be read"):
+        found.read_any("nothing")
+    for cut in (-8, -1):
+        content = (there / "a.npy").read_bytes()
+        (there / "short.npy").write_bytes(content[:cut])
+        with pytest.raises(UserError, match="not an array of numbers of its size"):
+            found.read_any("short")
+
+
+def test_the_last_whole_checkpoint_is_taken(tmp_path: Path) -> None:
+    for rounds in (3, 12, 20):
+        stored(tmp_path, rounds, w=np.arange(float(rounds)))
+    stored(tmp_path, 21, marked=False, w=np.zeros(1))
+    said: list[str] = []
+
+    def rounds_of(below: int | None = None) -> int | None:
+        found = checkpoints.newest(tmp_path, say=said.append, below=below)
+        return found.rounds if found else None
+
+    assert [rounds_of(b) for b in (None, 21, 20, 12, 3)] == [20, 20, 12, 3, None]
+    assert checkpoints.newest_rounds(tmp_path) == 20
+    assert not said
+    damage(checkpoint_folder(tmp_path, 20) / "w.npy")
+    assert rounds_of() == 12 and checkpoints.newest_rounds(tmp_path) == 20
+    assert len(said) == 1 and "w.npy is not what was written" in said[0]
+    checkpoints.discard_after(tmp_path, 12)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000003", "00000012"]
+    checkpoints.remove(checkpoint_folder(tmp_path, 12))
+    checkpoints.remove(checkpoint_folder(tmp_path, 12))  # there is nothing left
+    assert rounds_of() == 3 and checkpoints.exist(tmp_path)
+    checkpoints.discard_after(tmp_path, 0)
+    assert checkpoints.newest_rounds(tmp_path) == 0 and not checkpoints.exist(tmp_path)
+
+
+def test_records_are_read_from_checkpoints_last_one_first(tmp_path: Path) -> None:
+    (tmp_path / RECORD).touch()
+    assert checkpoints.recorded(tmp_path) == [tmp_path / RECORD]
+    old, new = (stored(tmp_path, rounds, w=np.zeros(1)) for rounds in (3, 4))
+    both = [new / RECORD, new / "server-0.h5", old / RECORD, old / "server-0.h5"]
+    assert checkpoints.recorded(tmp_path) == both
+    only = [new / RECORD, old / RECORD]
+    assert checkpoints.recorded(tmp_path, record_only=True) == only
+    damage(new / RECORD)
+    assert checkpoints.recorded(tmp_path, record_only=True) == only[1:]
+    (old / checkpoints.MARKER).write_text("{}")
+    assert checkpoints.recorded(tmp_path) == [new / "server-0.h5", tmp_path / RECORD]
+
+
+def test_runs_that_go_on_together_have_a_common_round(tmp_path: Path) -> None:
+    one, other = tmp_path / "seed-0", tmp_path / "seed-1"
+    for run, every in ((one, (2, 3, 4)), (other, (2, 3))):
+        run.mkdir()
+        for rounds in every:
+            stored(run, rounds, w=np.zeros(1))
+    said: list[str] = []
+
+    def common() -> list[int]:
+        found = checkpoints.common([one, other], say=said.append)
+        return [each.rounds for each in found or []]
+
+    assert common() == [3, 3]
+    damage(checkpoint_folder(other, 3) / "w.npy")
+    assert common() == [2, 2]
+    (checkpoint_folder(one, 2) / checkpoints.MARKER).unlink()
+    assert common() == [] and len(said) == 2
+    (other / "checkpoints").rename(other / "elsewhere")
+    (other / "checkpoints").symlink_to(other / "elsewhere")
+    with pytest.raises(UserError, match="seed-1/checkpoints is a link"):
+        common()
+
+
+def test_reading_ends_where_a_stop_is_requested(tmp_path: Path) -> None:
+    there = stored(tmp_path, 3, w=np.zeros(1))
+    with pytest.raises(checkpoints.Interrupted):
+        checkpoints.existing(there / "w.npy", lambda: True)
+    with pytest.raises(checkpoints.Interrupted):
+        checkpoints.common([tmp_path], say=pytest.fail, stopping=lambda: True)
+
+
+def test_a_checkpoint_loses_its_marker_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in between, what is left is unfinished, and does not look damaged."""
+    there = stored(tmp_path, 3, w=np.zeros(1))
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    checkpoints.remove(there)
+    assert there.exists() and checkpoints.newest(tmp_path, say=pytest.fail) is None
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ('"hpcfed checkpoint"', '"another"', "another version"),
+        ('"schema": 1', '"schema": 2', "another version"),
+        ('"w.npy"', '"v.npy"', "v.npy is missing"),
+        ('"w.npy"', '"w.npz"', "is not a file's name"),
+        ('"parts"', '"others"', "parts"),
+    ],
+)
+def test_markers_that_say_something_else(
+    was: str, now: str, said: str, tmp_path: Path
+) -> None:
+    marker = stored(tmp_path, 3, w=np.zeros(1)) / checkpoints.MARKER
+    assert was in marker.read_text()
+    marker.write_text(marker.read_text().replace(was, now))
+    told: list[str] = []
+    assert checkpoints.newest(tmp_path, say=told.append) is None
+    assert len(told) == 1 and said in told[0]
+
+
+def test_links_in_checkpoints_are_not_followed(tmp_path: Path) -> None:
+    there = stored(tmp_path, 3, w=np.zeros(1))
+    (there / "w.npy").rename(tmp_path / "w.npy")
+    (there / "w.npy").symlink_to(tmp_path / "w.npy")
+    told: list[str] = []
+    assert checkpoints.newest(tmp_path, say=told.append) is None
+    assert "w.npy is missing, or is not a plain file" in told[0]
+    there.rename(tmp_path / "there")
+    there.symlink_to(tmp_path / "there")
+    with pytest.raises(ValueError, match="it is a link"):
+        checkpoints.listed(there)
+
+
+def test_a_file_is_synced_before_its_marker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that other code has written; and no file waits in parts."""
+    there = checkpoint_folder(tmp_path, 3)
+    checkpoints.prepare(there)
+    path = there / "server-0.h5"
+    path.write_bytes(bytes(100))
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    monkeypatch.setattr(checkpoints, "BLOCK", 30)
+    file = checkpoints.existing(path)
+    assert synced == [path.stat().st_ino]
+    assert (file.size, file.sha256) == (100, hashlib.sha256(bytes(100)).hexdigest())
 
 
 def test_a_marker_is_of_its_folder(tmp_path: Path) -> None:
