@@ -2,7 +2,9 @@
 numpy.
 """
 
+import math
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,15 @@ from hpcfed.federation.cohort import Cohort, Sent
 from hpcfed.models.networks import build
 from hpcfed.options.malicious import ATTACKS
 from hpcfed.results.stored import read_run
-from hpcfed.runtime.randomness import client_keys, generator, normal
+from hpcfed.runtime import randomness
+from hpcfed.runtime.randomness import (
+    bits,
+    child_keys,
+    client_keys,
+    generator,
+    normal,
+    uniform,
+)
 from hpcfed.runtime.timer import PHASES
 from tests.federations import assembled
 from tests.runs import mistake, started
@@ -175,6 +185,61 @@ def test_noise_is_as_large_as_the_own_update_and_every_attackers_own() -> None:
     assert not torch.equal(fed.upload(trained, cohort)[bad], sent[bad]), (
         "new in every round"
     )
+
+
+def splitmix(number: int) -> int:
+    """The finaliser of splitmix64, in whole numbers."""
+    mask = 2**64 - 1
+    number &= mask
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & mask
+    return number ^ (number >> 31)
+
+
+@pytest.mark.parametrize("count", [5, randomness.FEW + 1])
+def test_random_numbers_are_those_of_splitmix64(count: int) -> None:
+    """Whether numpy draws them, or torch: of each client by its id, wherever it is."""
+    golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
+    words = [7, zlib.crc32(b"a purpose"), 3]
+    (start,) = np.random.SeedSequence(words).generate_state(1, np.uint64).tolist()
+    ids = torch.arange(count) * 3
+    keys = client_keys(7, "a purpose", 3, ids)
+    for at in (0, 1, count - 1):
+        expected = splitmix(int(ids[at]) * golden + start)
+        assert int(keys[at]) & mask == expected
+        children = child_keys(keys, 4)
+        assert int(children[at]) & mask == splitmix(expected + 5 * golden)
+    (key,), one = [int(keys[1]) & mask], keys[1]
+    drawn = [splitmix(key + (number + 1) * golden) for number in range(count + 2)]
+    found = bits(one, count, offset=2)
+    assert [int(number) & mask for number in found] == drawn[2:]
+    upper = [(number >> 40) / 2**24 for number in drawn]
+    assert uniform(one, count, offset=2).tolist() == upper[2:]
+    middle = [(number >> 8 & 0xFFFFFF) / 2**24 for number in drawn]
+    pairs = (count + 1) // 2
+    circle = [
+        (math.sqrt(-2 * math.log1p(-u)), 2 * math.pi * v)
+        for u, v in zip(upper[:pairs], middle[:pairs], strict=True)
+    ]
+    expected = [r * math.cos(a) for r, a in circle]
+    expected += [r * math.sin(a) for r, a in circle]
+    torch.testing.assert_close(
+        normal(one[None], count)[0],
+        torch.tensor(expected[:count], dtype=torch.float64),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+    # Within 64 bits, whichever number of a step or a part it is.
+    for number in (0, 2**31, 2**40):
+        child = int(child_keys(keys[:1], number)) & mask
+        first = int(keys[0]) & mask
+        assert child == splitmix(first + (number + 1) * golden)
+        assert child == int(child_keys(keys[:1], torch.tensor(number))) & mask
+
+
+def test_decisions_on_the_host_are_keyed_by_seed_purpose_and_numbers() -> None:
+    expected = np.random.default_rng([5, zlib.crc32(b"cohort"), 2, 9]).random(4)
+    assert generator(5, "cohort", 2, 9).random(4).tolist() == expected.tolist()
 
 
 def test_normal_numbers_are_normal() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hpcfed.cli import parse_run
 from hpcfed.federation.clustering import (
     _first_vectors,
     assign,
@@ -16,8 +17,10 @@ from hpcfed.federation.clustering import (
     principal_angles,
 )
 from hpcfed.federation.cohort import Cohort, Sent
+from hpcfed.methods._clusters import _clustered, arrive, global_row, inherited
 from tests.federations import assembled
 from tests.genefl_runs import small
+from tests.runs import mistake
 
 
 def three_groups(seed: int = 0) -> np.ndarray:
@@ -215,3 +218,115 @@ def test_a_client_without_data_has_no_say_in_its_cluster(
     monkeypatch.setattr(fed, "cluster_means", listening)
     s.method.round(fed, s.method.init(fed), fed.sample(0))
     np.testing.assert_allclose(weights[0], [1 / 3, 1 / 3, 1 / 3])
+
+
+def clustered(**values: Any) -> Any:
+    """A federation of six clients in two clusters, and its first state."""
+    s = small("clustered-fedavg", clients=6, clusters=2, **values)
+    return s, s.method.init(s.federation)
+
+
+def test_means_of_clusters_are_of_clients_with_data() -> None:
+    """Whose bases are 0 are in a cluster, and neither counted nor averaged."""
+    s, state = clustered()
+    fed = s.federation
+    fed.bases = lambda size, by_class=False: np.array(  # type: ignore[method-assign]
+        [
+            [[2.0], [0]],
+            [[4.0], [0]],
+            [[0], [0]],
+            [[0], [6.0]],
+            [[0], [8.0]],
+            [[0], [7.0]],
+        ]
+    )
+    fed.agreed = lambda found: np.array([0, 0, 0, 1, 1, 1])  # type: ignore[method-assign]
+    cluster, centres, members = _clustered(fed)
+    assert cluster.tolist() == [0, 0, 0, 1, 1, 1] and members.tolist() == [2, 3]
+    assert centres.tolist() == [[3.0, 0], [0, 7.0]]
+    assert state.group_of.unique().tolist() == [0], "all columns are one group"
+    assert state.gene.shape == (2, 1) and bool(state.gene.all())
+
+
+def test_only_one_cluster_without_private_columns_has_a_global_model() -> None:
+    _, state = clustered()
+    assert global_row(state) is None
+    one = replace(state, shared=state.shared[:1])
+    expected = global_row(one)
+    assert expected is not None and torch.equal(expected, state.shared[0])
+    assert global_row(replace(one, private_at=torch.arange(2))) is None
+
+
+def test_clusters_without_uploads_keep_their_gene() -> None:
+    _, state = clustered()
+    state = replace(state, gene=torch.tensor([[True, False], [False, True]]))
+    new = torch.tensor([[False, False], [True, True]])
+    weights = torch.tensor([[0.0, 0.3], [0.0, 0.0]])
+    assert inherited(state, weights, new).tolist() == [[False, False], [False, True]]
+    assert inherited(state, weights.flip(0), new).tolist() == [
+        [True, False],
+        [True, True],
+    ]
+
+
+def test_new_clients_are_sent_their_clusters_columns_and_these_are_counted() -> None:
+    """Clients without data are sent nothing."""
+    s, state = clustered()
+    fed, width = s.federation, s.federation.layout.num_columns
+    cohort = fed.members.everyone(0)
+    state = replace(
+        state,
+        gene=torch.tensor([[True, False], [True, True]]),
+        group_of=(torch.arange(width) >= 100).long(),
+    )
+    sent: list[int] = []
+    fed.greet = lambda rows, cohort, columns: sent.append(columns)  # type: ignore[method-assign]
+    fed.members.sizes = fed.sizes.copy()
+    fed.members.sizes[1] = 0
+    state, rows = arrive(fed, state, cohort)
+    cluster = state.cluster.tolist()
+    expected = [(100, width)[k] for at, k in enumerate(cluster) if at != 1]
+    assert sent == [sum(expected)] and set(cluster) == {0, 1}
+    for client, row in enumerate(rows):
+        given = (100, width)[cluster[client]]
+        assert torch.equal(row[:given], state.shared[cluster[client]][:given])
+        assert torch.equal(row[given:], fed.fresh_row(client)[given:])
+
+
+CLUSTERED = "--method clustered-fedavg --clients 6 --dataset digits"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--clusters 0", "greater than or equal to 1"),
+        ("--clusters 7", "--clusters 7, but there are 6 clients"),
+        ("--basis 0", "greater than or equal to 1"),
+        ("--basis 10001", "less than or equal to 10000"),
+        ("--clusters 1 --basis 3", "--basis changes nothing without --clusters 2"),
+    ],
+)
+def test_numbers_of_clusters_and_of_vectors_have_bounds(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in mistake(capsys, "run", *CLUSTERED.split(), *words.split())
+
+
+@pytest.mark.parametrize(
+    "words", ["--clusters 1", "--clusters 6", "--basis 10000", "--basis 1"]
+)
+def test_bounds_of_clusters_are_allowed(words: str) -> None:
+    parse_run([*CLUSTERED.split(), *words.split()])
+
+
+def test_clusters_have_the_papers_numbers() -> None:
+    options = parse_run(CLUSTERED.split()).options
+    assert (options.clusters, options.basis, options.clustering) == (4, 5, "kmeans")
+
+
+def test_networks_without_stages_share_their_last_convolutions() -> None:
+    """Four of them at most; without any, the first layer."""
+    usual = "--method parfed --clients 6 --clusters 2 --dataset digits"
+    for model, expected in (("cnn-bn", "conv1,conv2"), ("mlp", "fc1")):
+        options = parse_run([*usual.split(), "--model", model]).options
+        assert options.shared_layers == expected

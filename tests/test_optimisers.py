@@ -244,6 +244,46 @@ def test_schedules_are_those_of_torch() -> None:
     assert rates(RateSchedule("constant"), 3) == [1.0, 1.0, 1.0]
 
 
+def test_schedules_by_hand() -> None:
+    """What is not said is a third and a tenth of the total, rounded up."""
+    step = RateSchedule("step")
+    assert rates(step, 7) == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1, 0.01])
+    assert rates(step, 6) == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    warmup = RateSchedule("warmup")
+    assert rates(warmup, 21) == pytest.approx([1 / 3, 2 / 3, *[1.0] * 19])
+    assert rates(warmup, 20) == pytest.approx([1 / 2, *[1.0] * 19])
+    assert rates(RateSchedule("warmup", warmup=4), 3) == [0.25, 0.5, 0.75]
+    # From the full rate to none, and no further than the last step.
+    assert rates(RateSchedule("cosine"), 4) == pytest.approx(
+        [1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2]
+    )
+    both = rates(RateSchedule("warmup-cosine", warmup=1), 5)
+    assert both == pytest.approx([1, *rates(RateSchedule("cosine"), 4)])
+    assert rates(RateSchedule("warmup-cosine", warmup=3), 3) == pytest.approx(
+        [1 / 3, 2 / 3, 1]
+    )
+    # Each client by its own total.
+    at, total = torch.arange(3)[:, None], torch.tensor([3, 6])
+    found = step.factors(at, total)
+    torch.testing.assert_close(
+        found, torch.tensor([[1, 1], [0.1, 1], [0.01, 0.1]], dtype=torch.float64)
+    )
+
+
+def test_matrices_of_moments() -> None:
+    recipe = Recipe(1, 8, 0.1)
+    assert recipe.num_moments == 0
+    assert replace(recipe, momentum=0.5).num_moments == 1
+    for optimiser in ("adam", "adamw"):
+        assert replace(recipe, optimiser=optimiser).num_moments == 2
+    assert recipe.without_rate == Recipe(1, 8, 0.0)
+    assert (recipe.length.epochs, recipe.length.steps, recipe.length.repeat) == (
+        1,
+        0,
+        1,
+    )
+
+
 @pytest.mark.parametrize("kind", ["step", "cosine", "warmup-cosine"])
 @pytest.mark.parametrize("total", [1, 2, 5, 100])
 def test_no_round_or_step_is_without_a_rate(kind: Any, total: int) -> None:
