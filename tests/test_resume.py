@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -24,6 +26,7 @@ from hpcfed.clients.balance import MAX_RELOCATIONS, WINDOW, Balance
 from hpcfed.clients.job import TrainingJob
 from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
+from hpcfed.experiment import checkpointing
 from hpcfed.experiment.resume import OLDER_NAMES
 from hpcfed.experiment.run import run_setup
 from hpcfed.models.layout import Layout
@@ -390,6 +393,158 @@ def test_a_file_is_synced_before_its_marker(
     file = checkpoints.existing(path)
     assert synced == [path.stat().st_ino]
     assert (file.size, file.sha256) == (100, hashlib.sha256(bytes(100)).hexdigest())
+
+
+def test_checkpoints_are_asked_for_by_number_of_rounds() -> None:
+    def asked(every: int) -> list[int]:
+        config: Any = SimpleNamespace(checkpoint_every=every)
+        return [r for r in range(9) if checkpointing._asked_for(r, config)]
+
+    assert (asked(3), asked(1), asked(0)) == ([2, 5, 8], list(range(9)), [])
+
+
+def test_which_rounds_have_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were asked for, the one that a stop ends with, and the last one if
+    it is small; only those of the first two kinds may end the run if they fail.
+    """
+    saved: list[tuple[int, bool]] = []
+
+    def save(_setup: Any, _folder: Any, rounds: int, *_: Any, required: bool) -> None:
+        saved.append((rounds, required))
+
+    def rounds(stop: Stop | None = None, **options: Any) -> list[tuple[int, bool]]:
+        saved.clear()
+        folder = tmp_path_of(tmp_path, str(len(list(tmp_path.iterdir()))))
+        run_setup(assembled(**SMALL, **options), folder, quiet=True, stop=stop)
+        return list(saved)
+
+    monkeypatch.setattr(checkpointing, "save", save)
+    assert rounds() == [(6, False)]
+    assert rounds(checkpoint_every=4) == [(4, True), (6, False)]
+    assert rounds(checkpoint_minutes=0) == []
+    assert rounds(StopAfter(3)) == [(3, True)]
+    monkeypatch.setattr(checkpointing, "LAST_BYTES", 10)
+    assert rounds(StopAfter(6)) == []
+
+
+def test_the_last_state_is_kept_if_all_ranks_states_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = assembled(**{**SMALL, "method": "fedper"})
+    state = s.method.init(s.federation)
+    s.federation.channel.memory.rows["a"] = torch.zeros(5, 2)
+    s.federation.channel.memory.shared["b"] = torch.zeros(3)
+    keeper = checkpointing.Checkpointer(s, tmp_path, None, Stop(), pytest.fail)
+    kept = [getattr(state, field.name) for field in fields(state)]
+    size = sum(tensor.nbytes for tensor in kept) + 40 + 12
+    for ranks in (1, 2):
+        monkeypatch.setattr(s.collectives, "allgather", lambda own, n=ranks: [own] * n)
+        for missing in (0, 1):
+            monkeypatch.setattr(checkpointing, "LAST_BYTES", ranks * size - missing)
+            assert keeper._keeps_last(state) == (not missing)
+
+
+def test_arrays_may_differ_between_ranks_by_rounding() -> None:
+    one = np.array([1.0, 0.0, np.nan])
+    for near in (one, one * (1 + 5e-4), one + 5e-7, one.astype(np.float32)):
+        assert checkpointing._close(one, near)
+    beside = np.array([1.0, 3e-6, np.nan])
+    for other in (one * (1 + 3e-3), beside, one[:2], np.zeros(3)):
+        assert not checkpointing._close(one, other)
+    assert not checkpointing._close(np.arange(3), np.arange(3))
+
+
+def test_what_ranks_share_is_the_same_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to rounding. Fields with a row per client are each rank's own."""
+    s = assembled(**{**SMALL, "method": "fedper"})
+    state = s.method.init(s.federation)
+    s.federation.channel.memory.shared["count"] = torch.arange(3)
+    monkeypatch.setattr(type(s.collectives), "size", 2)
+
+    def beside(shared: torch.Tensor, count: torch.Tensor) -> None:
+        """Check beside a rank that has these."""
+        theirs = {"shared": shared.numpy(), "way-count": count.numpy()}
+        digests = {
+            name: hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+            for name, array in theirs.items()
+        }
+        own: list[np.ndarray] = []
+
+        def sent(array: np.ndarray) -> np.ndarray:
+            own.append(array)
+            return next(a for a in theirs.values() if a.dtype == array.dtype)
+
+        def gathered(mine: dict[str, str]) -> list[dict[str, str]]:
+            assert mine.keys() == digests.keys()
+            return [digests, mine]
+
+        monkeypatch.setattr(s.collectives, "allgather", gathered)
+        monkeypatch.setattr(s.collectives, "bcast", sent)
+        monkeypatch.setattr(s.collectives, "any_rank", bool)
+        checkpointing.check_shared(s, state)
+        equal = torch.equal(shared, state.shared) and torch.equal(
+            count, torch.arange(3)
+        )
+        assert bool(own) != equal, "arrays travel only if their digests differ"
+
+    beside(state.shared, torch.arange(3))
+    beside(state.shared * (1 + 1e-6), torch.arange(3))
+    with pytest.raises(
+        RuntimeError, match="state field shared of method fedper differs"
+    ):
+        beside(state.shared + 1, torch.arange(3))
+    with pytest.raises(RuntimeError, match=r"state field way-count .* differs"):
+        beside(state.shared, torch.arange(3) + 1)
+
+
+def test_a_state_that_ranks_disagree_on_replaces_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differs(*_: Any) -> None:
+        raise RuntimeError("state field w differs")
+
+    monkeypatch.setattr(checkpointing, "check_shared", differs)
+    s = assembled(**SMALL)
+    state = s.method.init(s.federation)
+    there = stored(tmp_path, 3, w=np.zeros(1))
+    with pytest.raises(RuntimeError, match="field w differs"):
+        checkpointing.save(s, tmp_path, 3, state, None)
+    assert checkpoints.listed(there)
+
+
+def test_a_marker_of_any_size_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = stored(tmp_path, 3, w=np.zeros(1))
+    size = (there / checkpoints.MARKER).stat().st_size
+    monkeypatch.setattr(checkpoints, "MOST_MARKER", size)
+    assert checkpoints.listed(there)
+    monkeypatch.setattr(checkpoints, "MOST_MARKER", size - 1)
+    with pytest.raises((OSError, ValueError)):
+        checkpoints.listed(there)
+
+
+@pytest.mark.parametrize("field", ["feedback", "clients"])
+def test_what_the_channel_has_kept_of_others_is_refused(
+    field: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {**SMALL, "compress": "topk"}
+    cut = tmp_path_of(tmp_path, "cut")
+    run_setup(
+        assembled(**options, checkpoint_every=2), cut, quiet=True, stop=StopAfter(5)
+    )
+    there = checkpoint_folder(cut, 5)
+    names = checkpoints.listed(there)
+    (kept,) = [name for name in names if name.startswith("worker-0.way-")]
+    rows = np.load(there / kept)
+    wrong = {"feedback": np.array(["a"] * len(rows)), "clients": rows[1:]}
+    np.save(there / kept, wrong[field])
+    parts = [checkpoints.existing(there / name) for name in names]
+    checkpoints.complete(there, 5, parts)
+    with pytest.raises(UserError, match="does not belong to this run"):
+        run_setup(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
 
 
 def test_a_marker_is_of_its_folder(tmp_path: Path) -> None:
