@@ -16,6 +16,7 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import run_setup
 from hpcfed.federation.channel import Memory
+from hpcfed.federation.channel import noise as noises
 from hpcfed.federation.channel.accountant import Accountant, guarantee
 from hpcfed.federation.channel.build import noise_beside_count
 from hpcfed.federation.channel.channel import Upload
@@ -917,3 +918,31 @@ def test_dp_sgd_that_would_not_hold_ends_in_one_line(
         s = within_clients(**values)
         state = s.method.init(s.federation)
         s.method.round(s.federation, state, s.federation.sample(0))
+
+
+def test_a_release_counts_once_and_in_order() -> None:
+    count = noises.OnceARound(3, "no more")
+    for round, allowed in ((0, True), (0, False), (2, True), (1, False), (3, False)):
+        if allowed:
+            count(round)
+            continue
+        with pytest.raises(UserError, match="no more"):
+            count(round)
+    with pytest.raises(UserError, match="no more"):
+        noises.OnceARound(3, "no more")(-1)
+
+
+@pytest.mark.parametrize("numbers", [1, 1300, 2**22])
+def test_local_noise_is_the_same_however_much_is_drawn_at_a_time(
+    numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noises, "NOISE_NUMBERS", numbers)
+    s = private(privacy="local", clip_norm=2.0, noise_multiplier=0.5)
+    fed, cohort = s.federation, s.federation.sample(0)
+    start = fed.download(fed.initial_row(), cohort).clone()
+    received = fed.upload(start.clone(), cohort)
+    ids = torch.from_numpy(cohort.clients)
+    drawn = normal(
+        client_keys(s.settings.config.seed, "local noise", 0, ids), start.shape[1]
+    )
+    torch.testing.assert_close(received, start + drawn, rtol=1e-12, atol=1e-12)
