@@ -3,6 +3,7 @@ function of the seed alone.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfed.data import PartitionPlan
+from hpcfed.data import PartitionPlan, schemes
 from hpcfed.data.partition import Partition, partition
 from hpcfed.data.schemes import dominant_groups
 from hpcfed.errors import UserError
+from hpcfed.runtime.randomness import generator
 
 OPTIONS: dict[str, Any] = {
     "classes": 10,
@@ -331,3 +333,179 @@ def test_wrong_input_is_one_line(kind: str, options: dict[str, Any], part: str) 
         deal(kind, **options)
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# Every scheme against a naive loop that draws the same numbers: recorded seeds keep
+# their federations.
+
+
+def pools_of(labels: np.ndarray) -> list[np.ndarray]:
+    return [np.flatnonzero(labels == label) for label in range(10)]
+
+
+def as_lists(parts: Sequence[np.ndarray]) -> list[list[int]]:
+    return [part.tolist() for part in parts]
+
+
+def plan_of(kind: str, **options: Any) -> PartitionPlan:
+    return PartitionPlan(scheme=kind, **{**OPTIONS, **options})
+
+
+def dealt(kind: str, **options: Any) -> tuple[list[list[int]], list[list[int]]]:
+    pools = pools_of(TRAIN), pools_of(TEST)
+    train, test = schemes.SCHEMES[kind](plan_of(kind, **options), *pools)
+    return as_lists(train), as_lists(test)
+
+
+def test_iid_is_one_shuffle_cut_into_lists_of_which_the_first_may_be_longer() -> None:
+    for split, stream, labels in (
+        (0, "partition", TRAIN), (1, "partition test", TEST),
+    ):  # fmt: skip
+        shuffled = generator(3, stream).permutation(np.arange(len(labels))).tolist()
+        expected = []
+        for client in range(7):
+            size = len(labels) // 7 + (client < len(labels) % 7)
+            own, shuffled = shuffled[:size], shuffled[size:]
+            expected.append(sorted(own))
+        assert dealt("iid", clients=7, seed=3)[split] == expected
+
+
+def cut_by_hand(
+    pools: list[np.ndarray], cuts: Sequence[Sequence[int]], stream: str
+) -> list[list[int]]:
+    rng = generator(3, stream)
+    expected: list[list[int]] = [[] for _ in range(len(cuts[0]) + 1)]
+    for pool, own in zip(pools, cuts, strict=True):
+        shuffled = rng.permutation(pool).tolist()
+        bounds = [0, *own, len(shuffled)]
+        for client, (begin, end) in enumerate(pairwise(bounds)):
+            expected[client] += shuffled[begin:end]
+    return [sorted(own) for own in expected]
+
+
+@pytest.mark.parametrize("alpha", [0.05, 100.0])
+def test_dirichlet_cuts_each_class_at_its_own_draw(alpha: float) -> None:
+    rng = generator(3, "partition")
+    shares = [rng.dirichlet(np.full(6, alpha)) for _ in range(10)]
+    found = dealt("dirichlet", clients=6, seed=3, alpha=alpha)
+    for parts, labels, stream in (
+        (found[0], TRAIN, "shuffle"), (found[1], TEST, "shuffle test"),
+    ):  # fmt: skip
+        pools = pools_of(labels)
+        cuts = [
+            [round(min(1.0, float(end)) * len(pool)) for end in np.cumsum(share)[:-1]]
+            for share, pool in zip(shares, pools, strict=True)
+        ]
+        assert parts == cut_by_hand(pools, cuts, stream)
+
+
+@pytest.mark.parametrize(("clients", "each"), [(6, 3), (3, 2), (12, 10)])
+def test_sharding_takes_the_classes_with_the_fewest_holders(
+    clients: int, each: int
+) -> None:
+    rng, held = generator(3, "partition"), np.zeros((clients, 10), bool)
+    for client in range(clients):
+        ties, holders = rng.random(10), held.sum(0)
+        order = sorted(range(10), key=lambda label: (holders[label], ties[label]))
+        held[client, order[:each]] = True
+    assert np.ptp(held.sum(0)) <= 1
+    found = dealt("sharding", clients=clients, seed=3, classes_per_client=each)
+    for parts, labels, stream in (
+        (found[0], TRAIN, "shuffle"), (found[1], TEST, "shuffle test"),
+    ):  # fmt: skip
+        pools = [
+            pool if count else pool[:0]
+            for pool, count in zip(pools_of(labels), held.sum(0), strict=True)
+        ]
+        cuts = [
+            [
+                int(held[: client + 1, label].sum())
+                * len(pool)
+                // max(1, held[:, label].sum())
+                for client in range(clients - 1)
+            ]
+            for label, pool in enumerate(pools)
+        ]
+        assert parts == cut_by_hand(pools, cuts, stream)
+
+
+@pytest.mark.parametrize(
+    ("share", "each"), [(0.2, 60), (0.29, 100), (0.0, 7), (1.0, 333)]
+)
+def test_dominant_deals_each_class_from_its_own_deck(share: float, each: int) -> None:
+    """And shuffles a deck again once it is used up; who has drawn last gets what it has
+    not drawn yet.
+    """
+    rng = generator(3, "partition")
+    orders = [rng.permutation(10).tolist() for _ in range(8)]
+    found = dealt(
+        "dominant", clients=8, seed=3, uniform_share=share, train_per_client=each,
+        test_per_client=20,
+    )  # fmt: skip
+    for name, parts, labels, samples in (
+        ("train", found[0], TRAIN, each), ("test", found[1], TEST, 20),
+    ):  # fmt: skip
+        rng, pools = generator(3, f"shuffle {name}"), pools_of(labels)
+        decks = [rng.permutation(pool).tolist() for pool in pools]
+        for client, order in enumerate(orders):
+            group = dominant_groups(10)[client % 5]
+            counts = dict.fromkeys(range(10), 0)
+            uniform = int(share * samples + 1e-9)
+            inside = [label for label in order if label in group]
+            for total, among in ((uniform, order), (samples - uniform, inside)):
+                for number in range(total):
+                    counts[among[number % len(among)]] += 1
+            own: list[int] = []
+            for label, count in counts.items():
+                drawn: list[int] = []
+                while len(drawn) < count:
+                    if not decks[label]:
+                        again = rng.permutation(pools[label]).tolist()
+                        fresh = [one for one in again if one not in drawn]
+                        decks[label] = fresh + [one for one in again if one in drawn]
+                    drawn.append(decks[label].pop(0))
+                own += drawn
+            assert parts[client] == sorted(own)
+
+
+def test_owners_are_a_sample_and_new_clients_come_last() -> None:
+    drawn = generator(3, "natural clients").permutation(9).tolist()
+    plan = plan_of("natural", clients=6, new_clients=2, seed=3)
+    expected = sorted(drawn[:4]) + sorted(drawn[4:6])
+    assert schemes.natural_clients(plan, 9).tolist() == expected
+    everybody = schemes.natural_clients(plan_of("natural", clients=9, seed=3), 9)
+    assert everybody.tolist() == list(range(9))
+    with pytest.raises(UserError, match="natural: 6 clients of 5 owners"):
+        schemes.natural_clients(plan, 5)
+    owners = np.array([4, 1, 4, 0, 1, 4, 2])
+    found = schemes.samples_of(np.array([4, 0, 3]), np.array([0, 2, 3, 4, 6]), owners)
+    assert as_lists(found) == [[0, 2], [3], []]
+
+
+def test_bounds_of_schemes_are_allowed() -> None:
+    for kind, options in (
+        ("sharding", {"classes_per_client": 1}), ("sharding", {"classes_per_client": 10}),
+        ("dominant", {"uniform_share": 0.0}), ("dominant", {"uniform_share": 1.0}),
+        ("dominant", {"train_per_client": 1, "test_per_client": 0}),
+    ):  # fmt: skip
+        train, test = dealt(kind, **options)
+        assert len(train) == len(test) == 5
+    for kind, options in (
+        ("sharding", {"classes_per_client": 0}), ("sharding", {"classes_per_client": 11}),
+        ("dominant", {"uniform_share": -0.1}), ("dominant", {"uniform_share": 1.1}),
+        ("dominant", {"train_per_client": 0}), ("dominant", {"test_per_client": -1}),
+        ("dirichlet", {"alpha": 0.0}), ("dirichlet", {"alpha": np.inf}),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=kind):
+            dealt(kind, **options)
+    assert len(schemes.merged([])) == 0
+    assert schemes.merged([np.array([3, 1]), np.array([2])]).tolist() == [1, 2, 3]
+
+
+def test_groups_of_classes_by_hand() -> None:
+    assert dominant_groups(1) == [[0]] and dominant_groups(2) == [[0], [1]]
+    assert dominant_groups(3) == [[0, 1], [1, 2], [2, 0]]
+    assert dominant_groups(7) == [[0, 1], [1, 2], [2, 3, 4], [4, 5], [5, 6, 0]]
+    letters = dominant_groups(62)
+    assert [len(group) for group in letters] == [10, 26, 26]
+    assert [label for group in letters for label in group] == list(range(62))
