@@ -196,7 +196,9 @@ def test_only_what_has_changed_is_looked_at_again(tmp_path: Path) -> None:
     file, other = "tests/test_a.py", "tests/test_b.py"
     for name in ("m.py", *OWN):
         write(name, "")
-    begin = "import os\nx = 1\ndef test_one(): pass\n"
+    begin = (
+        "import os\nx = 1\n'a docstring'\ndef y(): return x\ndef test_one(y): pass\n"
+    )
     write(file, begin)
     write(other, begin)
     found = Map()
@@ -212,13 +214,13 @@ def test_only_what_has_changed_is_looked_at_again(tmp_path: Path) -> None:
     assert new() == {file: {"test_one"}, other: {"test_one"}}
     look()
     assert new() == {} and len(found.tests[file]) == 1
-    write(file, "import sys\n" + begin + "def test_two(): pass\n")
+    write(file, "import sys\nz = 5\n" + begin + "def test_two(): z\n")
     assert new() == {file: {"test_two"}} and len(found.tests[file]) == 1
     look()
-    write(file, begin.replace("pass", "assert x"))
+    write(file, begin.replace("pass", "assert y"))
     assert new() == {file: {"test_one"}} and not found.tests[file]
     look()
-    write(file, begin.replace("1", "2"))
+    write(file, begin.replace("x = 1", "x = 2"))
     found.failed = [f"{file}::test_one", f"{other}::test_one"]
     assert new() == {file: {"test_one"}} and found.failed == [f"{other}::test_one"]
     look()

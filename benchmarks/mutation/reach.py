@@ -122,14 +122,47 @@ def function_of(name: str) -> tuple[str, str]:
 
 
 def parts_of(text: str) -> tuple[str, dict[str, str]]:
-    """Return a checksum of a file of tests without its imports and tests, and one of
-    each test: a new test, and what it imports, changes none of the others.
+    """Return a checksum of what acts on all tests of a file, and one of each test: of it
+    and of what it uses of the file. Imports do not count.
     """
-    rest, tests = [], {}
+    everywhere, named = [], defaultdict(list)
     for node in ast.parse(text).body:
         written = ast.dump(node)
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            tests[node.name] = checksum(written.encode())
-        elif not isinstance(node, ast.Import | ast.ImportFrom):
-            rest.append(written)
-    return checksum("\n".join(rest).encode()), tests
+        names = _defined(node)
+        if "pytestmark" in names or "autouse" in written or not names:
+            everywhere.append(written)
+        for name in names:
+            named[name].append((written, _used(node)))
+    tests = {}
+    for name in named:
+        if name.startswith("test_"):
+            used, new = set(), {name}
+            while new:
+                used |= new
+                parts = [part for each in new for part in named[each]]
+                new = {n for _, names in parts for n in names & named.keys()} - used
+            whole = [part for each in sorted(used) for part, _ in named[each]]
+            tests[name] = checksum("\n".join(whole).encode())
+    return checksum("\n".join(everywhere).encode()), tests
+
+
+def _defined(node: ast.stmt) -> set[str]:
+    """Return the names that a statement of a file defines."""
+    match node:
+        case ast.FunctionDef() | ast.ClassDef():
+            return {node.name}
+        case ast.Import() | ast.ImportFrom():
+            return {""}
+        case _:
+            names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+            return {n.id for n in names if isinstance(n.ctx, ast.Store)}
+
+
+def _used(node: ast.stmt) -> set[str]:
+    """Return all names that stand in a statement, arguments of functions included: they
+    may be fixtures.
+    """
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    texts = (n.value for n in ast.walk(node) if isinstance(n, ast.Constant))
+    names |= {text for text in texts if isinstance(text, str)}  # usefixtures("…")
+    return names | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
