@@ -153,6 +153,28 @@ def test_whoever_is_idle_and_there_is_invited_equally_often(share: float) -> Non
     assert np.abs(counts[there] - mean).max() < 5 * mean**0.5
 
 
+def test_clients_that_are_there_are_listed_after_sixteen_others() -> None:
+    there = np.array([False, True, True])
+    table = Timetable(Pace(SECONDS, places=1, presence=Always(there)))
+    numbers = scripted(*[0.0] * 16, 0.6, 0.0)
+    # The list is [1, 2]; what is left of the numbers is for the next invitation.
+    assert table._one_there(Always(there), numbers) == 2
+    assert numbers() == 0.0
+    nobody = np.zeros(3, bool)
+    assert table._one_there(Always(nobody), scripted(*[0.5] * 16)) is None
+
+
+def test_a_timetable_begins_at_no_time_with_no_upload() -> None:
+    table = Timetable(Pace(SECONDS, places=1))
+    assert (table.now, table.received, table.training) == (0.0, 0, [])
+    pace = Pace(SECONDS, places=1)
+    assert (pace.buffer, pace.dropout_rate, pace.presence) == (1, 0.0, None)
+    assert waves([0, 1, 2], [0, 1, 1], received=1, buffer=2) == [
+        range(1),
+        range(1, 3),
+    ]
+
+
 def test_clients_in_training_may_be_given_in_any_order() -> None:
     training = [
         InTraining(second, at, 0, False) for at, second in enumerate((3.0, 1.0))

@@ -18,7 +18,7 @@ from hpcfed.clients import stacks
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import run_setup
-from hpcfed.federation.channel.clock import arrivals
+from hpcfed.federation.channel.clock import MembersTime, arrivals
 from hpcfed.federation.channel.devices import Devices, devices_of
 from hpcfed.federation.channel.trace import Availability, read_trace
 from hpcfed.federation.log import RoundLog
@@ -380,6 +380,79 @@ def test_who_counts_and_when_a_round_ends(
     )
     assert found.tolist() == came
     assert duration == end
+
+
+def members(**values: Any) -> MembersTime:
+    """Clients 2, 5 and 7, of which a step takes 1, 0.5 and 4 s, a byte 0.1 s either way."""
+    speed = np.zeros(8)
+    speed[[2, 5, 7]] = 1, 2, 0.25
+    usual = {
+        "devices": Devices(
+            speed=speed, downlink=np.full(8, 10.0), uplink=np.full(8, 10.0), step_seconds=1.0
+        ),
+        "clients": np.array([2, 5, 7]), "begin": 100.0, "lost": np.zeros(3, bool), "wanted": 3,
+        "needs_one": True, "deadline": np.inf, "partial": False, "expected_upload": 0.0,
+    }  # fmt: skip
+    return MembersTime(**{**usual, **values})
+
+
+def test_the_time_of_members_by_hand() -> None:
+    time = members(lost=np.array([False, False, True]), deadline=30.0)
+    every = time.clients
+    time.download(every, 20.0, 40.0)
+    time.download(np.array([5]), np.array([10.0]), 10.0)
+    step = time.devices.train_seconds(every, 1)
+    assert time.train(every, np.array([3, 4, 1])) is None
+    assert time.train(np.array([2, 7]), np.array([1, 1])) is None
+    time.upload(every, np.array([30.0, 20.0, 10.0]))
+    time.upload(np.array([7]), 10.0)
+    assert time.sent.tolist() == [30, 20, 20]
+    assert time.steps_in_time(every, np.array([9, 8, 7])).tolist() == [9, 8, 7]
+    time.close()
+    expected = np.array([2 + 3, 3 + 2, 2 + 2]) + step * [4, 4, 2]
+    table = time.table()
+    assert table["steps"].tolist() == [4, 4, 2] and table["arrived"].tolist() == [
+        1,
+        1,
+        0,
+    ]
+    np.testing.assert_allclose(table["download"], [2, 3, 2])
+    np.testing.assert_allclose(table["train"], step * [4, 4, 2])
+    np.testing.assert_allclose(table["upload"], [3, 2, 2])
+    np.testing.assert_allclose(table["arrival"], [*(100 + expected[:2]), np.nan])
+    assert time.end == 130.0, "it waits for the one that has vanished"
+    assert time.came(np.array([5, 7])).tolist() == [True, False]
+    back = members(lost=np.ones(3, bool))
+    back.close()
+    assert np.isfinite(back.table()["arrival"]).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(("expected", "bytes_up"), [(0.0, 20.0), (50.0, 50.0)])
+def test_who_has_time_for_how_many_steps(expected: float, bytes_up: float) -> None:
+    """Until the deadline, less the upload that is expected; one step in any case."""
+    time = members(partial=True, deadline=16.0, expected_upload=expected)
+    every, step = time.clients, time.devices.train_seconds(time.clients, 1)
+    time.download(every, 10.0, 20.0)
+    left = 16 - 1 - bytes_up / 10
+    limits = np.maximum(1, (left * (1 + 1e-9)) // step).astype(int)
+    asked = np.array([2, 1000, 1000])
+    assert (
+        time.steps_in_time(every, asked).tolist() == np.minimum(asked, limits).tolist()
+    )
+    first = time.train(every, asked)
+    assert first is not None and first.tolist() == np.minimum(asked, limits).tolist()
+    rest = time.train(np.array([2, 7]), np.array([1000, 5]))
+    assert rest is not None and rest.tolist() == [limits[0] - 2, 0]
+
+
+def test_a_step_that_just_fits_is_taken() -> None:
+    step = float(members().devices.train_seconds(np.array([2]), 1)[0])
+    for slack, steps in ((-1e-8, 2), (-1e-10, 3), (0.0, 3)):
+        time = members(partial=True, deadline=3 * step * (1 + slack))
+        assert time.steps_in_time(time.clients, np.full(3, 9))[0] == steps
+    endless = members(partial=True, deadline=1e300)
+    most = endless.steps_in_time(endless.clients, np.full(3, 2**62))
+    assert most.tolist() == [2**53] * 3
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Local optimisers and learning rates, against torch.optim."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -268,6 +269,52 @@ def test_schedules_by_hand() -> None:
     torch.testing.assert_close(
         found, torch.tensor([[1, 1], [0.1, 1], [0.01, 0.1]], dtype=torch.float64)
     )
+
+
+def test_recipes_are_plain_unless_more_is_asked_for() -> None:
+    plain = Recipe(
+        1, 8, 0.1, momentum=0.0, weight_decay=0.0, clip=0.0, steps=0, repeat=1,
+        augment=False, optimiser="sgd", beta1=0.9, beta2=0.999, epsilon=1e-8,
+        schedule=None, gradient=False, nesterov=False,
+    )  # fmt: skip
+    assert Recipe(1, 8, 0.1) == plain
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_part_of_a_job_is_that_of_its_clients(shared: bool) -> None:
+    """One row that all start from stays one."""
+    rows = torch.arange(12.0).view(4, 3)
+    if shared:
+        rows = rows[:1].expand(4, 3)
+    shard: Any = SimpleNamespace(samples=np.array([9, 5, 30, 0, 12]))
+    job = TrainingJob(
+        rows,
+        shard,
+        np.array([4, 1, 2, 3]),
+        Recipe(2, 5, 0.1),
+        torch.arange(4) + 10,
+        correction=torch.arange(4.0)[:, None],
+        gates=torch.eye(4, dtype=torch.bool),
+        rates=torch.arange(4.0),
+        limits=np.array([3, 9, 2, 1]),
+    )
+    assert job.num_steps().tolist() == [3, 2, 2, 0]
+    assert job.num_samples().tolist() == [12 + 0, 10, 10, 0]
+    whole = replace(job, limits=None)
+    assert whole.num_steps().tolist() == [6, 2, 12, 0]
+    assert whole.num_samples().tolist() == [24, 10, 60, 0]
+    part = job.subset(np.array([0, 2]))
+    assert torch.equal(part.rows, rows[[0, 2]]) and part.clients.tolist() == [4, 2]
+    assert (
+        part.rows.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
+    ) == shared
+    assert part.keys.tolist() == [10, 12] and part.limits.tolist() == [3, 2]
+    assert part.correction.tolist() == [[0.0], [2.0]] and part.rates.tolist() == [0, 2]
+    assert torch.equal(part.gates, job.gates[[0, 2]])
+    one = replace(job, rows=rows[:1], clients=job.clients[:1]).subset(
+        np.array([0]), torch.tensor([0])
+    )
+    assert torch.equal(one.rows, rows[:1])
 
 
 def test_matrices_of_moments() -> None:

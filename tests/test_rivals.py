@@ -3,6 +3,7 @@ by client in plain torch.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hpcfed.cli import parse_run
 from hpcfed.clients.job import Recipe
+from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.log import RoundLog
+from hpcfed.methods import load
 from hpcfed.methods._steps import weights_by_age
 from hpcfed.models.networks import build
+from hpcfed.options import check
 from hpcfed.runtime import randomness
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.launcher import Launch
 from tests.federations import HARSH, assembled, flat, initial, rounds, traffic
 from tests.naive import batches, naive
 from tests.rival_ranks import rows_after
@@ -711,6 +717,71 @@ def test_mistakes_are_one_line(
     monkeypatch.chdir(tmp_path)
     assert said in mistake(capsys, "run", "--method", *words.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_servers_have_the_papers_numbers() -> None:
+    usual = {
+        "server_lr": 1.0, "server_lr_decay": 1.0, "server_lr_schedule": "constant", "server_lr_step_size": None,
+        "server_lr_step_factor": 0.1, "server_lr_min": 0.0, "server_lr_warmup": None,
+    }  # fmt: skip
+    assert load("scaffold").Options().model_dump().items() >= usual.items()
+    adaptive = usual | {"server_lr": 0.03, "server_momentum": 0.9, "server_tau": 1e-3}
+    found = load("fedadam").Options().model_dump()
+    assert found.items() >= adaptive.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--server-lr-decay 0.5", None),
+        ("--server-lr-decay 1.01", "less than or equal to 1"),
+        ("--server-lr-decay 0", "greater than 0"),
+        ("--server-lr-decay 0.5 --rounds 1", "without --rounds 2 or more"),
+        ("--server-lr-decay 0.5 --rounds 2", None),
+        ("--server-lr-schedule cosine --rounds 1", "without --rounds 2 or more"),
+        ("--server-lr-schedule cosine --rounds 2", None),
+        ("--server-lr-schedule constant --rounds 1", None),
+        ("--server-lr-schedule cosine --server-lr-min 0.03", None),
+        ("--server-lr-schedule cosine --server-lr-min 0.031", "is above --server-lr"),
+        (
+            "--server-lr-schedule cosine --server-lr-min -1",
+            "greater than or equal to 0",
+        ),
+        ("--server-lr-schedule step --server-lr-step-size 4 --rounds 5", None),
+        (
+            "--server-lr-schedule step --server-lr-step-size 5 --rounds 5",
+            "only 5 rounds",
+        ),
+        ("--server-lr-schedule step --server-lr-step-factor 1", None),
+        ("--server-lr-schedule step --server-lr-step-factor 1.1", "or equal to 1"),
+        ("--server-lr-schedule step --server-lr-step-factor 0", "greater than 0"),
+        (
+            "--server-lr-schedule cosine --server-lr-step-factor 0.5",
+            "--server-lr-schedule step",
+        ),
+        ("--server-lr-schedule warmup --server-lr-warmup 4 --rounds 5", None),
+        (
+            "--server-lr-schedule warmup --server-lr-warmup 5 --rounds 5",
+            "only 5 rounds",
+        ),
+        (
+            "--server-lr-schedule cosine --server-lr-warmup 3",
+            "--server-lr-schedule warmup",
+        ),
+        ("--server-momentum 0", None),
+        ("--server-momentum 1", "less than 1"),
+        ("--server-momentum -0.1", "greater than or equal to 0"),
+        ("--server-tau 0", "greater than 0"),
+        ("--server-tau 0.5", None),
+        ("--server-lr 0", "greater than 0"),
+        ("--server-lr 0.5", None),
+    ],
+)
+def test_bounds_of_servers_rates(words: str, said: str | None) -> None:
+    asked = ["--method", "fedadam", *words.split()]
+    refused = nullcontext() if said is None else pytest.raises(UserError, match=said)
+    with refused:
+        check(parse_run(asked), Launch("none", 0, 1))
 
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn", "pfedme"])
