@@ -221,15 +221,17 @@ def test_a_client_without_data_has_no_say_in_its_cluster(
 
 
 def clustered(**values: Any) -> Any:
-    """A federation of six clients in two clusters, and its first state."""
-    s = small("clustered-fedavg", clients=6, clusters=2, **values)
+    """A federation of six clients in some clusters, and its first state."""
+    s = small("clustered-fedavg", clients=6, **{"clusters": 2, **values})
     return s, s.method.init(s.federation)
 
 
-def test_means_of_clusters_are_of_clients_with_data() -> None:
+def test_means_of_clusters_are_of_clients_with_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whose bases are 0 are in a cluster, and neither counted nor averaged."""
-    s, state = clustered()
-    fed = s.federation
+    s, state = clustered(clusters=4)
+    fed, seeds = s.federation, list[int]()
     fed.bases = lambda size, by_class=False: np.array(  # type: ignore[method-assign]
         [
             [[2.0], [0]],
@@ -237,15 +239,21 @@ def test_means_of_clusters_are_of_clients_with_data() -> None:
             [[0], [0]],
             [[0], [6.0]],
             [[0], [8.0]],
-            [[0], [7.0]],
+            [[7.0], [7.0]],
         ]
     )
-    fed.agreed = lambda found: np.array([0, 0, 0, 1, 1, 1])  # type: ignore[method-assign]
+
+    def assigned(*_: Any, seed: int, how: str) -> np.ndarray:
+        seeds.append(seed)
+        return np.array([0, 0, 0, 1, 1, 2])
+
+    monkeypatch.setattr("hpcfed.methods._clusters.assign", assigned)
     cluster, centres, members = _clustered(fed)
-    assert cluster.tolist() == [0, 0, 0, 1, 1, 1] and members.tolist() == [2, 3]
-    assert centres.tolist() == [[3.0, 0], [0, 7.0]]
+    assert cluster.tolist() == [0, 0, 0, 1, 1, 2] and members.tolist() == [2, 2, 1, 0]
+    assert centres.tolist() == [[3.0, 0], [0, 7.0], [7.0, 7.0], [0, 0]]
+    assert seeds == [int(fed.generator("clusters").integers(2**32))]
     assert state.group_of.unique().tolist() == [0], "all columns are one group"
-    assert state.gene.shape == (2, 1) and bool(state.gene.all())
+    assert state.gene.shape == (4, 1) and bool(state.gene.all())
 
 
 def test_only_one_cluster_without_private_columns_has_a_global_model() -> None:

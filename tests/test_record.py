@@ -559,6 +559,38 @@ def test_a_file_that_does_not_fit_the_run_is_refused(harm: str, tmp_path: Path) 
         snapshots_of(tmp_path, [0, 1], [1, 3, 5], first=2)
 
 
+def test_snapshots_of_a_killed_run_can_be_read(tmp_path: Path) -> None:
+    """At any moment: a copy of the open file is what a killed run would leave."""
+    (tmp_path / "run").mkdir()
+    writer = snapshots_of(tmp_path / "run", [0, 1], [1, 3])
+
+    def left() -> dict[str, Any]:
+        shutil.copy(tmp_path / "run" / "params-0.h5", tmp_path / "copy.h5")
+        with h5py.File(tmp_path / "copy.h5") as file:
+            assert file["taken"].attrs["description"] == "1 once the snapshot is whole"
+            assert (
+                file["rows"].attrs["units"]
+                == file["global"].attrs["units"]
+                == "parameter"
+            )
+            assert [dim.label for dim in file["rows"].dims] == [
+                "snapshot",
+                "client",
+                "column",
+            ]
+            assert [dim.label for dim in file["global"].dims] == ["snapshot", "column"]
+            assert file.attrs["columns"] == 3 and np.isnan(file["rows"][1]).all()
+            return {
+                name: file[name][0].tolist() for name in ("taken", "rows", "global")
+            }
+
+    assert left()["taken"] == 0
+    take([writer], [[0, 1]], 1)
+    rows = rows_of(1, [0, 1]).tolist()
+    assert left() == {"taken": 1, "rows": rows, "global": [1.5] * 3}
+    writer.close()
+
+
 def test_snapshots_that_the_limit_on_files_forbids_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,6 +611,10 @@ def test_snapshots_that_the_limit_on_files_forbids_are_refused_at_once(
     for first in (2, 4):
         with pytest.raises(OSError, match="too large"):
             snapshots_of(tmp_path, [0, 1, 2], [1, 3], first=first)
+    # A rank that is not the first looks at its own file alone.
+    os.rename(tmp_path / "params-0.h5", tmp_path / "params-1.h5")
+    with pytest.raises(OSError, match="too large"):
+        snapshots_of(tmp_path, [0, 1, 2], [1, 3], rank=1, first=2)
 
 
 def test_the_outermost_phase_counts_and_rounds_leave_no_gap(

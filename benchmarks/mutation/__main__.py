@@ -9,10 +9,11 @@ equally many of each module.
 
 Once, every test runs with probes in these modules, and a map of which tests reach which
 statements is kept (--map); tests that have changed run again, and when a module has
-changed, all do. Then only tests that reach a mutant's statement run,
-quick ones first, until one fails: at most --seconds of them, as the map has it. Each
-mutant is tried in a fork of a process that has imported all. Left out are tests that
-start hpcfed or mpirun: what they start is not changed.
+changed, all do. Then only tests that reach a mutant's statement run, quick ones first,
+until one fails: at most --seconds of them, as the map has it. With --again and more
+seconds, what was not noticed is tried by more of them. Each mutant is tried in a fork of
+a process that has imported all. Left out are tests that start hpcfed or mpirun: what
+they start is not changed.
 
 A mutant on which tests go on forever counts as noticed. One that no test reaches counts
 as not noticed. Some mutants are no other program: a person has said so, with the reason,
@@ -22,6 +23,7 @@ mutant any more are told.
 examples:
   python -m benchmarks.mutation
   python -m benchmarks.mutation --number 400 --seed 1 --json score.json
+  python -m benchmarks.mutation --number 400 --seed 1 --again score.json --seconds 100
   python -m benchmarks.mutation --number 40 --modules hpcfed/results/claim.py hpcfed/results/publish.py
   python -m benchmarks.mutation --number 400 --seed 1 --list
 """
@@ -110,6 +112,10 @@ def main() -> None:
         help="files of tests (all: tests/test_*.py)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep all outcomes")
+    parser.add_argument(
+        "--again", type=Path, metavar="FILE",
+        help="outcomes that --json has kept: try only those again that were not noticed",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print mutants, try none")
     asked = parser.parse_args()
     if asked.number < 1:
@@ -122,6 +128,7 @@ def main() -> None:
             parser.error(f"there is no {name} in {ROOT}")
     texts = {module: (ROOT / module).read_bytes() for module in asked.modules}
     mutants, counts = drawn(texts, asked.number, asked.seed)
+    known = _noticed(asked.again, mutants) if asked.again else []
     if asked.list:
         for mutant in mutants:
             print(_shown(mutant))
@@ -134,11 +141,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = _mapped(asked.map, asked.modules, sorted(files), Path(folder))
         begin = sum(os.times()[:4])
-        outcomes = _tried(mutants, found, sorted(files), asked.seconds, Path(folder))
+        left = [mutant for mutant in mutants if mutant not in {o.mutant for o in known}]
+        outcomes = known + _tried(
+            left, found, sorted(files), asked.seconds, Path(folder)
+        )
         taken = sum(os.times()[:4]) - begin
+    outcomes.sort(key=lambda outcome: mutants.index(outcome.mutant))
     _report(outcomes, counts, judged, asked.seed, taken)
     if asked.json:
         asked.json.write_text(json.dumps([_row(each) for each in outcomes], indent=1))
+
+
+def _noticed(file: Path, mutants: Sequence[Mutant]) -> list[Outcome]:
+    """Return the outcomes of mutants that were noticed earlier."""
+    by_key = {(*mutant.key, mutant.line): mutant for mutant in mutants}
+    found = []
+    for row in json.loads(file.read_text()):
+        key = row["module"], row["in"], row["old"], row["new"], row["line"]
+        if row["noticed"] and key in by_key:
+            rest = row["by"], row["tests"], row["seconds"]
+            found.append(Outcome(by_key[key], True, *rest))
+    return found
 
 
 def _mapped(
