@@ -18,7 +18,8 @@ from hpcfed.clients import stacks
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import run_setup
-from hpcfed.federation.channel.clock import MembersTime, arrivals
+from hpcfed.federation.channel import Memory
+from hpcfed.federation.channel.clock import MembersTime, VirtualClock, arrivals
 from hpcfed.federation.channel.devices import Devices, devices_of
 from hpcfed.federation.channel.trace import Availability, read_trace
 from hpcfed.federation.log import RoundLog
@@ -441,8 +442,26 @@ def test_who_has_time_for_how_many_steps(expected: float, bytes_up: float) -> No
     )
     first = time.train(every, asked)
     assert first is not None and first.tolist() == np.minimum(asked, limits).tolist()
+    none = time.train(every, np.array([0, 0, 0]))
+    assert none is not None and none.tolist() == [0, 0, 0]
     rest = time.train(np.array([2, 7]), np.array([1000, 5]))
     assert rest is not None and rest.tolist() == [limits[0] - 2, 0]
+
+
+def test_the_next_round_expects_the_largest_upload_of_the_last() -> None:
+    """A private one expects as many bytes as were sent down."""
+    for privacy, expected in (("none", 30.0), ("central", 0.0)):
+        asked = config(clients=8).model_copy(update={"privacy": privacy})
+        clock = VirtualClock(asked, members().devices, np.array([2, 5, 7]), Memory(8))
+        assert (
+            clock.now == 0 and clock.begin(0, np.array([2]), 0.0).expected_upload == 0
+        )
+        round = clock.begin(0, np.array([2, 5, 7]), clock.next_moment())
+        round.upload(round.clients, np.array([10.0, 30.0, 20.0]))
+        assert clock.end(round).tolist() == [2, 5, 7]
+        assert clock.now == round.end == 3.0
+        later = clock.begin(1, np.array([2]), clock.now)
+        assert later.expected_upload == expected and later.begin == 3.0
 
 
 def test_a_step_that_just_fits_is_taken() -> None:

@@ -18,13 +18,14 @@ from hpcfed.federation.channel.compressors import (
     ScaledSign,
     TopK,
     Updates,
+    _uniform,
     num_kept,
 )
 from hpcfed.federation.channel.powersgd import PowerSGD, orthonormal
 from hpcfed.federation.cohort import Sent
 from hpcfed.federation.log import RoundLog
 from hpcfed.models.layout import Entry
-from hpcfed.runtime.randomness import client_keys
+from hpcfed.runtime.randomness import bits, client_keys
 from tests.federations import assembled, rounds, traffic
 from tests.runs import mistake, same
 from tests.stopped_run import StopAfter
@@ -130,6 +131,18 @@ def test_qsgd_rounds_to_neighbouring_levels_of_the_norm() -> None:
     # 3 is 2.4 levels: up with probability 0.4. Five standard deviations of the share.
     share = packed.values[:, 0].eq(3.75).double().mean()
     assert abs(float(share) - 0.4) < 5 * (0.4 * 0.6 / 4000) ** 0.5
+
+
+@pytest.mark.parametrize("count", [1, 5, 6])
+def test_two_numbers_come_from_disjoint_parts_of_each_hash(count: int) -> None:
+    hashes = [[int(n) % 2**64 for n in own] for own in bits(keys(3), (count + 1) // 2)]
+    expected = [
+        [(number >> shift) % 2**24 / 2**24 for shift in (40, 16) for number in own][
+            :count
+        ]
+        for own in hashes
+    ]
+    assert _uniform(keys(3), count).tolist() == expected
 
 
 def test_qsgd_is_unbiased() -> None:

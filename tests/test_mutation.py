@@ -186,6 +186,7 @@ def test_who_meets_a_change() -> None:
     tests = found.reaching("m", None, ["f", "g"])
     assert [test.name for test in affordable(tests, 5.0)] == ["f::a[1]", "f::a[2]"]
     assert [test.name for test in affordable(tests, 1.0)] == ["f::a[1]"]
+    assert [test.name for test in found.beside(tests)] == ["f::c"]
 
 
 def test_only_what_has_changed_is_looked_at_again(tmp_path: Path) -> None:

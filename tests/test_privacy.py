@@ -940,9 +940,29 @@ def test_local_noise_is_the_same_however_much_is_drawn_at_a_time(
     s = private(privacy="local", clip_norm=2.0, noise_multiplier=0.5)
     fed, cohort = s.federation, s.federation.sample(0)
     start = fed.download(fed.initial_row(), cohort).clone()
+    shapes: list[int] = []
+
+    def noting(own: Tensor, columns: int) -> Tensor:
+        shapes.append(len(own) * columns)
+        return normal(own, columns)
+
+    monkeypatch.setattr(noises.randomness, "normal", noting)
     received = fed.upload(start.clone(), cohort)
+    # As few at a time as may be, and all of them.
+    assert max(shapes) <= max(numbers, start.shape[1])
+    assert sum(shapes) == start.numel()
     ids = torch.from_numpy(cohort.clients)
     drawn = normal(
         client_keys(s.settings.config.seed, "local noise", 0, ids), start.shape[1]
     )
     torch.testing.assert_close(received, start + drawn, rtol=1e-12, atol=1e-12)
+
+
+def test_a_method_that_sends_nothing_gets_no_local_noise() -> None:
+    """And its clients' rows have no columns."""
+    s = private(privacy="local", clip_norm=2.0, noise_multiplier=0.5)
+    cohort = s.federation.sample(0)
+    norm = ClipNorm(2.0, Memory(6))
+    noise = LocalNoise(0.5, 0, 3, norm, Memory(6), len(cohort.clients), None)
+    nothing = torch.empty(len(cohort.clients), 0)
+    assert noise(Upload(nothing, nothing, cohort)).rows.shape == nothing.shape

@@ -526,6 +526,23 @@ def test_a_marker_of_any_size_is_not_read(
         checkpoints.listed(there)
 
 
+def test_a_marker_may_have_sixteen_megabytes(tmp_path: Path) -> None:
+    marker = stored(tmp_path, 3, w=np.zeros(1)) / checkpoints.MARKER
+    text = marker.read_bytes()
+    for more, read in ((0, True), (1, False)):
+        marker.write_bytes(text + b" " * (2**24 - len(text) + more))
+        found = checkpoints.newest(tmp_path, say=lambda _: None)
+        assert (found is not None) == read
+
+
+def test_arrays_of_both_versions_of_the_format_are_read(tmp_path: Path) -> None:
+    for version in ((1, 0), (2, 0)):
+        with open(tmp_path / "a.npy", "wb") as file:
+            np.lib.format.write_array(file, np.arange(3), version=version)
+        found = checkpoints.Checkpoint(tmp_path, 1, ()).read_any("a")
+        assert found.tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("field", ["feedback", "clients"])
 def test_what_the_channel_has_kept_of_others_is_refused(
     field: str, tmp_path: Path

@@ -255,6 +255,7 @@ def _tried(
         is_imported = bool(set(mutant.point.lines) & set(imported))
         if mutant.point.outer is None or (not reaching and is_imported):
             reaching = reaching or found.reaching(mutant.module, None, files)
+            reaching += found.beside(reaching)
             at_import.append(mutant)
         elif reaching:
             at_once.append(mutant)

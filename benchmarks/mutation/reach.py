@@ -109,6 +109,15 @@ class Map:
             seen[function] += 1
         return sorted(found, key=lambda test: (places[test.name], test.seconds))
 
+    def beside(self, tests: Sequence[Reach]) -> list[Reach]:
+        """Return the other tests of these tests' files, quick ones first: what acts at
+        import may be met by tests that reach no statement, as a bound of an option.
+        """
+        names = {test.name for test in tests}
+        files = {function_of(test.name)[0] for test in tests}
+        others = [t for file in files for t in self.tests[file] if t.name not in names]
+        return sorted(others, key=lambda test: (test.seconds, test.name))
+
 
 def checksum(text: bytes) -> str:
     """Return what tells a text from all others."""
