@@ -15,7 +15,7 @@ PURPOSES = 64
 """Purposes whose keys are kept."""
 
 
-class _Kept(NamedTuple):
+class _RoundKeys(NamedTuple):
     ids: bytes
     rounds: range
     keys: tuple[Tensor, ...]
@@ -30,7 +30,7 @@ class ClientKeys:
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = seed
         self._device = device
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _RoundKeys] = {}
 
     def __call__(self, purpose: str, round: int, ids: np.ndarray) -> Tensor:
         """Return a key for each of these clients."""
@@ -47,5 +47,5 @@ class ClientKeys:
         keys = on_device(drawn, self._device).unbind()
         if len(self._kept) >= PURPOSES:
             self._kept.clear()
-        self._kept[purpose] = _Kept(known, rounds, keys)
+        self._kept[purpose] = _RoundKeys(known, rounds, keys)
         return keys[0]
