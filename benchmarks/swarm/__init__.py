@@ -1,0 +1,1 @@
+"""Make random combinations of options, run them, and judge them by properties."""

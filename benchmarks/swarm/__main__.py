@@ -1,0 +1,137 @@
+"""Draw combinations of options, run each as a user could type it, and judge what comes
+of it by properties.
+
+Types, limits and choices of all options come from their declarations, so a new option
+takes part by itself. Data and networks are small; a combination takes about a second.
+Every run must complete with finite numbers, be refused in one line with exit code 2, or
+say that its numbers diverged. Beyond that most combinations are run twice and compared:
+on two ranks, as one of several seeds, stopped and resumed, with everything switched off
+against FedAvg, and with other names of clients. A combination that breaks a promise is
+shrunk to the shortest command line that still breaks it.
+
+examples:
+  python -m benchmarks.swarm --number 2000 --seed 0 --processes 2
+  python -m benchmarks.swarm --number 200 --only resume    one kind of comparison
+  python -m benchmarks.swarm --case 17                     the 17th of seed 0 again
+"""
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+from benchmarks.arguments import parser_of
+from benchmarks.harness import waiting
+from benchmarks.harness.waiting import Forking
+from benchmarks.swarm.drawing import RELATIONS, Case, draw
+from benchmarks.swarm.judging import GOOD, Judge, Verdict
+from benchmarks.swarm.shrinking import shrink
+from benchmarks.swarm.table import table
+
+LOADED = ("torch._dynamo", "sklearn.datasets", "benchmarks.swarm.worker")
+"""What processes have imported before they are forked."""
+MEMORY = Path("/dev/shm")
+"""Where runs write if it is there: they wait for no disk."""
+
+
+class Swarm:
+    """Combinations by number, and what became of each."""
+
+    def __init__(self, asked: argparse.Namespace, numbers: Sequence[int]) -> None:
+        self._asked = asked
+        self._numbers = iter(numbers)
+        self._all = len(numbers)
+        self._lock = threading.Lock()
+        self._begin = time.monotonic()
+        self.found: list[tuple[Case, Verdict]] = []
+        self.runs = 0
+
+    def share(self, folder: Path, server: Forking) -> None:
+        """Judge combinations until there are no more."""
+        judge = Judge(folder, server)
+        try:
+            while (number := self._next()) is not None:
+                case = drawn(self._asked.seed, number)
+                if self._asked.only in ("", case.relation):
+                    self._note(number, case, judge.judge(case), judge)
+        finally:
+            judge.end()
+            self.runs += judge.runs
+
+    def _next(self) -> int | None:
+        with self._lock:
+            return next(self._numbers, None)
+
+    def _note(self, number: int, case: Case, verdict: Verdict, judge: Judge) -> None:
+        self.found.append((case, verdict))
+        done = len(self.found)
+        if done % 50 == 0 or done == self._all:
+            seconds = time.monotonic() - self._begin
+            print(
+                f"{done}/{self._all} combinations, {seconds:.0f} s, "
+                f"{sum(not verdict.good for _, verdict in self.found)} not as promised",
+                file=sys.stderr,
+                flush=True,
+            )
+        if not verdict.good:
+            _tell(f"number {number}", verdict)
+            if not self._asked.whole:
+                case = shrink(case, verdict, judge.judge)
+                _tell(f"number {number}, shrunk", judge.judge(case))
+
+
+def _tell(what: str, verdict: Verdict) -> None:
+    lines = [f"{what}, {verdict.outcome}: {verdict.reason}"]
+    lines += [f"  {command}" for command in verdict.commands]
+    print("\n".join(lines), flush=True)
+
+
+def drawn(seed: int, number: int) -> Case:
+    """Return a combination by its number; others need not be drawn before."""
+    return draw(Random(f"{seed} {number}"))
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument(
+        "--number", type=int, default=200, metavar="N", help="combinations (200)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of all draws (0)")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="runs at a time (1)"
+    )
+    parser.add_argument(
+        "--only", default="", choices=["", *RELATIONS], help="one kind of comparison"
+    )
+    parser.add_argument(
+        "--case", type=int, metavar="NUMBER", help="only this one of all combinations"
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="do not shrink what is not as promised"
+    )
+    asked = parser.parse_args()
+    numbers = range(asked.number) if asked.case is None else [asked.case]
+    swarm = Swarm(asked, numbers)
+    where = MEMORY if MEMORY.is_dir() else None
+    with (
+        tempfile.TemporaryDirectory(dir=where, prefix="swarm-") as name,
+        waiting.fork_server(Path(name), *LOADED) as server,
+        ThreadPoolExecutor(asked.processes) as pool,
+    ):
+        shares = [
+            pool.submit(swarm.share, Path(name) / str(share), server)
+            for share in range(asked.processes)
+        ]
+        for one in shares:
+            one.result()
+    print(table(swarm.found, swarm.runs))
+    sys.exit(any(verdict.outcome not in GOOD for _, verdict in swarm.found))
+
+
+if __name__ == "__main__":
+    main()
