@@ -63,6 +63,11 @@ class Swarm:
             judge.end()
             self.runs += judge.runs
 
+    def end(self) -> None:
+        """Begin no more combinations."""
+        with self._lock:
+            self._numbers = iter(())
+
     def _next(self) -> int | None:
         with self._lock:
             return next(self._numbers, None)
@@ -115,7 +120,9 @@ def main() -> None:
         "--whole", action="store_true", help="do not shrink what is not as promised"
     )
     asked = parser.parse_args()
-    numbers = range(asked.number) if asked.case is None else [asked.case]
+    numbers: Sequence[int] = range(asked.number)
+    if asked.case is not None:
+        numbers = [asked.case]
     swarm = Swarm(asked, numbers)
     where = MEMORY if MEMORY.is_dir() else None
     with (
@@ -127,8 +134,12 @@ def main() -> None:
             pool.submit(swarm.share, Path(name) / str(share), server)
             for share in range(asked.processes)
         ]
-        for one in shares:
-            one.result()
+        try:
+            for one in shares:
+                one.result()
+        except KeyboardInterrupt:
+            swarm.end()
+            print("interrupted; so far:", file=sys.stderr)
     print(table(swarm.found, swarm.runs))
     sys.exit(any(verdict.outcome not in GOOD for _, verdict in swarm.found))
 

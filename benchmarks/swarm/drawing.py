@@ -21,8 +21,8 @@ from hpcfed.runtime.launcher import Launch
 Options = dict[str, Any]
 Relation = Literal["alone", "ranks", "seeds", "resume", "off", "names"]
 RELATIONS: dict[Relation, float] = {
-    "alone": 2,
-    "ranks": 4,
+    "alone": 3,
+    "ranks": 3,
     "seeds": 1,
     "resume": 4,
     "off": 3,
@@ -157,14 +157,14 @@ def draw(random: Random) -> Case:
 def _sizes(random: Random, method: str) -> Options:
     made: Options = {
         "method": method,
-        "clients": random.randint(2, 7),
+        "clients": random.randint(2, 6),
         "rounds": random.randint(1, 3),
-        "epochs": random.choice([1, 1, 2]),
-        "batch_size": random.choice([16, 32, 64]),
+        "epochs": random.choice([1, 1, 1, 2]),
+        "batch_size": random.choice([20, 40, 64]),
         "model": random.choice(["mlp", "mlp", "mlp", "mlp", "cnn-digits", "cnn-bn"]),
         "seed": random.randrange(1000),
     }
-    if random.random() < 0.6:
+    if random.random() < 0.7:
         made |= FEW_SAMPLES
     return {**made, **OWN.get(method, {})}
 
@@ -322,7 +322,7 @@ def _related(random: Random, relation: Relation, options: Options) -> Case:
             return replace(case, others=2)
         case "resume":
             stop = random.randint(1, max(1, int(options["rounds"]) - 1))
-            ranks, others = random.choice([(1, 1), (1, 1), (2, 2)])
+            ranks, others = random.choice([(1, 1), (1, 1), (1, 1), (2, 2)])
             return replace(case, ranks=ranks, others=others, stop_after=stop)
         case "names":
             names = random.sample(range(OWNERS), OWNERS)

@@ -125,7 +125,8 @@ def main() -> None:
     # Python tells a warning once for each line of code; every run shall tell it.
     for kind in (UserWarning, RuntimeWarning, FutureWarning):
         warnings.simplefilter("always", kind, append=True)
-    rank = launched().rank
+    launch = launched()
+    rank = launch.rank
     server = socket.socket(socket.AF_UNIX)
     server.connect(path)
     lines = server.makefile("rw")
@@ -133,6 +134,8 @@ def main() -> None:
     for line in lines:
         with speaking_to(Path(folder), rank):
             code = perform(Order(**json.loads(line)))
+        if code in (1, 2) and not launch.alone:
+            sys.exit(code)  # as the program does, which ends the other ranks
         print(code, file=lines, flush=True)
 
 
