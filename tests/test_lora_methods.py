@@ -245,9 +245,32 @@ def test_flexlora_is_the_nearest_of_its_rank_to_the_mean_of_products() -> None:
 
 def test_a_rank_above_the_layers_sizes_is_exact() -> None:
     matrix = torch.randn(5, 2, dtype=torch.float64)
-    a, b = nearest(matrix, 4)
+    known = torch.randn(4, 2, dtype=torch.float64)
+    a, b = nearest(matrix, known)
     assert a.shape == (4, 2) and b.shape == (5, 4)
     torch.testing.assert_close(b @ a, matrix, rtol=1e-12, atol=1e-12)
+    assert torch.equal(a[2:], known[2:]) and not b[:, 2:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_components_that_the_mean_lacks_do_not_follow_rounding(
+    dtype: torch.dtype,
+) -> None:
+    """Two sums of the same products in another order differ by rounding; so must what
+    clients train from.
+    """
+    generator = torch.Generator().manual_seed(0)
+    known = torch.randn(6, 30, generator=generator, dtype=dtype)
+    columns = torch.randn(3, 40, 1, generator=generator, dtype=dtype)
+    products = columns @ torch.randn(3, 1, 30, generator=generator, dtype=dtype)
+    (a, b), (other_a, other_b) = (
+        nearest(products[order].sum(0), known) for order in ([0, 1, 2], [2, 1, 0])
+    )
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(a, other_a, rtol=0, atol=1000 * eps)
+    torch.testing.assert_close(b, other_b, rtol=0, atol=10_000 * eps)
+    torch.testing.assert_close(b @ a, products.sum(0), rtol=0, atol=10_000 * eps)
+    assert torch.equal(a[3:], known[3:])
 
 
 RANKS = [1, 3]
