@@ -21,7 +21,7 @@ from hpcfed.runtime.launcher import Launch
 Options = dict[str, Any]
 Relation = Literal["alone", "ranks", "seeds", "resume", "off", "names"]
 RELATIONS: dict[Relation, float] = {
-    "alone": 3,
+    "alone": 4,
     "ranks": 3,
     "seeds": 1,
     "resume": 4,
@@ -48,6 +48,8 @@ OWN: dict[str, Options] = {
     "pfedme": {"local_rounds": 2, "pfedme_steps": 2},
 }
 """Methods whose usual settings would take long. Others need no line here."""
+PLACED = ("pfedhn",)
+"""Methods that draw an embedding for all clients at once."""
 REPAIRS = 12
 """So often a refused combination is changed before it stays as it is."""
 REFUSED = 0.08
@@ -146,6 +148,8 @@ def draw(random: Random) -> Case:
     if relation == "off":
         return _draw_off(random)
     method = random.choice(values.TEXTS["method"])
+    if relation == "names" and not _has_no_places(method):
+        relation = "alone"
     options = _sizes(random, method)
     fixed = _needed(random, relation, method)
     options |= fixed
@@ -194,6 +198,14 @@ def _needed(random: Random, relation: Relation, method: str) -> Options:
             return dict(EXACT)
 
 
+def _has_no_places(method: str) -> bool:
+    """Tell whether a client's random numbers are keyed by its number alone, and not by
+    its place in a draw for all clients.
+    """
+    traits = methods.load(method).Options
+    return not (traits.asynchronous or traits.has_server or method in PLACED)
+
+
 def _nameless(method: str) -> Options:
     """Return options with which no draw is about all clients in their order."""
     declared = methods.load(method).Options.model_fields
@@ -205,6 +217,8 @@ def _nameless(method: str) -> Options:
         "devices": "none",
         "new_clients": 0,
         "evaluate_clients": 0,
+        # It moves rows by their clients' numbers.
+        "simulate_training": 0,
     }
     for name, value in {"clusters": 1, "ties": "loss", "client_ranks": "2"}.items():
         if name in declared:

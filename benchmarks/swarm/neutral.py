@@ -57,7 +57,7 @@ METHODS: dict[str, Neutral] = {
     "fedlg": Neutral({**ONE_CLUSTER, "gene_pools": "fc1/head", "gene_each": 1}),
     "hetlora": Neutral({"client_ranks": "2", "rank_mean": "holders"}, {"lora": 2}),
     # Without variates of earlier rounds.
-    "scaffold": Neutral({"local_steps": 0}, {"rounds": 1}),
+    "scaffold": Neutral({"local_steps": 0}, {"rounds": 1, "momentum": 0.0}),
     # The server learns, and generates nothing that clients would be sent.
     "pfedgpa": Neutral({}),
 }

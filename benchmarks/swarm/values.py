@@ -36,6 +36,8 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "client_ranks": ("1", "1,2"),
     "depth_sweep": ("1", "1,2"),
     "supplement_below": ("mean", "50"),
+    # Twice the width with every level.
+    "denoiser_depth": ("1", "2"),
     # Those that wait, or end a run that a busy machine keeps waiting.
     "simulate_training": ("1ms",),
     "stall_timeout": ("0", "600"),

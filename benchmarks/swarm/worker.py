@@ -135,7 +135,9 @@ def main() -> None:
         with speaking_to(Path(folder), rank):
             code = perform(Order(**json.loads(line)))
         if code in (1, 2) and not launch.alone:
-            sys.exit(code)  # as the program does, which ends the other ranks
+            # As the program does, which ends the other ranks. MPI may have started for
+            # an earlier run, and would wait for them.
+            os._exit(code)
         print(code, file=lines, flush=True)
 
 
