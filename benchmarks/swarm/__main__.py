@@ -9,13 +9,17 @@ on two ranks, as one of several seeds, stopped and resumed, with everything swit
 against FedAvg, and with other names of clients. A combination that breaks a promise is
 shrunk to the shortest command line that still breaks it.
 
+What became of each goes to the file of --out as well. Called again with the same file,
+the swarm goes on where it was interrupted.
+
 examples:
-  python -m benchmarks.swarm --number 2000 --seed 0 --processes 2
+  python -m benchmarks.swarm --number 2000 --seed 0 --processes 2 --out swarm.jsonl
   python -m benchmarks.swarm --number 200 --only resume    one kind of comparison
   python -m benchmarks.swarm --case 17                     the 17th of seed 0 again
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 import threading
@@ -28,10 +32,10 @@ from random import Random
 from benchmarks.arguments import parser_of
 from benchmarks.harness import waiting
 from benchmarks.harness.waiting import Forking
+from benchmarks.swarm import table
 from benchmarks.swarm.drawing import RELATIONS, Case, draw
 from benchmarks.swarm.judging import GOOD, Judge, Verdict
 from benchmarks.swarm.shrinking import shrink
-from benchmarks.swarm.table import table
 
 LOADED = ("torch._dynamo", "sklearn.datasets", "benchmarks.swarm.worker")
 """What processes have imported before they are forked."""
@@ -44,12 +48,12 @@ class Swarm:
 
     def __init__(self, asked: argparse.Namespace, numbers: Sequence[int]) -> None:
         self._asked = asked
-        self._numbers = iter(numbers)
+        self.found = [] if asked.out is None else table.read(asked.out, asked.seed)
+        known = {row.number for row in self.found}
+        self._numbers = iter([n for n in numbers if n not in known])
         self._all = len(numbers)
         self._lock = threading.Lock()
         self._begin = time.monotonic()
-        self.found: list[tuple[Case, Verdict]] = []
-        self.runs = 0
 
     def share(self, folder: Path, server: Forking) -> None:
         """Judge combinations until there are no more."""
@@ -61,7 +65,6 @@ class Swarm:
                     self._note(number, case, judge.judge(case), judge)
         finally:
             judge.end()
-            self.runs += judge.runs
 
     def end(self) -> None:
         """Begin no more combinations."""
@@ -73,13 +76,18 @@ class Swarm:
             return next(self._numbers, None)
 
     def _note(self, number: int, case: Case, verdict: Verdict, judge: Judge) -> None:
-        self.found.append((case, verdict))
+        row = table.Row.of(self._asked.seed, number, case, verdict)
+        with self._lock:
+            self.found.append(row)
+            if self._asked.out is not None:
+                row.append_to(self._asked.out)
         done = len(self.found)
         if done % 50 == 0 or done == self._all:
             seconds = time.monotonic() - self._begin
+            broken = sum(row.outcome not in GOOD for row in self.found)
             print(
-                f"{done}/{self._all} combinations, {seconds:.0f} s, "
-                f"{sum(not verdict.good for _, verdict in self.found)} not as promised",
+                f"{done}/{self._all} combinations, {seconds:.0f} s, {broken} not as "
+                "promised",
                 file=sys.stderr,
                 flush=True,
             )
@@ -119,7 +127,12 @@ def main() -> None:
     parser.add_argument(
         "--whole", action="store_true", help="do not shrink what is not as promised"
     )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="a line of JSON for each combination"
+    )
     asked = parser.parse_args()
+    # A batch system's way to interrupt.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     numbers: Sequence[int] = range(asked.number)
     if asked.case is not None:
         numbers = [asked.case]
@@ -140,8 +153,8 @@ def main() -> None:
         except KeyboardInterrupt:
             swarm.end()
             print("interrupted; so far:", file=sys.stderr)
-    print(table(swarm.found, swarm.runs))
-    sys.exit(any(verdict.outcome not in GOOD for _, verdict in swarm.found))
+    print(table.table(swarm.found))
+    sys.exit(any(row.outcome not in GOOD for row in swarm.found))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ class Verdict:
     """The line of a refusal, or what is wrong."""
     commands: tuple[str, ...] = ()
     """The command lines that show it."""
+    runs: int = 0
+    """How many runs were started."""
 
     @property
     def good(self) -> bool:
@@ -69,8 +71,8 @@ class Verdict:
         return self.outcome in GOOD
 
 
-class _Found(Exception):
-    """Ends the judgement of a case."""
+class Settled(Exception):
+    """Ends the judgement of a combination: it cannot be compared, or differs."""
 
     def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
@@ -82,26 +84,26 @@ class Judge:
     """Runs cases in a folder of its own, by jobs of one and of two ranks."""
 
     def __init__(
-        self, folder: Path, server: Forking, modules: Sequence[str] = ()
+        self, folder: Path, server: Forking, faults: Sequence[str] = ()
     ) -> None:
+        """`faults` names functions, as MODULE:FUNCTION, that plant faults in the jobs."""
         self._folder = folder
-        self._modules = modules
         self._jobs = {
-            ranks: Job(ranks, folder / f"job-{ranks}", server, modules)
+            ranks: Job(ranks, folder / f"job-{ranks}", server, faults)
             for ranks in (1, 2)
         }
         self._commands: list[str] = []
-        self.runs = 0
-        """How many runs it has started."""
+        self._runs = 0
 
     def judge(self, case: Case) -> Verdict:
         """Return what became of a combination."""
-        self._commands = []
+        self._commands, self._runs = [], 0
+        outcome, reason = "completed", ""
         try:
             self._judge(case)
-        except _Found as found:
-            return Verdict(found.outcome, found.reason, tuple(self._commands))
-        return Verdict("completed", commands=tuple(self._commands))
+        except Settled as found:
+            outcome, reason = found.outcome, found.reason
+        return Verdict(outcome, reason, tuple(self._commands), self._runs)
 
     def end(self) -> None:
         """End the jobs."""
@@ -149,12 +151,12 @@ class Judge:
         two = self._folder / "two"
         if ended.code != STOPPED:
             # A run that ends early by itself has nothing to be stopped in.
-            self._check(ended, two)
+            check(ended, two)
         else:
-            self._check_said(ended)
+            check_said(ended)
             others = _possible(first, case.others)
             ended = self._start_words(["run", "--resume", str(two)], others)
-            self._check(ended, two)
+            check(ended, two)
         self._check_same("resume", case, one, two)
 
     def _compare_off(self, case: Case, one: Path) -> None:
@@ -202,8 +204,8 @@ class Judge:
             return
         told = f"{name} differs by {size:.1e}"
         if relation != "resume" and size < np.inf and self._grows(case) > size / GROWN:
-            raise _Found("grown rounding", told)
-        raise _Found(f"{relation}: differs", told)
+            raise Settled("grown rounding", told)
+        raise Settled(f"{relation}: differs", told)
 
     def _grows(self, case: Case) -> float:
         """Return by how much another order of sums changes the first run."""
@@ -212,7 +214,7 @@ class Judge:
         commands = list(self._commands)
         try:
             other = self._run("other", {**first, "engine": engine})
-        except _Found:
+        except Settled:
             return 0.0
         finally:
             self._commands = commands
@@ -226,7 +228,7 @@ class Judge:
         """Make a run and return its folder, if it completes as promised."""
         ended = self._start(name, options, _possible(options, ranks), names=names)
         folder = self._folder / name
-        self._check(ended, folder)
+        check(ended, folder)
         return folder
 
     def _start(
@@ -261,45 +263,52 @@ class Judge:
         names: Sequence[int] = (),
     ) -> Ended:
         begin = "hpcfed" if ranks == 1 else f"mpirun -n {ranks} python -m hpcfed"
-        stop = f"   # told to stop in round {stop_after}" if stop_after else ""
-        self._commands.append(f"{begin} {' '.join(typed)}{stop}")
-        self.runs += 1
+        aside = f"   # told to stop in round {stop_after}" if stop_after else ""
+        if names:
+            aside = f"   # its clients are those of the other file by {list(names)}"
+        self._commands.append(f"{begin} {' '.join(typed)}{aside}")
+        self._runs += 1
         return self._jobs[ranks].run(Order(typed, stop_after, list(names)))
 
-    def _check(self, ended: Ended, folder: Path) -> None:
-        """Judge how a run has ended; return only if it is complete."""
-        self._check_said(ended)
-        if ended.code == 2:
-            lines = ended.err.splitlines()
-            refusals = [line for line in lines if line.startswith("hpcfed: ")]
-            if ended.out or len(refusals) != 1 or refusals != lines[-1:]:
-                raise _Found("many lines", ended.err[-600:])
-            raise _Found("refused", refusals[0].removeprefix("hpcfed: "))
-        if ended.code == 1:
-            raise _Found(*_failure(ended, folder))
-        if ended.code:
-            raise _Found("exit code", f"{ended.code}: {ended.err[-600:]}")
-        try:
-            found = runs(folder)
-            states = {read_run(run).status for run in found}
-        except UserError as error:
-            raise _Found("not readable", str(error)) from None
-        if states != {"complete"}:
-            raise _Found("not complete", f"exit code 0, but {states}")
-        if bad := recorded.not_finite(recorded.numbers(folder)):
-            raise _Found("not finite", bad)
 
-    def _check_said(self, ended: Ended) -> None:
-        if ended.code == HUNG:
-            raise _Found("hangs", ended.err[-600:])
-        if ended.code == -1 or "Traceback (most recent" in ended.err:
-            last = ended.err.strip().splitlines()[-1:]
-            raise _Found("traceback", "".join(last))
-        if ended.code == CRASHED or ended.code < 0:
-            raise _Found("crash", f"{ended.code}: {ended.err[-600:]}")
-        leak = _WARNING.search(ended.err) or _WARNING.search(ended.out)
-        if leak:
-            raise _Found("warning", leak[0])
+def check(ended: Ended, folder: Path) -> None:
+    """Raise Settled unless a run is complete; a refusal and a divergence, too, end what
+    is judged.
+    """
+    check_said(ended)
+    if ended.code == 2:
+        lines = ended.err.splitlines()
+        refusals = [line for line in lines if line.startswith("hpcfed: ")]
+        if ended.out or len(refusals) != 1 or refusals != lines[-1:]:
+            raise Settled("many lines", ended.err[-600:])
+        raise Settled("refused", refusals[0].removeprefix("hpcfed: "))
+    if ended.code == 1:
+        raise Settled(*_failure(ended, folder))
+    if ended.code:
+        raise Settled("exit code", f"{ended.code}: {ended.err[-600:]}")
+    try:
+        found = runs(folder)
+        states = {read_run(run).status for run in found}
+    except UserError as error:
+        raise Settled("not readable", str(error)) from None
+    if states != {"complete"}:
+        raise Settled("not complete", f"exit code 0, but {states}")
+    if bad := recorded.not_finite(recorded.numbers(folder)):
+        raise Settled("not finite", bad)
+
+
+def check_said(ended: Ended) -> None:
+    """Raise Settled where a run hangs or crashes, or says what no run should."""
+    if ended.code == HUNG:
+        raise Settled("hangs", ended.err[-600:])
+    if ended.code == -1 or "Traceback (most recent" in ended.err:
+        last = ended.err.strip().splitlines()[-1:]
+        raise Settled("traceback", "".join(last))
+    if ended.code == CRASHED or ended.code < 0:
+        raise Settled("crash", f"{ended.code}: {ended.err[-600:]}")
+    leak = _WARNING.search(ended.err) or _WARNING.search(ended.out)
+    if leak:
+        raise Settled("warning", leak[0])
 
 
 def _failure(ended: Ended, folder: Path) -> tuple[str, str]:

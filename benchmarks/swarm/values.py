@@ -133,7 +133,9 @@ def _number(random: Random, limits: Limits, default: float | None) -> float:
     found = float(f"{middle * 2 ** random.uniform(-2, 2):.2g}")
     if found >= limits.most:
         found = (middle + limits.most) / 2
-    return found if found > limits.least else middle
+    if found <= limits.least:
+        found = middle if middle > limits.least else 2 * abs(limits.least) + 1
+    return found
 
 
 def _whole(random: Random, limits: Limits, default: int | None) -> int:

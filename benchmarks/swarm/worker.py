@@ -1,9 +1,10 @@
 """Not to be started by hand: a rank that makes one run after the other.
 
-    python -m benchmarks.swarm.worker SOCKET FOLDER [MODULE …]
+    python -m benchmarks.swarm.worker SOCKET FOLDER [MODULE:FUNCTION …]
 
 It asks the socket what to run and answers how that ended. What a run says goes to
-out-RANK.txt and err-RANK.txt in the folder. The modules are imported first.
+out-RANK.txt and err-RANK.txt in the folder. The functions are called first; tests plant
+faults by them.
 """
 
 import json
@@ -119,9 +120,10 @@ def _code(code: Any) -> int:
 
 
 def main() -> None:
-    path, folder, *modules = sys.argv[1:]
-    for module in modules:
-        import_module(module)
+    path, folder, *faults = sys.argv[1:]
+    for fault in faults:
+        module, _, function = fault.partition(":")
+        getattr(import_module(module), function)()
     # Python tells a warning once for each line of code; every run shall tell it.
     for kind in (UserWarning, RuntimeWarning, FutureWarning):
         warnings.simplefilter("always", kind, append=True)
