@@ -2,73 +2,84 @@
 judges them would notice if they did not.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from benchmarks.harness import waiting
 from benchmarks.harness.waiting import Forking
 from benchmarks.swarm import drawing, jobs, judging, recorded, shrinking, values
-from benchmarks.swarm.__main__ import LOADED, drawn
+from benchmarks.swarm.__main__ import drawn
 from benchmarks.swarm.drawing import EXACT, OWNERS, Case, Options
 from benchmarks.swarm.jobs import CRASHED, HUNG, Ended
 from benchmarks.swarm.judging import Judge, Settled, Verdict
 from benchmarks.swarm.neutral import METHODS, STAGES
 from benchmarks.swarm.shrinking import shrink
-from benchmarks.swarm.table import table
+from benchmarks.swarm.table import Row, read, table
 from hpcfed import methods
 from hpcfed.options import RunConfig, option
 from hpcfed.options.declare import OptionGroup
 
-NUMBER = 12
+NUMBER = 6
 """Combinations that the suite runs."""
-SMALL: Options = {
+SEED = 1
+SIZES: Options = {
     "method": "fedavg",
     "clients": 4,
     "rounds": 2,
     "epochs": 1,
     "batch_size": 40,
     "model": "mlp",
-    **drawing.FEW_SAMPLES,
 }
+SMALL: Options = {**SIZES, **drawing.FEW_SAMPLES}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forking]:
     folder = tmp_path_factory.mktemp("server")
-    with waiting.fork_server(folder, *LOADED) as started:
+    loaded = ("sklearn.datasets", "hpcfed.analysis.render.show", "tests.planted")
+    with waiting.fork_server(folder, "benchmarks.swarm.worker", *loaded) as started:
         yield started
 
 
-Judged = Callable[..., Verdict]
+@pytest.fixture(scope="module")
+def judge(server: Forking, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    """Judges cases by jobs without a planted fault."""
+    found = Judge(tmp_path_factory.mktemp("judge"), server)
+    yield found
+    found.end()
 
 
-@pytest.fixture
-def judged(server: Forking, tmp_path: Path) -> Iterator[Judged]:
-    """Judges a case by jobs in which faults are planted."""
-    judges = []
-
-    def judge(case: Case, *faults: str) -> Verdict:
-        planted = [f"tests.planted:{fault}" for fault in faults]
-        judges.append(Judge(tmp_path / str(len(judges)), server, planted))
-        return judges[-1].judge(case)
-
-    yield judge
-    for one in judges:
-        one.end()
+def judged_with(fault: str, case: Case, server: Forking, folder: Path) -> Verdict:
+    """Judge a case by jobs in which a fault is planted."""
+    judge = Judge(folder, server, [f"tests.planted:{fault}"])
+    try:
+        return judge.judge(case)
+    finally:
+        judge.end()
 
 
-def test_combinations_keep_what_is_promised(server: Forking, tmp_path: Path) -> None:
-    judge = Judge(tmp_path, server)
-    found = [(case := drawn(1, number), judge.judge(case)) for number in range(NUMBER)]
-    judge.end()
-    for _, verdict in found:
+def test_combinations_keep_what_is_promised(judge: Judge, tmp_path: Path) -> None:
+    file = tmp_path / "swarm.jsonl"
+    for number in range(NUMBER):
+        case = drawn(SEED, number)
+        verdict = judge.judge(case)
         assert verdict.good, (verdict, verdict.commands)
-    outcomes = [verdict.outcome for _, verdict in found]
-    assert outcomes.count("completed") >= NUMBER / 2
-    assert f"{NUMBER}" in table(found, judge.runs).splitlines()[len(judging.GOOD) + 1]
+        Row.of(SEED, number, case, verdict).append_to(file)
+    rows = read(file, SEED)
+    assert [row.number for row in rows] == [*range(NUMBER)]
+    assert sum(row.outcome == "completed" for row in rows) >= NUMBER / 2
+    assert read(file, SEED + 1) == []
+    lines = table(rows).splitlines()
+    assert lines[len(judging.GOOD) + 1].split() == [
+        "all",
+        *[str(sum(row.relation == one for row in rows)) for one in drawing.RELATIONS],
+        str(NUMBER),
+    ]
 
 
 FAULTS: dict[str, tuple[str, Case]] = {
@@ -91,7 +102,7 @@ FAULTS: dict[str, tuple[str, Case]] = {
             {**SMALL, **EXACT},
             "off",
             neutral=(
-                drawing.replace(
+                replace(
                     METHODS["fedprox"], options={"method": "fedprox", "prox_mu": 0.0}
                 ),
             ),
@@ -100,34 +111,32 @@ FAULTS: dict[str, tuple[str, Case]] = {
     "names": (
         "prefer_client_0",
         Case(
-            {**SMALL, **EXACT, "dataset": f"file:{drawing.OWNED}", "clients": OWNERS}
+            {**SIZES, **EXACT, "dataset": f"file:{drawing.OWNED}", "clients": OWNERS}
             | {"partition": "natural"},
             "names",
             names=(3, 0, 4, 1, 2),
         ),
     ),
 }
-for _name, (_, _case) in FAULTS.items():
-    if _name == "names":
-        for _option in ("synthetic_shape", "train_per_client", "test_per_client"):
-            del _case.options[_option]
 
 
 @pytest.mark.parametrize("relation", FAULTS)
-def test_every_comparison_notices_a_fault(relation: str, judged: Judged) -> None:
+def test_every_comparison_notices_a_fault(
+    relation: str, judge: Judge, server: Forking, tmp_path: Path
+) -> None:
     """And finds none where none is."""
     fault, case = FAULTS[relation]
-    assert judged(case).outcome == "completed"
-    found = judged(case, fault)
+    assert judge.judge(case).outcome == "completed"
+    found = judged_with(fault, case, server, tmp_path)
     assert found.outcome == f"{relation}: differs", found
-    assert len(found.commands) >= 2
+    assert len(found.commands) >= 2 and found.runs >= 2
 
 
 def test_a_run_that_hangs_is_ended(
-    judged: Judged, monkeypatch: pytest.MonkeyPatch
+    server: Forking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "HANG", 4.0)
-    assert judged(Case(SMALL), "hang").outcome == "hangs"
+    monkeypatch.setattr(jobs, "HANG", 5.0)
+    assert judged_with("hang", Case(SMALL), server, tmp_path).outcome == "hangs"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +241,6 @@ def test_another_fault_is_not_taken_for_the_first() -> None:
 
 def test_names_are_taken_back() -> None:
     """Client i of the second run is called names[i] in the first."""
-    np = pytest.importorskip("numpy")
     first = {
         "rows/0/0": np.array([1.0]),
         "rows/0/1": np.array([2.0]),
