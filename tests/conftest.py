@@ -39,14 +39,14 @@ LONGEST = (
     "pfedgpa_server", "placement", "curves", "overlap", "own_networks", "adapter_runs", "rivals", "published", "genfed", "record", "seeds",
     "baselines", "extending", "requeue", "counts", "doctor", "early_stop", "python", "profile", "kernels", "new_clients", "own_methods", "own_data",
     "metrics", "privacy", "clock", "depths", "bad_updates", "weights", "methods", "server", "pfedgpa_files", "guidance", "server_study",
-    "learning", "pfedgpa", "fisher", "study", "stacks", "watch", "report", "benchmark_rules",
+    "learning", "swarm", "pfedgpa", "fisher", "study", "stacks", "watch", "report", "benchmark_rules",
 )  # fmt: skip
 """Files of tests that take longer than others, roughly in order."""
 
 
 SLOW = (
     "bad_updates", "baselines", "deepspeed", "faults", "hostile", "learning", "mpi", "paper", "pfedgpa", "pfedgpa_files", "pfedgpa_ranks",
-    "pfedgpa_server", "placement", "profile", "ranks", "requeue", "resume", "seeds", "slurm", "stalls", "study_page",
+    "pfedgpa_server", "placement", "profile", "ranks", "requeue", "resume", "seeds", "slurm", "stalls", "study_page", "swarm",
 )  # fmt: skip
 """Files whose tests make whole runs, or start jobs of several ranks: `launch/test
 --quick` leaves them out.

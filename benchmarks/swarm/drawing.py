@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal
 
@@ -71,6 +71,8 @@ class Case:
     """Ranks of the first run."""
     others: int = 1
     """Ranks of the second run, or on which the first one goes on."""
+    more: Options = field(default_factory=dict)
+    """Options that only the second run has."""
     stop_after: int = 0
     """In which round it is stopped, counted from 1."""
     neutral: tuple[Neutral, ...] = ()
@@ -333,7 +335,9 @@ def _related(random: Random, relation: Relation, options: Options) -> Case:
     case = Case(options, relation)
     match relation:
         case "ranks":
-            return replace(case, others=2)
+            serves = methods.load(str(options["method"])).Options.has_server
+            # `OWN` has an engine that learns on one rank.
+            return replace(case, others=2, more={"server_ranks": 1} if serves else {})
         case "resume":
             stop = random.randint(1, max(1, int(options["rounds"]) - 1))
             ranks, others = random.choice([(1, 1), (1, 1), (1, 1), (2, 2)])

@@ -47,8 +47,10 @@ GROWN = 1e4
 """A difference is a rounding error that has grown if another engine, whose sums are in
 another order, too, differs by more than the GROWN-th part of it.
 """
-GOOD = ("completed", "refused", "diverged", "grown rounding")
-"""Outcomes that are as promised."""
+GOOD = ("completed", "not compared", "refused", "diverged", "grown rounding")
+"""Outcomes that are as promised. What is not compared completes in its first run, but is
+refused in the second form, such as on two ranks.
+"""
 _WARNING = re.compile(r"^.*(?:Warning:|\[W\d|^W\d{4}).*$", re.MULTILINE)
 _DIVERGED = re.compile(r"not finite|diverged")
 
@@ -126,10 +128,10 @@ class Judge:
                 self._compare_names(case, one)
 
     def _compare_ranks(self, case: Case, one: Path) -> None:
-        first = case.first()
-        if refusal(first, case.others):
-            return  # such as fewer clients than ranks
-        two = self._run("two", first, ranks=case.others)
+        second = case.first() | case.more
+        if said := refusal(second, case.others):
+            raise Settled("not compared", said)
+        two = self._run("two", second, ranks=case.others)
         self._check_same("ranks", case, one, two, recorded.OF_PLACEMENT)
 
     def _compare_seeds(self, case: Case) -> None:
@@ -137,8 +139,8 @@ class Judge:
         seed = int(first.get("seed", 0))
         several = {name: value for name, value in first.items() if name != "seed"}
         several["seeds"] = f"{seed},{seed + 1}"
-        if refusal(several):
-            return
+        if said := refusal(several):
+            raise Settled("not compared", said)
         two = self._run("two", several)
         one, two = self._folder / "one", two / f"seed-{seed}"
         # How many samples the engine takes at once depends on its stack.
@@ -161,8 +163,8 @@ class Judge:
 
     def _compare_off(self, case: Case, one: Path) -> None:
         fedavg = case.fedavg()
-        if refusal(fedavg):
-            return
+        if said := refusal(fedavg):
+            raise Settled("not compared", said)
         two = self._run("two", fedavg)
         found, expected = recorded.numbers(one), recorded.numbers(two)
         part = next((part for part in ("model/", "rows/") if _has(part, found)), "")

@@ -58,11 +58,8 @@ def _smaller(case: Case) -> Iterator[Case]:
     for name, values in LEAST.items():
         if name not in case.options or name in case.kept:
             continue
-        tried = (
-            values[: values.index(case.options[name])]
-            if (case.options[name] in values)
-            else values
-        )
+        now = case.options[name]
+        tried = values[: values.index(now)] if now in values else values
         for value in tried:
             yield _with(case, name, value)
 
