@@ -210,15 +210,20 @@ def test_neutral_options_exist() -> None:
 
 
 def test_a_fault_is_shrunk_to_what_shows_it() -> None:
-    """Here a run fails if it is compressed and has an attack."""
+    """Here a run fails if it is compressed and has an attack. Of a schedule and its unit
+    neither can go alone.
+    """
     more: Options = {
         "lr": 0.1, "momentum": 0.5, "compress": "topk", "keep": 0.3, "alpha": 0.2,
-        "attack": "noise", "seed": 3, "snapshot_every": 1,
+        "attack": "noise", "seed": 3, "snapshot_every": 1, "lr_schedule": "cosine",
+        "lr_schedule_by": "step",
     }  # fmt: skip
     case = Case({**SMALL, "rounds": 3, **more}, kept=frozenset({"snapshot_every"}))
 
     def judge(case: Case) -> Verdict:
         both = {"compress", "attack"} <= case.options.keys()
+        if ("lr_schedule" in case.options) != ("lr_schedule_by" in case.options):
+            return Verdict("refused", "no")
         return Verdict("traceback", "KeyError: 3") if both else Verdict("completed")
 
     found = shrink(case, judge(case), judge)

@@ -308,7 +308,7 @@ def _mend(
     """Do what a message advises, or leave out an option that it names."""
     fields = fields_of(str(options["method"]))
     advised = [
-        (name.replace("-", "_"), text.strip(",.;"))
+        (name.replace("-", "_"), text.strip(",.;:"))
         for name, text in _named(said)
         if name.replace("-", "_") in fields
     ]

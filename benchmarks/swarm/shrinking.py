@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from benchmarks.swarm.drawing import SIZES, Case, fields_of
 from benchmarks.swarm.judging import Verdict
 
-MOST_TRIES = 80
+MOST_TRIES = 100
+FEW = 6
+"""Of as many options all pairs are tried."""
 LEAST: dict[str, tuple[Any, ...]] = {
     "clients": (2, 3),
     "rounds": (1, 2),
@@ -51,6 +54,10 @@ def _smaller(case: Case) -> Iterator[Case]:
             yield _without(case, left_out)
     for name in free:
         yield _without(case, [name])
+    if len(free) <= FEW:
+        # Without one of two an option may be refused that needs the other.
+        for pair in combinations(free, 2):
+            yield _without(case, [*pair])
     # The first of them makes the method equal FedAvg.
     for place in range(1, len(case.neutral)):
         parts = case.neutral[:place] + case.neutral[place + 1 :]
