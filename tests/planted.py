@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hpcfed.errors import UserError
 from hpcfed.experiment import resume
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.server_side import ServerSide
@@ -38,6 +39,13 @@ def forget_momentum() -> None:
     def planted(setup: Any, checkpoint: Any, state: Any) -> Any:
         state = load(setup, checkpoint, state)
         return replace(state, velocity=torch.zeros_like(state.velocity))
+
+    resume.load = planted
+
+
+def refuse_to_resume() -> None:
+    def planted(setup: Any, checkpoint: Any, state: Any) -> Any:
+        raise UserError("planted")
 
     resume.load = planted
 

@@ -132,6 +132,16 @@ def test_every_comparison_notices_a_fault(
     assert len(found.commands) >= 2 and found.runs >= 2
 
 
+def test_a_checkpoint_that_is_refused_is_no_good_end(
+    server: Forking, tmp_path: Path
+) -> None:
+    """Though a refusal is one where nothing has been promised yet."""
+    _, case = FAULTS["resume"]
+    found = judged_with("refuse_to_resume", case, server, tmp_path)
+    assert (found.outcome, found.reason) == ("resume: refused", "planted")
+    assert not found.good
+
+
 def test_a_run_that_hangs_is_ended(
     server: Forking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,10 @@ GOOD = ("completed", "not compared", "refused", "diverged", "grown rounding")
 """Outcomes that are as promised. What is not compared completes in its first run, but is
 refused in the second form, such as on two ranks.
 """
+REFUSING = ("ranks", "seeds", "off")
+"""Comparisons whose second run may be refused although the first completes: it has other
+options, or more ranks.
+"""
 _WARNING = re.compile(r"^.*(?:Warning:|\[W\d|^W\d{4}).*$", re.MULTILINE)
 _DIVERGED = re.compile(r"not finite|diverged")
 
@@ -115,6 +119,18 @@ class Judge:
     def _judge(self, case: Case) -> None:
         first = case.first()
         one = self._run("one", first, ranks=case.ranks, names=range(OWNERS))
+        try:
+            self._compare(case, one)
+        except Settled as found:
+            if found.outcome == "refused" and case.relation in REFUSING:
+                raise Settled("not compared", found.reason) from None
+            if found.outcome in ("refused", "diverged"):
+                raise Settled(
+                    f"{case.relation}: {found.outcome}", found.reason
+                ) from None
+            raise
+
+    def _compare(self, case: Case, one: Path) -> None:
         match case.relation:
             case "ranks":
                 self._compare_ranks(case, one)
