@@ -119,7 +119,7 @@ def main() -> None:
         "--processes", type=int, default=1, metavar="N", help="runs at a time (1)"
     )
     parser.add_argument(
-        "--only", default="", choices=["", *RELATIONS], help="one kind of comparison"
+        "--only", default="", choices=[*RELATIONS], help="one kind of comparison"
     )
     parser.add_argument(
         "--case", type=int, metavar="NUMBER", help="only this one of all combinations"
