@@ -41,6 +41,7 @@ from hpcfed.results.folder import (
     check_out,
     empty,
 )
+from hpcfed.results.publish import make_durably
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import environment
 from hpcfed.runtime.signals import STOPPED, Stop
@@ -728,3 +729,30 @@ def test_commands_that_write_files_spare_runs(
     assert sorted(path.name for path in Path().iterdir() if path.is_file()) == [
         "my.toml"
     ]
+
+
+def test_names_of_new_folders_are_on_disk(tmp_path: Path, synced: list[Path]) -> None:
+    """A folder outlasts a power cut only once the folder above it is synced."""
+    make_durably(tmp_path / "a/b")
+    assert synced == [tmp_path, tmp_path / "a"]
+    synced.clear()
+    # Whoever has made it may have been killed before the sync.
+    make_durably(tmp_path / "a/b")
+    assert synced == [tmp_path / "a"]
+    synced.clear()
+    checkpoints.prepare(tmp_path / "a/checkpoints/00000002")
+    assert synced == [tmp_path / "a", tmp_path / "a/checkpoints"]
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return what is synced from now on, in order."""
+    found = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        found.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found

@@ -41,6 +41,7 @@ from hpcfed.results.folder import (
     seed_folder,
     seed_folders,
 )
+from hpcfed.results.publish import make_durably
 from hpcfed.results.stored import is_complete, is_silent, keeps_last
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.signals import STOPPED, Stop
@@ -98,7 +99,7 @@ def make_folder(
 
 def _take(folder: Path, config: RunConfig, claims: ExitStack) -> bool:
     """Claim a folder and prepare it; tell whether its run is already complete."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_durably(folder)
     # Before the claim, which writes to the folder.
     check_plain(folder)
     # The claims outlive this function: the caller releases them when the run is over.
@@ -145,7 +146,7 @@ def _clear(
     remove_empty_seeds(folder)
     for path in seeds:
         if not path.exists():
-            path.mkdir()
+            make_durably(path)
             claims.enter_context(claimed(path))
 
 
@@ -286,7 +287,7 @@ def _work(
             reporting.phase = partial(_phase, lockstep)
         for setup in setups:
             setup.sampler = sampler
-        # After assembling, where most mistakes are found: no folder is left behind.
+        # After assembling, where most mistakes are found: they leave no folder behind.
         folders, complete = make_folders(points, world, claims)
         if complete:
             _release_server(lockstep, setups, status="complete")

@@ -23,7 +23,7 @@ import numpy as np
 
 from hpcfed.errors import UserError, one_line
 from hpcfed.results.folder import CHECKPOINTS, RECORD, checkpoint_folders
-from hpcfed.results.publish import publish, replacing
+from hpcfed.results.publish import make_durably, publish, replacing
 from hpcfed.results.safe import check_file
 
 KEPT = 2
@@ -98,7 +98,8 @@ class Checkpoint:
 def prepare(folder: Path) -> None:
     """Make an empty folder for a checkpoint, whatever was there before."""
     remove(folder)
-    folder.mkdir(parents=True)
+    # Its name must be on disk before an older checkpoint is removed.
+    make_durably(folder)
 
 
 def write(folder: Path, name: str, array: np.ndarray) -> StoredFile:

@@ -95,6 +95,17 @@ def write_plain(content: str, path: Path) -> None:
         file.write(content)
 
 
+def make_durably(folder: Path) -> None:
+    """Make a folder and its parents, durably; it may be there already."""
+    if not folder.parent.exists():
+        make_durably(folder.parent)
+    folder.mkdir(exist_ok=True)
+    # Also if it was there: whoever made it may have been killed before this line. A
+    # parent that we may not read is somebody else's, and older.
+    with suppress(PermissionError):
+        sync_folder(folder.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -23,7 +23,7 @@ from hpcfed.results.folder import (
     seed_folders,
     strangers,
 )
-from hpcfed.results.publish import check_target
+from hpcfed.results.publish import check_target, make_durably
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.results.study import Outcome, write_outcome, writing
@@ -103,7 +103,7 @@ def _prepare(trial: Trial, *, goes_on: bool) -> None:
     with writing(trial.log):
         if not goes_on:
             make_room(trial)
-        trial.folder.parent.mkdir(parents=True, exist_ok=True)
+        make_durably(trial.folder.parent)
         # If we were killed, an old outcome would be taken for the new attempt's.
         trial.outcome.unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ from hpcfed import shipped
 from hpcfed.errors import UserError, count, printable, say
 from hpcfed.results.claim import claimed
 from hpcfed.results.folder import POINTS, STUDY, STUDY_CLAIM
-from hpcfed.results.publish import check_target
+from hpcfed.results.publish import check_target, make_durably
 from hpcfed.results.study import read_outcome, write_listing
 from hpcfed.runtime.launcher import launched, launcher
 from hpcfed.studies import execute
@@ -179,7 +179,7 @@ def _write_listing(order: StudyOrder) -> None:
 def _make(out: Path) -> None:
     try:
         # The folder of trials marks this as a study's folder from the start.
-        (out / POINTS).mkdir(parents=True, exist_ok=True)
+        make_durably(out / POINTS)
     except OSError as error:
         raise UserError(f"cannot write to --out {out}: {error.strerror}") from None
     # Check now, not after hours of runs.
