@@ -40,6 +40,7 @@ from hpcfed.results.folder import (
     check_export,
     check_out,
     empty,
+    strangers,
 )
 from hpcfed.results.publish import make_durably
 from hpcfed.results.stored import read_run
@@ -742,6 +743,19 @@ def test_names_of_new_folders_are_on_disk(tmp_path: Path, synced: list[Path]) ->
     synced.clear()
     checkpoints.prepare(tmp_path / "a/checkpoints/00000002")
     assert synced == [tmp_path / "a", tmp_path / "a/checkpoints"]
+
+
+def test_the_name_of_a_job_is_on_disk(
+    tmp_path: Path, synced: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a job that is requeued after a power cut is refused its own folder."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    sign(tmp_path)
+    assert (tmp_path / JOB).read_text() == "7 on cluster\n"
+    assert len(synced) == 2 and synced[1] == tmp_path
+    # What a kill may leave behind is the run's own.
+    (tmp_path / synced[0].name).touch()
+    assert not strangers(tmp_path)
 
 
 @pytest.fixture

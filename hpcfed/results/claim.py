@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpcfed.errors import UserError
 from hpcfed.results.folder import CLAIM, JOB, STUDY_CLAIM
+from hpcfed.results.publish import publish
 
 LONGEST = 1000
 """Longest name to read, in bytes; the file may be anything that somebody put there."""
@@ -135,4 +136,5 @@ def sign(folder: Path) -> None:
     (folder / JOB).unlink(missing_ok=True)
     job = this_job()
     if job is not None:
-        (folder / JOB).write_text(f"{job}\n")
+        # Durably: a requeued job must know its folder again after a crash of the machine.
+        publish(f"{job}\n".encode(), folder / JOB)
