@@ -1,0 +1,161 @@
+"""A cluster simulated in one process: stories of faults, replayed by their seeds.
+
+`python -m benchmarks.simulated` tells thousands; those of 200 seeds take four minutes of
+a processor, so only a few are told here.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks.simulated.disk import Disk
+from benchmarks.simulated.machine import Machine
+from benchmarks.simulated.processes import Cluster, Job
+from benchmarks.simulated.reading import state_of
+from benchmarks.simulated.scheduler import Scheduler
+from benchmarks.simulated.stories import Teller
+from benchmarks.simulated.told import Told
+from benchmarks.simulated.work import ENVIRONMENT, OUT, Work
+from hpcfed.results.folder import JOB
+from hpcfed.runtime.launcher import launched
+
+SEEDS = (1, 2, 5, 15)
+"""Stories to tell; the last is that of a study."""
+FOUND_BY = {"no-fsync": 0, "forgotten-field": 2, "loose-claim": 1}
+"""Planted faults, and the first seed that finds each."""
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    return tmp_path / "disk"
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Told]:
+    """Tell all stories, one after the other."""
+    teller = Teller(tmp_path_factory.mktemp("stories"))
+    return {seed: teller.tell(seed) for seed in SEEDS}
+
+
+def test_nothing_is_lost(stories: dict[int, Told]) -> None:
+    for seed, told in stories.items():
+        assert not told.findings, f"--seed {seed}"
+        assert told.lives >= 4
+    # Stories without faults would show nothing.
+    kinds = set().union(*(told.faults for told in stories.values()))
+    assert len(kinds - {"none", "too late"}) >= 4
+
+
+def test_a_seed_replays_its_story(tmp_path: Path, stories: dict[int, Told]) -> None:
+    """By another teller, in another folder, without the stories before it."""
+    again = Teller(tmp_path, keep_trace=True).tell(2)
+    first = stories[2]
+    assert (again.digest, again.lives) == (first.digest, first.lives)
+    assert again.trace[-len(first.trace) :] == first.trace
+    assert len({told.digest for told in stories.values()}) == len(stories)
+
+
+@pytest.mark.parametrize("plant", FOUND_BY)
+def test_planted_faults_are_found(tmp_path: Path, plant: str) -> None:
+    teller = Teller(tmp_path, plant=plant)
+    told, again = (teller.tell(FOUND_BY[plant]) for _ in range(2))
+    assert told.findings
+    assert (again.findings, again.digest) == (told.findings, told.digest)
+
+
+def test_ranks_that_wait_for_each_other_are_told(scratch: Path) -> None:
+    def program(words: object) -> None:
+        world = machine._all_ranks(launched())
+        assert world is not None
+        if world.Get_rank() == 0:
+            world.recv(source=1, tag=1)
+        world.Barrier()
+
+    machine, scheduler, _ = _cluster(scratch)
+    cluster = Cluster(scheduler, Disk(scratch), program)
+    machine.take(cluster)
+    with machine.installed():
+        cluster.start("job", [], ranks=2, environment=ENVIRONMENT)
+        machine.run()
+    assert scheduler.hang == (
+        "job/0 waits for a message of rank 1; "
+        "job/1 waits for Barrier number 0 with job/0"
+    )
+
+
+def test_different_collectives_are_told(scratch: Path) -> None:
+    def program(words: object) -> None:
+        world = machine._all_ranks(launched())
+        assert world is not None
+        world.allgather(1) if world.Get_rank() else world.Barrier()
+
+    machine, scheduler, _ = _cluster(scratch)
+    cluster = Cluster(scheduler, Disk(scratch), program)
+    machine.take(cluster)
+    with machine.installed():
+        job = cluster.start("job", [], ranks=2, environment=ENVIRONMENT)
+        machine.run()
+    assert job.code == 1 and "Barrier, allgather" in job.told
+
+
+@pytest.mark.parametrize("manner", ["none", "any", "all"])
+def test_a_power_cut_after_the_end_loses_nothing(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, manner: str
+) -> None:
+    """Neither the run's folder, nor its record, its checkpoint and its job's name."""
+    work = Work(0, 3, 1, 1.0, 0)
+    environment = ENVIRONMENT | {"SLURM_JOB_ID": "7"}
+    job, cluster = _run(
+        scratch, monkeypatch, [*work.words(), "--out", OUT, "--requeue"], environment
+    )
+    assert job.code == 0, job.told
+    cluster.disk.cut(random.Random(1), manner)
+    state = state_of(scratch / OUT)
+    assert state is not None and not state.damaged
+    assert (state.status, state.rounds, state.checkpoint) == ("complete", 3, 3)
+    assert (scratch / OUT / JOB).read_text() == "7 on cluster\n"
+
+
+def test_a_power_cut_tears_what_was_not_synced(tmp_path: Path) -> None:
+    """Otherwise a campaign that loses nothing would mean nothing."""
+    found = set()
+    for seed in range(40):
+        root = tmp_path / str(seed)
+        root.mkdir()
+        disk = Disk(root)
+        (root / "whole").write_bytes(b"1" * 10)
+        disk.created(str(root / "whole"))
+        disk.synced(str(root / "whole"))
+        disk.synced(str(root))
+        (root / "torn").write_bytes(b"2" * 9999)
+        disk.created(str(root / "torn"))
+        disk.cut(random.Random(seed))
+        assert (root / "whole").read_bytes() == b"1" * 10
+        torn = root / "torn"
+        content = torn.read_bytes() if torn.exists() else None
+        found.add(
+            "gone" if content is None else "new" if content == b"2" * 9999 else "torn"
+        )
+    assert found == {"gone", "new", "torn"}
+
+
+def _cluster(scratch: Path) -> tuple[Machine, Scheduler, Disk]:
+    scratch.mkdir()
+    return Machine(), Scheduler("test"), Disk(scratch)
+
+
+def _run(
+    scratch: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    environment: dict[str, str],
+) -> tuple[Job, Cluster]:
+    machine, scheduler, disk = _cluster(scratch)
+    monkeypatch.chdir(scratch)
+    cluster = Cluster(scheduler, disk, machine.program)
+    machine.take(cluster)
+    with machine.installed():
+        job = cluster.start("job", words, environment=environment)
+        machine.run()
+    return job, cluster
