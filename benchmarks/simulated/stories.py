@@ -381,7 +381,10 @@ class Story:
 
         def completed(folder: Path, rounds: int, *rest: Any, **more: Any) -> None:
             complete(folder, rounds, *rest, **more)
-            self._promised[folder.parent.parent] = rounds
+            run = folder.parent.parent.absolute()
+            # Undisturbed runs to compare with are made meanwhile, too.
+            if run in self._folders:
+                self._promised[run] = rounds
 
         with replaced([(checkpoints, "complete", completed)]):
             yield
