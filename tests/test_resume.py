@@ -27,6 +27,7 @@ from hpcfed.clients.job import TrainingJob
 from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
 from hpcfed.experiment import checkpointing
+from hpcfed.experiment import resume as resuming
 from hpcfed.experiment.resume import OLDER_NAMES
 from hpcfed.experiment.run import run_setup
 from hpcfed.models.layout import Layout
@@ -524,6 +525,118 @@ def test_a_marker_of_any_size_is_not_read(
     monkeypatch.setattr(checkpoints, "MOST_MARKER", size - 1)
     with pytest.raises((OSError, ValueError)):
         checkpoints.listed(there)
+
+
+def of_ranks(run: Path, **others: np.ndarray) -> checkpoints.Checkpoint:
+    """A checkpoint of two ranks: the first has clients 0 and 3, the second 1 and 2."""
+    arrays = {
+        "worker-0.clients": np.array([0, 3]),
+        "worker-1.clients": np.array([1, 2]),
+        "worker-0.way-a": np.array([[0.0], [3.0]]),
+        "worker-1.way-a": np.array([[1.0], [2.0]]),
+    }
+    stored(run, 3, **{**arrays, **others})
+    found = checkpoints.newest(run, say=pytest.fail)
+    assert found is not None
+    return found
+
+
+def test_rows_are_found_by_client_whichever_rank_wrote_them(tmp_path: Path) -> None:
+    found = of_ranks(tmp_path)
+    for clients in ([1, 3], [0, 1, 2, 3], [2], []):
+        ids = np.array(clients, np.int64)
+        holders = resuming._holders(found, ids)
+        assert {rank: own.tolist() for rank, own in holders.items()} == {
+            "worker-0": [0, 3],
+            "worker-1": [1, 2],
+        }
+        entries = resuming._entries(found, "a", holders, ids)
+        assert entries.tolist() == [[float(client)] for client in clients]
+    for missing in ([4], [1, 4], [-1, 0]):
+        with pytest.raises(UserError, match="holds other clients"):
+            resuming._holders(found, np.array(missing))
+    for ids in ([3, 0], [3, 3]):
+        other = of_ranks(tmp_path, **{"worker-0.clients": np.array(ids)})
+        with pytest.raises(UserError, match="holds other clients"):
+            resuming._holders(other, np.array([1]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [np.zeros((3, 1)), np.zeros((2, 2)), np.zeros((2, 1), np.float32), np.zeros(2)],
+)
+def test_ranks_that_kept_something_else_are_refused(
+    wrong: np.ndarray, tmp_path: Path
+) -> None:
+    found = of_ranks(tmp_path, **{"worker-1.way-a": wrong})
+    clients = np.arange(4)
+    with pytest.raises(UserError, match="does not belong to this run"):
+        resuming._entries(found, "a", resuming._holders(found, clients), clients)
+
+
+def test_fields_have_older_names(tmp_path: Path) -> None:
+    found = of_ranks(
+        tmp_path, **{"worker-0.private": np.zeros(1), "worker-1.own": np.zeros(1)}
+    )
+    names = [
+        resuming._stored_name(found, rank, "own") for rank in ("worker-0", "worker-1")
+    ]
+    assert OLDER_NAMES["private"] == "own"
+    assert names == ["worker-0.own", "worker-1.own"]
+    old = of_ranks(tmp_path, **{"worker-0.own": np.zeros(1)})
+    assert resuming._stored_name(old, "worker-0", "private") == "worker-0.own"
+    both = {"worker-0.own": np.zeros(1), "worker-0.private": np.zeros(1)}
+    found = of_ranks(tmp_path, **both)
+    assert resuming._stored_name(found, "worker-0", "private") == "worker-0.private"
+
+
+def test_recorded_rounds_are_not_lost_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless there are none; and seeds may go on one by one."""
+    one, other = tmp_path / "seed-0", tmp_path / "seed-1"
+    for run in (one, other):
+        run.mkdir()
+    (one / RECORD).write_bytes(b"damaged")
+    assert [resuming._rounds_on_disk(run) for run in (one, other)] == [0, 0]
+    resuming._check_nothing_is_lost([one, other], tmp_path)
+    rounds = {one: 0, other: 4}
+    monkeypatch.setattr(resuming, "_rounds_on_disk", rounds.__getitem__)
+    resuming._check_nothing_is_lost([one], tmp_path)
+    together = "its runs have no checkpoint of the same round; .* --resume .*seed-0"
+    for with_checkpoint, said in (
+        ([], "no whole"),
+        ([one], "no whole"),
+        ([other], together),
+    ):
+        for run in with_checkpoint:
+            stored(run, 3, w=np.zeros(1))
+        with pytest.raises(UserError, match=said):
+            resuming._check_nothing_is_lost([one, other], tmp_path)
+    with pytest.raises(UserError, match="no whole"):
+        resuming._check_nothing_is_lost([other], tmp_path)
+
+
+def test_what_failed_ranks_have_left_goes_when_the_run_goes_on(tmp_path: Path) -> None:
+    for name in ("error-0.txt", "notes.txt"):
+        (tmp_path / name).touch()
+    resuming._forget_failures([tmp_path])
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_new_clients_go_on_from_the_last_round_of_a_resumed_run(
+    interrupted: Interrupted,
+) -> None:
+    _, cut = interrupted("fedper")
+    s = assembled(**{**SMALL, "method": "fedper"})
+    found = checkpoints.newest(cut, say=pytest.fail)
+    said: list[str] = []
+    state = s.method.init(s.federation)
+    rounds, _ = resuming.restore_run(s, cut, found, state, None, said.append)
+    assert rounds == 5 and s.federation.members.round == 4
+    assert said == ["going on after round 5"]
+    anew = resuming.restore_run(s, cut, None, state, None, said.append)
+    assert anew == (0, state) and "the run begins anew" in said[1]
 
 
 def test_a_marker_may_have_sixteen_megabytes(tmp_path: Path) -> None:
