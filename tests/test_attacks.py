@@ -829,3 +829,11 @@ def test_a_run_without_snapshots_has_no_rows_of_clients(
     words = ("attack", "idlg", "--run", tmp_path, "--client", "1")
     found = mistake(capsys, *map(str, words))
     assert "has no snapshot" in found and "model.npz" not in found
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_mean_of_one_row_is_the_row(deterministic: bool) -> None:
+    s = assembled(clients=1, deterministic=deterministic)
+    rule = Aggregation(s.settings.config, s.collectives)
+    row = torch.arange(5.0, dtype=torch.float64)[None]
+    assert rule.mean(row, s.federation.sample(0)).tolist() == row[0].tolist()

@@ -365,6 +365,7 @@ def test_more_clients_are_invited_than_count() -> None:
         ([2, 2, 2], [], 2, np.inf, [0, 1], 2),
         # Just in time, but for a rounding.
         ([2, 3 * (1 + 1e-15)], [], 2, 3, [0, 1], 3),
+        ([2, 3 * (1 + 1e-15), 9], [], 3, 3, [0, 1], 3),
     ],
 )
 def test_who_counts_and_when_a_round_ends(

@@ -181,6 +181,17 @@ def test_qsgd_without_bias_off_is_never_further_than_nothing() -> None:
     assert (tame.norm(dim=1) < given.values.norm(dim=1)).all()
 
 
+def test_qsgd_without_bias_off_is_the_nearest_multiple_in_every_bucket() -> None:
+    given = Updates(drawn(3, 10, dtype=torch.float64), keys(3))
+    plain = QSGD(levels=3, bucket=4)(given).values
+    found = QSGD(levels=3, bucket=4, unbiased=False)(given).values
+    for at in range(3):
+        for bucket in (slice(0, 4), slice(4, 8), slice(8, 10)):
+            x, v = given.values[at, bucket], plain[at, bucket]
+            nearest = v * float(x @ v) / float(v @ v)
+            torch.testing.assert_close(found[at, bucket], nearest)
+
+
 def test_signs_are_scaled_by_the_mean_size_of_their_bucket() -> None:
     given = updates([[1, -3, 0, 8, -2]])
     packed = ScaledSign(bucket=2)(given)

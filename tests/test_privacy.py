@@ -966,3 +966,30 @@ def test_a_method_that_sends_nothing_gets_no_local_noise() -> None:
     noise = LocalNoise(0.5, 0, 3, norm, Memory(6), len(cohort.clients), None)
     nothing = torch.empty(len(cohort.clients), 0)
     assert noise(Upload(nothing, nothing, cohort)).rows.shape == nothing.shape
+
+
+def test_updates_of_norm_c_are_within_it() -> None:
+    s = private(clip_norm=2.0, noise_multiplier=0.5)
+    cohort = s.federation.sample(0)
+    members = len(cohort.clients)
+    clipping = Clipping(ClipNorm(2.0, Memory(members)))
+    start = torch.zeros(members, 2, dtype=torch.float64)
+    rows = start.clone()
+    rows[:, 0] = torch.linspace(0, 4, members)
+    rows[0, 0], rows[1, 0] = 2.0, 2.0 + 1e-9
+    clipping(Upload(rows, start, cohort))
+    within = rows[:, 0] <= 2
+    assert clipping.within(cohort).tolist() == within.tolist()
+    assert within.tolist()[:2] == [True, False]
+
+
+def test_a_private_mean_is_of_updates_from_one_row() -> None:
+    s = private(clip_norm=2.0, noise_multiplier=0.5)
+    fed, cohort = s.federation, s.federation.sample(0).equally()
+    row = fed.initial_row()
+    with pytest.raises(UserError, match="needs a method that sends one row to all"):
+        noises._start(cohort, row)
+    cohort.in_flight.sent_row = row
+    assert noises._start(cohort, row) is row
+    with pytest.raises(UserError, match="needs a method that sends one row to all"):
+        noises._start(cohort, row[:-1])
