@@ -17,6 +17,7 @@ from hpcfed.federation.clustering import (
     principal_angles,
 )
 from hpcfed.federation.cohort import Cohort, Sent
+from hpcfed.methods import load
 from hpcfed.methods._clusters import _clustered, arrive, global_row, inherited
 from tests.federations import assembled
 from tests.genefl_runs import small
@@ -338,3 +339,16 @@ def test_networks_without_stages_share_their_last_convolutions() -> None:
     for model, expected in (("cnn-bn", "conv1,conv2"), ("mlp", "fc1")):
         options = parse_run([*usual.split(), "--model", model]).options
         assert options.shared_layers == expected
+
+
+def test_defaults_that_do_not_suit_a_run_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many clusters as clients are enough; the last four convolutions are shared."""
+    layers = [f"conv{number}" for number in range(1, 7)] + ["head"]
+    monkeypatch.setattr("hpcfed.methods._clusters.layers_of", lambda _: layers)
+    options = load("parfed").Options(clusters=4)
+    for clients, expected in ((3, {"clusters": 3}), (4, {}), (5, {})):
+        config = assembled(clients=clients).settings.config
+        found = {choice.option: choice.value for choice in options.fit(config, 1)}
+        assert found == {**expected, "shared_layers": "conv3,conv4,conv5,conv6"}
