@@ -215,6 +215,7 @@ def test_only_what_has_changed_is_looked_at_again(tmp_path: Path) -> None:
     assert new() == {file: {"test_one"}, other: {"test_one"}}
     look()
     assert new() == {} and len(found.tests[file]) == 1
+    assert found.modules == ["m.py"]
     write(file, "import sys\nz = 5\n" + begin + "def test_two(): z\n")
     assert new() == {file: {"test_two"}} and len(found.tests[file]) == 1
     look()

@@ -178,9 +178,12 @@ def _mapped(
                 found.write(file)
 
             reached: set[int] = set()
-            plant_probes(ROOT, modules, reached)
+            # Those of earlier calls, too: the map is one for all.
+            known = [name for name in found.modules if (ROOT / name).exists()]
+            every = list(dict.fromkeys([*known, *modules]))
+            plant_probes(ROOT, every, reached)
             scratch = folder / "tests"
-            tracing = Tracing(modules, reached, scratch, found, new, keep)
+            tracing = Tracing(every, reached, scratch, found, new, keep)
             trial.pytest_of(ROOT, list(new), scratch, tracing)
             for name in new:  # those whose tests start programs, too
                 keep(name)

@@ -36,6 +36,13 @@ class Map:
     at_import: dict[str, list[int]] = field(default_factory=dict)
     """Lines that are reached before any test."""
 
+    @property
+    def modules(self) -> list[str]:
+        """The modules for which tests were looked at."""
+        return [
+            name for name in self.texts if name not in self.tests and name not in OWN
+        ]
+
     @classmethod
     def read(cls, file: Path) -> "Map":
         if not file.exists():
