@@ -288,6 +288,7 @@ class Calls:
             (fcntl, "flock", self.flock),
             (time, "monotonic", self.monotonic),
             (time, "perf_counter", self.monotonic),
+            (time, "process_time", self.monotonic),
             (time, "time", self.time),
             (time, "sleep", self.sleep),
             (socket, "gethostname", self.gethostname),

@@ -88,6 +88,8 @@ class Work:
                 "checkpoint-every": self.every,
                 "checkpoint-minutes": self.minutes,
                 "stall-timeout": self.stall,
+                # It samples what real hosts do, in real time.
+                "telemetry": 0,
             }
         )
 
