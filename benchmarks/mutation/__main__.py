@@ -16,7 +16,7 @@ a process that has imported all. Left out are tests that start hpcfed or mpirun:
 they start is not changed.
 
 A mutant on which tests go on forever counts as noticed. One that no test reaches counts
-as not noticed. Some mutants are no other program: a person has said so, with the reason,
+as not noticed. Some mutants are no other program: that was judged by hand, with the reason,
 in benchmarks/mutation/equivalent.toml. They do not count. Entries there that fit no
 mutant any more are told.
 

@@ -1,4 +1,4 @@
-"""Mutants that are no other program, as a person has judged, with the reason."""
+"""Mutants that are no other program, as was judged by hand, with the reason."""
 
 import tomllib
 from collections.abc import Iterator
