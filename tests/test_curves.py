@@ -87,6 +87,8 @@ def test_float32_is_as_stored(method: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", methods.names())
 def test_a_gpu_is_within_the_bound_of_float64(method: str) -> None:
+    if method in FLOAT32_SERVER:
+        pytest.skip("noise of clients' rows does not bound a server's own rounding")
     assert ratio(follow(method, "fp64", device="cuda"), method) <= 1
 
 

@@ -52,6 +52,8 @@ class StepBatch:
     """Which slots hold samples; None: all, or the network does not need to know."""
     keys: Tensor | None
     """Keys for the random numbers of layers."""
+    widest: bool = False
+    """Whether no step has more slots."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ class Differentiation:
             halves=halves,
             updates=updates,
             bounded=self._objective.bounded,
+            widest=batch.widest,
         )
         loss = self._objective.loss(
             outputs, batch.targets, memory.total_loss, memory.tokens

@@ -322,6 +322,7 @@ class StackTraining:
             StepTargets(self._shard.targets, tables.samples, tables.counts, self._step),
             valid,
             keys=tables.layer_keys(self._step, clients),
+            widest=slots == self._slots,
         )
         tokens_before = None
         if self._collected is not None:

@@ -40,7 +40,7 @@ def serves(x: Tensor, weight: Tensor) -> bool:
         and is_loadable(weight)
         and x.dtype == weight.dtype
         # A user who forbids TensorFloat-32 gets torch's product.
-        and torch.backends.cudnn.allow_tf32
+        and torch.get_float32_matmul_precision() != "highest"
     )
 
 

@@ -70,17 +70,17 @@ def linear(
     update: Update | None = None,
     branch: cuda.Branch | None = None,
     slope: float = 1,
+    widest: bool = False,
 ) -> Tensor:
     """Return x wᵀ + b of every client, activated: [clients, slots, inputs] to [clients,
     slots, outputs].
 
     Gradients of weight and bias are written to their sinks, if given, in the branch.
     With `update` the weights are updated in the backward pass and have no gradient; x
-    must then be differentiable.
+    must then be differentiable. `widest`: no step of this training has more slots.
     """
-    # Only in steps of training, which have sinks: a trial or an evaluation has any number
-    # of samples, and every number is a kernel of its own.
-    if update is None and sinks[0] is not None and few_samples.serves(x, weight):
+    # Only in steps of whole batches: every number of samples is a kernel of its own.
+    if widest and update is None and few_samples.serves(x, weight):
         few: Tensor = _FewSamples.apply(x, weight, bias, sinks, slope)
         return few
     y: Tensor = _Linear.apply(x, weight, bias, sinks, update, branch or cuda.Branch())
@@ -94,7 +94,7 @@ class _FewSamples(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        sinks: tuple[Tensor, Tensor | None],
+        sinks: tuple[Tensor | None, Tensor | None],
         slope: float,
     ) -> Tensor:
         x = x.contiguous()
@@ -108,7 +108,7 @@ class _FewSamples(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
         dw, db = ctx.sinks
-        if not few_samples.is_loadable(dw):
+        if dw is None or not few_samples.is_loadable(dw):
             dw = x.new_empty(weight.shape)
         if db is None and ctx.biased:
             db = x.new_empty(weight.shape[:2])

@@ -194,6 +194,7 @@ class Forward:
         halves: dict[str, Tensor] | None = None,
         updates: dict[str, linear.Update] | None = None,
         bounded: bool = False,
+        widest: bool = False,
     ) -> Tensor:
         """Pass [clients · slots, …] forward through tensors [clients, …].
 
@@ -202,7 +203,7 @@ class Forward:
         that `halved` names, in bfloat16: layers need not round them. Weights named in
         `updates` update themselves in the backward pass and have no gradient. Gradients
         of the outputs are `bounded` if they are at most 1: then kernels may take them
-        in halves.
+        in halves. `widest`: no step has more slots.
         """
         like = _like(tensors)
         batch = self._batch
@@ -216,6 +217,7 @@ class Forward:
         batch.halves = halves or {}
         batch.updates = updates or {}
         batch.bounded = bounded and self.takes_halves
+        batch.widest = widest
         self._shared.move(like, halves=self.over_halves)
         # This walks over all modules, so call it only on a change.
         if self._network.training != training:

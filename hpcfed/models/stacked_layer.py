@@ -30,6 +30,10 @@ class Batch:
     """How the weights that update themselves do so, by name."""
     bounded: bool = False
     """Whether gradients of the outputs are at most 1."""
+    widest: bool = False
+    """Whether this is a step of training with as many slots as any: kernels that are
+    compiled for a number of slots are compiled for this one.
+    """
     branch: cuda.Branch = field(default_factory=cuda.Branch)
     """Where gradients that go to sinks are computed."""
     contiguous: bool = False

@@ -32,6 +32,7 @@ class StackedLinear(StackedLayer):
             update=self.batch.updates.get(self.name + "weight"),
             branch=self.batch.branch,
             slope=self.slope,
+            widest=self.batch.widest,
         )
         return y.view(*x.shape[:-1], -1)
 
