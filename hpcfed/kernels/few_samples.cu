@@ -9,6 +9,7 @@
 // first cache: nothing is read twice, and after an early launch that cache may hold what was there before.
 
 #include "order.cuh"
+#include "tf32.cuh"
 
 typedef long long int64;
 
@@ -18,19 +19,6 @@ typedef long long int64;
 
 #define TILES ((SLOTS + 7) / 8)       // of eight samples
 #define GROUPS ((INPUTS + 15) / 16)   // of sixteen columns
-
-__device__ __forceinline__ unsigned rounded(float x) {  // to TensorFloat-32
-  unsigned y;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-  return y;
-}
-
-// mma.m16n8k8: lane = 4 g + t holds A[g | g+8][t | t+4], B[t | t+4][g], D[g | g+8][2t | 2t+1].
-__device__ __forceinline__ void mma(float (&d)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(rounded(a0)), "r"(rounded(a1)), "r"(rounded(a2)), "r"(rounded(a3)), "r"(rounded(b0)), "r"(rounded(b1)));
-}
 
 // A block has sixteen outputs of a client, and its warps take groups of columns in turn.
 // Columns may be taken in any order, so a lane loads four neighbours at once, and an instruction takes two of them.
@@ -63,8 +51,8 @@ few_forward(const float* x, const float* w, const float* bias, float* y, int64 w
     for (int i = 0; i < DEPTH; i++)
 #pragma unroll
       for (int n = 0; n < TILES; n++) {
-        mma(d[n], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b[i][n].x, b[i][n].y);
-        mma(d[n], a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, b[i][n].z, b[i][n].w);
+        mma(d[n], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, rounded(b[i][n].x), rounded(b[i][n].y));
+        mma(d[n], a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, rounded(b[i][n].z), rounded(b[i][n].w));
       }
   }
 #pragma unroll
