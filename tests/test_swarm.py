@@ -200,7 +200,7 @@ def test_a_new_option_is_drawn_by_its_declaration() -> None:
 
 @pytest.mark.parametrize("method", [None, *methods.names()])
 def test_values_are_within_limits(method: str | None) -> None:
-    """Of every option that is drawn; texts may be refused."""
+    """Every option that is drawn gets values of its type; texts may be refused."""
     random = Random(0)
     group = RunConfig if method is None else methods.load(method).Options
     for name, declared in group.model_fields.items():

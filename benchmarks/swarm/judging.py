@@ -42,7 +42,7 @@ EXACT = 1e-9
 a round, and what follows from them doubles that a few times.
 """
 LEARNT = 0.05
-"""The same after the server has learnt, which computes in float32."""
+"""The bound after the server has learnt, which computes in float32."""
 GROWN = 1e4
 """A difference is a rounding error that has grown if another engine, whose sums are in
 another order, too, differs by more than the GROWN-th part of it.

@@ -10,7 +10,7 @@ from benchmarks.swarm.judging import Verdict
 
 MOST_TRIES = 100
 FEW = 6
-"""Of as many options all pairs are tried."""
+"""The most options of which all pairs are tried."""
 LEAST: dict[str, tuple[Any, ...]] = {
     "clients": (2, 3),
     "rounds": (1, 2),
