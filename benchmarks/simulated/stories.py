@@ -305,7 +305,7 @@ class Story:
             self._find(f"not what an undisturbed run records: {', '.join(found)}")
 
     def _judge_rivals(self, jobs: Sequence[Job], *, complete: bool) -> None:
-        """Let two runs claim one folder: one goes on, the other is refused in one line."""
+        """Judge two runs in one folder: one goes on, the other is refused in one line."""
         if not complete:
             codes = sorted(job.code or 0 for job in jobs)
             self._find(
