@@ -58,6 +58,7 @@ def test_rows_from_the_runs_own_depth_are_the_runs_own_rows() -> None:
 
 MEASURED = (
     "timing/",
+    "telemetry/",
     "rounds/seconds",
     "rounds/cpu_seconds",
     "rounds/imbalance",

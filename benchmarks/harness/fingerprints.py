@@ -112,6 +112,7 @@ FURTHER = {
 """Options of runs beyond those of the methods."""
 SKIPPED = (
     "timing/",
+    "telemetry/",
     "environment",
     "config",
     "rounds/seconds",

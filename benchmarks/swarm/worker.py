@@ -21,8 +21,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from benchmarks.swarm.jobs import Order
 from hpcfed import cli
@@ -52,13 +50,16 @@ class StopAfter(Stop):
 @contextmanager
 def renamed(names: Sequence[int]) -> Iterator[None]:
     """Give client i the random numbers of client `names[i]`."""
-    keys, generator = randomness.client_keys, randomness.generator
-    known = torch.tensor(names)
+    # What draws the keys of as few clients as a swarm has.
+    keys, generator = randomness.client_keys_of_rounds, randomness.generator
+    known = np.array(names)
 
-    def renamed_keys(seed: int, purpose: str, round: int, clients: Tensor) -> Tensor:
+    def renamed_keys(
+        seed: int, purpose: str, rounds: range, clients: np.ndarray
+    ) -> np.ndarray:
         if not purpose.startswith(NOT_OF_CLIENTS):
             clients = known[clients]
-        return keys(seed, purpose, round, clients)
+        return keys(seed, purpose, rounds, clients)
 
     def renamed_generator(
         seed: int, purpose: str, *numbers: int
@@ -68,7 +69,7 @@ def renamed(names: Sequence[int]) -> Iterator[None]:
         return generator(seed, purpose, *numbers)
 
     with (
-        patch.object(randomness, "client_keys", renamed_keys),
+        patch.object(randomness, "client_keys_of_rounds", renamed_keys),
         patch.object(randomness, "generator", renamed_generator),
     ):
         yield
