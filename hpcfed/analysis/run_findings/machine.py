@@ -9,12 +9,12 @@ from hpcfed.errors import count
 from hpcfed.results.run import RunRecord
 from hpcfed.results.signs import RunSign
 from hpcfed.results.telemetry import Telemetry
-from hpcfed.words import MIB, formatted, number, short_seconds, time_text
+from hpcfed.words import bytes_text, formatted, number, short_seconds, time_text
 
 CORES = Kind("1", formatted(".2f"))
 WATTS = Kind("W", number)
 DEGREES = Kind("°C", number)
-SPEED = Kind("bytes/s", number, 1 / MIB)
+SPEED = Kind("bytes/s", lambda speed: f"{bytes_text(speed)}/s")
 TINY = Kind("fraction", formatted(".2%"))
 SHOWN = {
     "gpu_busy": ("GPU at work", SHARE),
@@ -59,7 +59,7 @@ def of_machine(record: RunRecord, telemetry: Telemetry | None) -> Iterator[Table
     if link is not None:
         for name in ("received", "sent"):
             values = telemetry.of(name)[:, link : link + 1]
-            columns.append(f"{telemetry.owners['link'][link]} {name}, MiB/s")
+            columns.append(f"{telemetry.owners['link'][link]} {name}")
             means.append(SPEED(mean_of(telemetry, values)))
             highest.append(SPEED(float(np.nanmax(values))))
     yield Table(columns, [means, highest], caption(record, telemetry))
