@@ -120,7 +120,6 @@ CASES: dict[str, tuple[dict[str, Any], ByHand]] = {
         {"cohort": 2, "oversample": 1.5, "devices": "lognormal"},
         usual(40, 6, trained=3),
     ),
-    "everybody": ({"method": "fedumf", "cohort": 2}, usual(40, 6)),
 }
 
 

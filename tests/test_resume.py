@@ -1195,7 +1195,7 @@ def test_a_rank_that_hangs_is_noticed(tmp_path: Path) -> None:
     assert record.status == "failed" and "no sign of life from rank 1" in record.error
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedumf"])
+@pytest.mark.parametrize("method", ["fedper", "fedlps"])
 def test_a_checkpoint_of_the_first_version_is_read(
     method: str, interrupted: Interrupted
 ) -> None:

@@ -51,9 +51,6 @@ class Rebalancer:
             return state
         # Only clients that trained explain a rank's seconds.
         trained = cohort.clients
-        if setup.settings.options.all_train:
-            # FedUmf's unsampled clients train, too, and so explain the seconds.
-            trained = np.arange(len(setup.clients.rank))
         if setup.settings.options.asynchronous and cohort.log.arrived is not None:
             trained = cohort.log.arrived
         if not self._balance.note(trained, train_seconds):

@@ -20,7 +20,7 @@ from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import Stop
 
 Say = Callable[[str], None]
-OLDER_NAMES = {"private": "own", "stored": "kept", "channels": "kept"}
+OLDER_NAMES = {"private": "own", "channels": "kept"}
 """Names of state fields in checkpoints of the first version."""
 
 

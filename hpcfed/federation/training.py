@@ -245,15 +245,17 @@ class LocalTraining:
         recipe: Recipe | None = None,
         phase: int = 0,
         pull: Pull | None = None,
+        round: int | None = None,
     ) -> Tensor:
         """Return rows after training that clients do for themselves, for example before
         they are judged. Neither the round's loss nor a clock counts it. Without
-        `epochs` it uses --epochs.
+        `epochs` it uses --epochs; learning rate and random numbers are those of
+        `round`, or else of the round in progress.
         """
         if epochs == 0 or _all_frozen(columns):
             return rows
         with self._timer.phase("train"):
-            round = self._members.round
+            round = self._members.round if round is None else round
             recipe = recipe or self.recipe(round, epochs)
             keys = self._keys(_purpose("fine-tuning", phase), round, clients)
             job = TrainingJob(rows, self.train_data, clients, recipe, keys)

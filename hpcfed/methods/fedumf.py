@@ -4,20 +4,28 @@ they are sampled next.
 We follow GenFed's description: in every round an unsampled client trains from w and
 stores its update in place of the one before. A sampled client starts from w + β × its
 stored update, which is then cleared.
+
+So what a client has stored is always of the round before, and only the next cohort ever
+uses it. We compute an update when it is used: of 100 clients 20 train in a round, not
+all, and the rows are the same.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+
+import numpy as np
+import torch
 
 from hpcfed import options
-from hpcfed.methods import IN_PLACE, OWNED, Cohort, Federation, Tensor, fedavg
+from hpcfed.methods import Cohort, Federation, Tensor, fedavg
 from hpcfed.options import SAMPLED, option
+from hpcfed.runtime.device import on_device
 
 EXTENDS = fedavg
 PRIVATE_MEAN = True
 
 
 class Options(options.Options):
-    all_train = True
+    unsampled_train = True
 
     umf_beta: float = option(
         1.0,
@@ -29,33 +37,45 @@ class Options(options.Options):
 
 @dataclass(frozen=True)
 class State(fedavg.State):
-    stored: Tensor = field(metadata=OWNED | IN_PLACE)
-    """Every client's stored update; zero if it has none."""
+    before: Tensor
+    """The global row of the round before."""
+    sampled: Tensor
+    """Which clients of the federation took part in that round; all, if there was none."""
 
 
 def init(fed: Federation[Options]) -> State:
     w = fed.initial_row()
-    return State(w, stored=w.new_zeros(len(fed.clients), len(w)))
+    everyone = torch.ones(len(fed.sizes), dtype=torch.bool)
+    return State(w, before=w, sampled=everyone)
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    rows = train(fed, state, cohort)
-    rows = fed.upload(rows, cohort)
-    return replace(state, w=fed.mean(rows, cohort))
+    rows = fed.upload(train(fed, state, cohort), cohort)
+    return after(fed, state, fed.mean(rows, cohort), cohort)
 
 
 def train(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
-    """Return the cohort's trained rows; all others train and store updates."""
+    """Return the cohort's trained rows."""
     # All clients train from w, so all of them download it.
     start = fed.download(state.w, cohort, everyone=True)
-    start = start + fed.options.umf_beta * state.stored[cohort.here]
-    rows = fed.train(start, cohort)
-    rest = cohort.others(len(fed.clients))
-    # Not `train`: a round's losses and snapshots are those of its cohort.
-    start = state.w.expand(len(rest), -1)
-    updates = fed.finetune(start, rest) - state.w
-    # A client that has diverged stores no update.
-    none = updates.new_zeros(()).expand_as(updates)
-    state.stored[rest] = fed.revert_diverged(updates, none, cohort, rest)
-    state.stored[cohort.here] = 0
-    return rows
+    ids = cohort.clients[cohort.chosen]
+    stored = np.flatnonzero(~state.sampled.numpy()[ids])
+    if fed.options.umf_beta and len(stored):
+        clients = cohort.here[stored]
+        # Not `train`: a round's losses and snapshots are those of its cohort.
+        before = state.before.expand(len(clients), -1)
+        rows = fed.finetune(before, clients, round=cohort.round - 1)
+        updates = rows - state.before
+        # A client that has diverged has stored no update.
+        none = updates.new_zeros(()).expand_as(updates)
+        updates = fed.revert_diverged(updates, none, cohort, clients)
+        places = on_device(stored, start.device)
+        start = start.index_add(0, places, updates, alpha=fed.options.umf_beta)
+    return fed.train(start, cohort)
+
+
+def after(fed: Federation[Options], state: State, w: Tensor, cohort: Cohort) -> State:
+    """Return the state after a round that has led to `w`."""
+    sampled = torch.zeros(len(fed.sizes), dtype=torch.bool)
+    sampled[cohort.clients] = True
+    return State(w, before=state.w, sampled=sampled)

@@ -2,8 +2,6 @@
 server's validation set.
 """
 
-from dataclasses import replace
-
 from hpcfed.methods import Cohort, Federation, fedumf, genfed
 
 EXTENDS = fedumf
@@ -19,4 +17,4 @@ def round(
 ) -> fedumf.State:
     # Unsampled clients train as in FedUmf, too: the server never sees their updates.
     rows, selected, _ = genfed.best(fed, fedumf.train(fed, state, cohort), cohort)
-    return replace(state, w=fed.mean(rows, selected))
+    return fedumf.after(fed, state, fed.mean(rows, selected), cohort)

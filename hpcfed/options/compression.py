@@ -146,7 +146,7 @@ def check_compression(config: CompressionOptions, method: MethodTraits) -> None:
             f"--compress-down {down}: clients of method {config.method} start from "
             "older rows, for which the server has no packed differences"
         )
-    if down != "none" and method.all_train:
+    if down != "none" and method.unsampled_train:
         raise UserError(
             f"--compress-down {down}: clients of method {config.method} that were not "
             "sampled train from the server's own row, not from what they were sent "

@@ -24,8 +24,10 @@ class MethodTraits(OptionGroup):
     """
     private_mean: ClassVar[bool] = False
     """Set by files for older versions; new files define PRIVATE_MEAN instead."""
-    all_train: ClassVar[bool] = False
-    """Whether clients also train in rounds for which they were not sampled."""
+    unsampled_train: ClassVar[bool] = False
+    """Whether clients also train for the rounds for which they were not sampled. A
+    round computes that for its cohort alone, later: see `fedumf`.
+    """
     asynchronous: ClassVar[bool] = False
     """Whether clients train at their own pace, and the clock does not close rounds."""
     divides_training: ClassVar[bool] = True

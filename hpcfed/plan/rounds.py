@@ -15,7 +15,7 @@ from hpcfed.experiment.data import deal, load_alone
 from hpcfed.options import LocalWork, RunConfig, Settings
 from hpcfed.plan.constants import Calibration, MeasuredWork, RoundPoint, Spread
 from hpcfed.plan.speeds import LinkSpeed, measured_link, ring_allreduce
-from hpcfed.plan.work import FLOAT, length_of, num_trained
+from hpcfed.plan.work import FLOAT, length_of, num_invited, trainings_each
 from hpcfed.runtime import randomness
 
 # Who trains what in a round: clients' steps, placed on ranks as in a run.
@@ -63,7 +63,8 @@ def rank_loads(
     steps = work.fisher * -(-sizes // config.batch_size)
     for one in work.round:
         steps = steps + one.times * num_steps(sizes, length_of(one))
-    count = num_trained(settings)
+    steps = steps * trainings_each(settings)
+    count = num_invited(settings)
     everyone = np.arange(len(sizes))
     if count >= len(sizes):
         return [_busiest(everyone, steps, rank_of, ranks, longest)]

@@ -82,7 +82,8 @@ def run_work(settings: Settings) -> RunWork:
     layout = client_layout(config)
     seeds = len(config.seeds or (0,))
     in_round, judged = local_work(settings)
-    rounds = config.rounds * num_trained(settings) * in_round.flops
+    each = trainings_each(settings)
+    rounds = config.rounds * num_invited(settings) * each * in_round.flops
     evaluations = -(-config.rounds // config.evaluate_every)
     evaluated = config.evaluate_clients or config.clients
     sent = seeds * config.rounds * _sent_in_a_round(config, layout)
@@ -109,12 +110,18 @@ def local_work(
     return in_round, trained(declared.judged, size, sample, layout)
 
 
-def num_trained(settings: Settings) -> int:
-    """Return how many clients train in a round: the invited ones, or all of them."""
-    config = settings.config
-    if settings.options.all_train:
-        return config.clients
-    return config.invited_among(config.clients)
+def num_invited(settings: Settings) -> int:
+    """Return how many clients train in a round."""
+    return settings.config.invited_among(settings.config.clients)
+
+
+def trainings_each(settings: Settings) -> float:
+    """Return how often an invited client trains in a round, as is expected: in a method
+    like FedUmf also for the round before, unless it was invited there.
+    """
+    if not settings.options.unsampled_train:
+        return 1
+    return 2 - num_invited(settings) / settings.config.clients
 
 
 def trained(
