@@ -88,9 +88,9 @@ GENFED = Family(
         "hetlora": "--method hetlora --lora 3 --dropout-rate 0.2 --devices uniform",
         "seeds": "--method genfedumf --attack mimic --attackers 0.3 --aggregation median --seeds 3,1 --umf-beta 0.5",
     },
-    moving="--method genfedumf --attack mimic --attackers 3 --rho-max 2",
+    moving="--method ditto --attack mimic --attackers 3",
     rounds=5,
-    rows=lambda setup, state: state.w + state.stored,
+    rows=lambda setup, state: state.w + state.v,
 )
 GENEFL = Family(
     common="--clients 9 --participation 0.7 --partition sharding --classes-per-client 2 --precision fp64 --device cpu "

@@ -87,6 +87,7 @@ def likely(method: str) -> st.SearchStrategy[dict[str, Any]]:
 )
 @example(("fedavg", {"rounds": 10**18, "clients": 10**18}))
 @example(("fedavg", {"dataset": "file:\0"}))
+@example(("fedavg", {"cohort": 1}))
 def test_any_values_are_settings_or_one_line(
     tmp_path: Path, chosen: tuple[str, dict[str, Any]]
 ) -> None:
@@ -127,6 +128,8 @@ def assert_read_back(found: Settings) -> None:
     values = {name: value for name, value in stored.items() if value is not None}
     if found.config.seeds is not None:
         del values["seed"]
+    if found.config.cohort is not None:
+        del values["participation"]
     again = resolve(values, {name: name for name in values}, type(found.options))
     assert again == found
     assert again.flat() == stored

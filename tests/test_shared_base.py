@@ -425,6 +425,32 @@ def test_a_language_model_never_looks_at_its_numbers(kind: str) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_captured_step_has_the_attention_of_a_plain_one(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a mask that is only causal other kernels would serve, which round otherwise.
+    Some versions of transformers make one when they learn of a capture.
+    """
+    from transformers import masking_utils
+
+    asked = []
+    attention = F.scaled_dot_product_attention
+
+    def noted(*tensors: Tensor, **options: Any) -> Tensor:
+        masked = options.get("attn_mask") is not None
+        asked.append((masked, options.get("is_causal"), masking_utils.is_tracing()))
+        return attention(*tensors, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
+    capturing = "transformers.utils.import_utils.is_cuda_stream_capturing"
+    monkeypatch.setattr(capturing, lambda: True)
+    network = language_model(kind)
+    network(torch.arange(2 * LENGTH).view(2, LENGTH))
+    assert asked and set(asked) == {(False, True, False)}
+    assert masking_utils.is_tracing(), "others are told of a capture"
+
+
 @gpu
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_steps_of_a_language_model_are_captured(kind: str) -> None:

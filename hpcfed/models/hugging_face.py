@@ -5,7 +5,7 @@ pickles. Only a folder without weights gives a network with random ones.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,10 @@ PIECE, PIECES = 2**16, 256
 """Bytes of a piece that a checksum reads, and about as many pieces of a large file."""
 LOOK = "find_packed_sequence_indices"
 """The function by which transformers finds several texts in a row."""
-_looks: dict[str, Any] = {}
-"""That function, as it was before any network was called."""
+TRACES = "is_tracing"
+"""The function by which it learns whether a step is captured."""
+_own: dict[str, Any] = {}
+"""These functions, as they were before any network was called."""
 
 
 def is_hugging_face(name: str) -> bool:
@@ -144,28 +146,43 @@ def _placed(
 
 
 def without_looks(network: "nn.Module") -> "nn.Module":
-    """Let a network not look for several texts in a row: the host would wait for the
-    device in every pass, so that no step could be captured.
+    """Let a network make its masks without a look at its inputs, and in a captured step
+    as in a plain one.
 
-    Without a mask there is one text. Rows of several texts come with their mask.
+    To look for several texts in a row the host would wait for the device in every pass,
+    so that no step could be captured. Without a mask there is one text. Rows of several
+    texts come with their mask. And while a step is captured, Transformers would give
+    attention a mask that is causal and nothing else: other kernels than those of a
+    plain step, which round otherwise and are slower.
     """
     try:
         from transformers import masking_utils
     except ImportError:  # another version
         return network
-    if not hasattr(masking_utils, LOOK):
-        return network
-    own = _looks.setdefault(LOOK, getattr(masking_utils, LOOK))
+    instead: dict[str, Callable[..., Any]] = {
+        LOOK: lambda positions: None,
+        TRACES: _traces,
+    }
+    known = [name for name in instead if hasattr(masking_utils, name)]
+    for name in known:
+        _own.setdefault(name, getattr(masking_utils, name))
 
     def before(*_: Any) -> None:
-        setattr(masking_utils, LOOK, lambda positions: None)
+        for name in known:
+            setattr(masking_utils, name, instead[name])
 
     def after(*_: Any) -> None:
-        setattr(masking_utils, LOOK, own)
+        for name in known:
+            setattr(masking_utils, name, _own[name])
 
     network.register_forward_pre_hook(before)
     network.register_forward_hook(after, always_call=True)
     return network
+
+
+def _traces(mask: Any = None) -> bool:
+    """Whether the values of a mask may not be looked at; without one there are none."""
+    return mask is not None and bool(_own[TRACES](mask))
 
 
 def _refuse_pickles(name: str, folder: Path) -> None:
