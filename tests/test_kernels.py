@@ -168,6 +168,7 @@ def test_convolution_of_any_numbers_has_the_precision_of_tf32(
 
 
 @pytest.mark.gpu
+@pytest.mark.own_kernels
 @pytest.mark.parametrize("blocks", [1, 5, 64, 1000])
 @pytest.mark.parametrize(("clients", "slots"), [(300, 1), (7, 5), (2, 23)])
 @pytest.mark.parametrize(

@@ -1065,6 +1065,7 @@ def test_the_denoiser_may_have_a_batch_of_its_own(one_thread: None) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.own_kernels  # CUDA's graphs come with them
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_captured_passes_learn_the_same(
     precision: str, monkeypatch: pytest.MonkeyPatch
