@@ -1,6 +1,7 @@
 """`hpcfed benchmark`: its figure, its verification, its rules, and its files."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from math import exp, log, nan, sqrt
@@ -14,13 +15,15 @@ from hpcfed import cli
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.benchmark import definition, reference, result, running
 from hpcfed.benchmark.comparison import (
-    compared_page,
+    Group,
     devices_text,
+    read_results,
     relative,
     table,
     verdict_of,
 )
 from hpcfed.benchmark.figures import of_times, trimmed
+from hpcfed.benchmark.machines_page import machines_page
 from hpcfed.benchmark.result import BenchmarkResult, read_result
 from hpcfed.benchmark.verification import check_aggregation, check_learning
 from hpcfed.errors import UserError
@@ -221,6 +224,9 @@ def test_what_follows_from_other_ranks_is_allowed_but_not_fewer_steps(
     monkeypatch.setattr(definition, "launched", lambda: four)
     ranks = definition.read_benchmark("server", "small", {"server_ranks": 3})
     assert ranks.changed().keys() > {"server_ranks"}
+    assert not definition.read_benchmark(
+        "fedavg", "small", {"overwrite": True}
+    ).changed()
     assert ranks.broken() == []
 
 
@@ -311,6 +317,10 @@ def test_ctrl_c_says_how_to_begin_anew(
 # Comparison.
 
 
+def group_of(**results: BenchmarkResult) -> Group:
+    return Group("tiny", "small", [*results.items()])
+
+
 def test_a_failed_result_is_neither_faster_nor_slower(tiny: Path) -> None:
     passed = BenchmarkResult.model_validate(_content(tiny) | {"verdict": "PASSED"})
     failed = passed.model_copy(update={"verdict": "FAILED"})
@@ -319,7 +329,7 @@ def test_a_failed_result_is_neither_faster_nor_slower(tiny: Path) -> None:
         (passed, failed, DASH),
         (failed, passed, DASH),
     ):
-        row = table([("a", first), ("b", other)]).rows[1]
+        row = table(group_of(a=first, b=other)).rows[1]
         assert str(row[3]) == told
 
 
@@ -396,12 +406,12 @@ def test_a_page_names_a_few_of_hundreds_of_devices_and_counts_failed_results_out
     )
     large = passed.model_copy(update={"machine": machine})
     assert devices_text(large) == "510 × H200, 1 × A100, 1 × cpu (Grace)"
-    text = compared_page([("small", passed), ("large", large)])
+    text = machines_page([group_of(small=passed, large=large)])
     assert "node0, node1, node2, node3, and 124 more" in text
     assert "not measured" in text
     assert "2 results, 2 PASSED" in text
     failed = passed.model_copy(update={"verdict": "FAILED"})
-    assert "2 results, 0 PASSED" in compared_page([("a", failed), ("b", failed)])
+    assert "2 results, 0 PASSED" in machines_page([group_of(a=failed, b=failed)])
     # Names that all differ, as only a hostile file has them.
     strange = machine.model_copy(update={"devices": [str(n) for n in range(200_000)]})
     told = devices_text(large.model_copy(update={"machine": strange}))
@@ -509,6 +519,61 @@ def test_a_quality_that_no_run_records_is_found_before_the_runs(
     file.write_text(TINY.replace("train_loss", "train_los"))
     assert "did you mean 'train_loss'" in mistake(capsys, "benchmark", str(file))
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_one_page_has_all_benchmarks_of_all_machines(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = _content(tiny) | {"verdict": "PASSED"}
+    files = []
+    for machine, benchmark in (("old", "work"), ("old", "more"), ("new", "work")):
+        content |= {"benchmark": benchmark, "energy_wh": 0.25}
+        content["machine"]["cpus"] = [f"processor of {machine}"]
+        path = tiny / "machines" / machine / f"{benchmark}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+        files.append(str(path))
+    page = tiny / "all.html"
+    cli.main(["benchmark", "--compare", *files, "--html", str(page)])
+    said = capsys.readouterr().out
+    assert "work small: seconds to the target accuracy" in said
+    assert said.count("Ratios: pairs of runs with the same seed") == 1
+    text = page.read_text()
+    assert "2 benchmarks, 3 results, 3 PASSED" in text
+    header, work, more = re.findall(r"<tr>(.*)</tr>", text)[:3]
+    assert re.findall(r"<th[^>]*>([^<]*)", header) == ["benchmark", "old", "new"]
+    assert work.count("data-number") == 2
+    assert more.count("data-number") == 1 and f">{DASH}<" in more
+    for which in ("work small, old", "work small, new", "more small, old"):
+        assert text.count(f">{which}<") > 3, "figures, machine, software, verification"
+    assert ">0.25<" in text and ">processor of new<" in text
+    assert ">float32<" in text and ">tf32<" not in text, "as processors compute it"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"a.json": "x", "b.json": "x"}, ["a", "b"]),
+        ({"a/result.json": "x", "b/result.json": "x"}, ["a", "b"]),
+        ({"a/x.json": "x", "a/y.json": "y"}, ["a", "a"]),
+        (
+            {"a/x.json": "x", "a/y.json": "y", "b/x.json": "x", "b/y.json": "y"},
+            ["a", "a", "b", "b"],
+        ),
+        ({"a/x/result.json": "x", "b/x/result.json": "x"}, ["a", "b"]),
+    ],
+    ids=str,
+)
+def test_results_are_named_by_what_tells_machines_apart(
+    files: dict[str, str], expected: list[str], tiny: Path, tmp_path: Path
+) -> None:
+    for name, benchmark in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(_content(tiny) | {"benchmark": benchmark}))
+    groups = read_results([tmp_path / name for name in files])
+    found = sorted(name for group in groups for name, _ in group.results)
+    assert found == expected
 
 
 @pytest.mark.parametrize("first", [True, False])

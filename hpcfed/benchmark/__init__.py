@@ -2,6 +2,6 @@
 that the work was done right.
 
 `definition` reads what a benchmark is, `running` makes its runs, `reference` holds what
-runs must learn, `verification` judges them, `result` writes the verdict down, and
-`comparison` sets machines beside each other.
+runs must learn, `verification` judges them, `result` writes the verdict down,
+`comparison` sets machines beside each other, and `machines_page` publishes them.
 """

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfed.analysis.findings import (
@@ -13,44 +14,64 @@ from hpcfed.analysis.findings import (
     Row,
     Table,
 )
-from hpcfed.analysis.render.charts import Axis, Mark, rows
-from hpcfed.analysis.render.page import Content, page
-from hpcfed.analysis.render.sections.section import Section
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.benchmark.definition import names, read_benchmark
 from hpcfed.benchmark.figures import INTERVAL, ratio
 from hpcfed.benchmark.reference import portable
 from hpcfed.benchmark.result import BenchmarkResult, read_result
-from hpcfed.errors import UserError, count
+from hpcfed.errors import UserError
 from hpcfed.words import DASH, number
 
 WATT_HOURS = Kind("Wh", number)
 MOST_NAMED = 4
-MINUTE = len("2026-11-18T20:01")
 NOT_MEASURED = "not measured"
 FIGURES = ("result", "verdict", "seconds [95 %]", "times the first", "told apart", "Wh")
-MACHINES = ("hosts", "devices", "ranks × threads", "backend", "load before", "finished")
-SOFTWARE = ("hpcfed", "torch", "CUDA", "precision", "changed options", "rules")
 NOT_APART = "within noise"
+NOTE = (
+    f"Intervals: {INTERVAL}. Ratios: pairs of runs with the same seed, trimmed alike. "
+    "They do not cover load that changes between calls: compare quiet machines, or "
+    "programs by turns. Wh: a run with its start."
+)
+"""What a reader of figures should know."""
 Named = tuple[str, BenchmarkResult]
 
 
-def read_results(paths: Sequence[Path]) -> list[Named]:
-    """Read results of one benchmark in one size, with names that tell them apart."""
+@dataclass(frozen=True)
+class Group:
+    """Results of one benchmark in one size, with names that tell them apart."""
+
+    benchmark: str
+    size: str
+    results: list[Named]
+
+    @property
+    def title(self) -> str:
+        """The benchmark and its size."""
+        return f"{self.benchmark} {self.size}"
+
+    @property
+    def first(self) -> BenchmarkResult:
+        """The result by which others are divided."""
+        return self.results[0][1]
+
+
+def read_results(paths: Sequence[Path]) -> list[Group]:
+    """Read results of one benchmark or of several, each in one size or in several."""
     if len(paths) < 2:
         raise UserError(f"--compare takes two result files or more, got {len(paths)}")
-    found = [read_result(path) for path in paths]
-    first = found[0]
-    for path, result in zip(paths, found, strict=True):
-        for what in ("benchmark", "size"):
-            ours, theirs = getattr(first, what), getattr(result, what)
-            if ours != theirs:
-                raise UserError(
-                    f"{path} has {what} {theirs}, and {paths[0]} has {ours}; compare "
-                    "results of the same work"
-                )
-        _check_same_work(paths[0], first, path, result)
-    return list(zip(_names(paths), found, strict=True))
+    found: dict[tuple[str, str], list[tuple[Path, BenchmarkResult]]] = {}
+    for path in paths:
+        result = read_result(path)
+        found.setdefault((result.benchmark, result.size), []).append((path, result))
+    for group in found.values():
+        for path, result in group[1:]:
+            _check_same_work(*group[0], path, result)
+    name_of = _names([[path for path, _ in group] for group in found.values()])
+    groups = []
+    for (benchmark, size), group in found.items():
+        results = [(name_of[path], result) for path, result in group]
+        groups.append(Group(benchmark, size, results))
+    return groups
 
 
 def _check_same_work(
@@ -68,12 +89,29 @@ def _check_same_work(
             )
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Name results by their files, or by their folders where all files are alike."""
-    stems = [path.stem for path in paths]
-    if len(set(stems)) == len(stems):
-        return stems
-    return [str(path.parent) for path in paths]
+def _names(groups: Sequence[Sequence[Path]]) -> dict[Path, str]:
+    """Return a short name of every file, which tells the results of a group apart.
+
+    It is the file's own name, or that of a folder above it: the one by which there are
+    the fewest names in all, since a machine's is the same for every benchmark.
+    """
+    parts = {path: _parts(path) for group in groups for path in group}
+    candidates = []
+    for level in range(min(map(len, parts.values()))):
+        found = {path: of_path[level] for path, of_path in parts.items()}
+        if all(len({found[path] for path in group}) == len(group) for group in groups):
+            candidates.append(found)
+    # The nearest of several with as few names.
+    return min(
+        candidates,
+        key=lambda found: len(set(found.values())),
+        default={path: str(path) for path in parts},
+    )
+
+
+def _parts(path: Path) -> list[str]:
+    """Return the names of a file and of the folders above it."""
+    return [path.stem, *reversed(path.absolute().parent.parts)]
 
 
 def relative(first: BenchmarkResult, other: BenchmarkResult) -> Estimate:
@@ -95,29 +133,21 @@ def verdict_of(found: Estimate) -> str:
     return "slower" if found.low > 1 else "faster"
 
 
-def table(results: Sequence[Named]) -> Table:
+def table(group: Group) -> Table:
     """Return a row for each result; the first is what others are divided by."""
-    found = figures(results)
-    columns = [*found.columns, "load before", "ranks", "device", "precision", "rules"]
+    columns = [*FIGURES, "load before", "ranks", "device", "precision", "rules"]
     lines: list[Row] = []
-    for (_, one), row in zip(results, found.rows, strict=True):
+    for (_, one), row in zip(group.results, figures(group), strict=True):
         ranks = str(one.machine.ranks)
-        more = [_load(one), ranks, devices_text(one), one.precision, rules_text(one)]
-        lines.append([*row, *more])
-    return Table(columns, lines, found.caption)
+        more = [ranks, devices_text(one), precision_text(one), rules_text(one)]
+        lines.append([*row, load_text(one), *more])
+    caption = f"{group.title}: {group.first.figure.meaning}; less is better."
+    return Table(columns, lines, caption)
 
 
-def figures(results: Sequence[Named]) -> Table:
+def figures(group: Group) -> list[Row]:
     """Return verdicts, times and energies; the first is what others are divided by."""
-    _, first = results[0]
-    lines = [_row(name, one, first) for name, one in results]
-    caption = (
-        f"{first.benchmark} {first.size}: {first.figure.meaning}; less is better. "
-        f"Intervals: {INTERVAL}. Ratios: pairs of runs with the same seed, trimmed alike. "
-        "They do not cover load that changes between calls: compare quiet machines, or "
-        "programs by turns."
-    )
-    return Table(FIGURES, lines, caption)
+    return [_row(name, one, group.first) for name, one in group.results]
 
 
 def _row(name: str, one: BenchmarkResult, first: BenchmarkResult) -> Row:
@@ -135,105 +165,39 @@ def _row(name: str, one: BenchmarkResult, first: BenchmarkResult) -> Row:
     )
 
 
-def _load(one: BenchmarkResult) -> str | Cell:
+def load_text(one: BenchmarkResult) -> str | Cell:
+    """Return how busy the host was before."""
     return DASH if one.machine.load is None else HUNDREDTHS(one.machine.load)
 
 
 def rules_text(result: BenchmarkResult) -> str:
     """Return whether the rules were kept, or which were not."""
     rules = result.rules
-    return "kept" if rules.kept else f"broken: {_named(rules.broken)}"
+    return "kept" if rules.kept else f"broken: {named(rules.broken)}"
+
+
+def precision_text(result: BenchmarkResult) -> str:
+    """Return the arithmetic: processors have no TensorFloat-32."""
+    on_cpu = set(result.machine.devices) == {"cpu"}
+    return "float32" if on_cpu and result.precision == "tf32" else result.precision
 
 
 def devices_text(result: BenchmarkResult) -> str:
     """Return what computed, as in `2 × cpu (Neoverse-V2)`."""
-    machine = result.machine
-    cpus = f" ({_named(list(dict.fromkeys(machine.cpus)))})"
     kinds = []
-    for device, number_of in Counter(machine.devices).items():
-        kinds.append(f"{number_of} × {device}{cpus if device == 'cpu' else ''}")
-    return _named(kinds)
+    for device, number_of in Counter(result.machine.devices).items():
+        cpus = f" ({processors_text(result)})" if device == "cpu" else ""
+        kinds.append(f"{number_of} × {device}{cpus}")
+    return named(kinds)
 
 
-def _named(names: Sequence[str]) -> str:
+def processors_text(result: BenchmarkResult) -> str:
+    """Return the processors of all hosts."""
+    return named(list(dict.fromkeys(result.machine.cpus)))
+
+
+def named(names: Sequence[str]) -> str:
     """Join names, of which there may be hundreds."""
     more = len(names) - MOST_NAMED
     rest = [f"and {more} more"] if more > 0 else []
     return ", ".join([*names[:MOST_NAMED], *rest])
-
-
-def compared_page(results: Sequence[Named]) -> str:
-    """Return a page of the machines' results, as a computing centre may publish it."""
-    _, first = results[0]
-    marks = []
-    for name, one in results:
-        found = one.figure.estimate
-        if one.verdict == "PASSED":
-            marks.append(Mark(name, found.centre, low=found.low, high=found.high))
-    axis = Axis(first.figure.meaning, zero=True)
-    charts = [rows("Results that PASSED, with intervals of 95 %", marks, axis)]
-    merit = Section(
-        "figures",
-        "Figure of merit",
-        charts=charts if marks else [],
-        tables=[figures(results)],
-    )
-    proofs = Section("verification", "Verification", tables=[_proofs(results)])
-    machines = Section("machines", "Machines", tables=[_machines(results)])
-    software = Section("software", "Software and rules", tables=[_software(results)])
-    content = Content(
-        f"Benchmark {first.benchmark}, size {first.size}",
-        [
-            f"{first.title}.",
-            f"{count(len(results), 'result')}, {len(marks)} PASSED. Less time is better. "
-            "Results that FAILED do not count.",
-        ],
-        [],
-        [merit, machines, software, proofs],
-    )
-    return page(content)
-
-
-def _proofs(results: Sequence[Named]) -> Table:
-    lines = []
-    for name, one in results:
-        for check in one.checks:
-            verdict = "passed" if check.passed else "FAILED"
-            lines.append([name, check.name, verdict, check.said])
-        lines.append([name, "reference", DASH, one.reference])
-    return Table(("result", "check", "verdict", "found"), lines, words=True)
-
-
-def _machines(results: Sequence[Named]) -> Table:
-    lines = []
-    for name, one in results:
-        machine = one.machine
-        used = [
-            _named(machine.hosts),
-            devices_text(one),
-            f"{machine.ranks} × {machine.threads_per_rank}",
-            machine.backend,
-            str(_load(one)),
-            one.finished[:MINUTE].replace("T", " "),
-        ]
-        lines.append([name, *used])
-    return Table(("result", *MACHINES), lines, words=True)
-
-
-def _software(results: Sequence[Named]) -> Table:
-    lines = []
-    for name, one in results:
-        software = one.software
-        commit = (software.commit or "no commit")[:10]
-        changed = ", changed" if software.changed else ""
-        options = [f"{name} {value}" for name, value in one.rules.changed.items()]
-        used = [
-            f"{software.version} ({commit}{changed})",
-            software.packages.get("torch", DASH),
-            software.cuda or DASH,
-            one.precision,
-            _named(options) or DASH,
-            rules_text(one),
-        ]
-        lines.append([name, *used])
-    return Table(("result", *SOFTWARE), lines, words=True)

@@ -93,8 +93,13 @@ class Benchmark:
         """Return the options whose values the user has changed."""
         before = self._resolved({}).flat()
         after = self.settings().flat()
-        names = (name for name in after if after[name] != before.get(name))
-        return {name: after[name] for name in names}
+        # It is about the files of an earlier call, not about these runs.
+        names = after.keys() - {"overwrite"}
+        return {
+            name: after[name]
+            for name in sorted(names)
+            if after[name] != before.get(name)
+        }
 
     def broken(self) -> list[str]:
         """Say which changes of options break the rules."""

@@ -239,7 +239,7 @@ def judge(
         software={"this": software_of(ours[0]), "other": software_of(theirs[0])},
         runs=runs,
         ratios=ratios_of(runs["this"], runs["other"], on_cpu=on_cpu),
-        learning=check_learning(learnt, others, margin),
+        learning=check_learning(learnt, others, margin, beside="the other program"),
     )
 
 

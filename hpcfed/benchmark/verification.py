@@ -28,9 +28,14 @@ class Check(BaseModel):
 
 
 def check_learning(
-    found: Sequence[float], reference: Sequence[float], margin: float
+    found: Sequence[float],
+    reference: Sequence[float],
+    margin: float,
+    *,
+    beside: str = "the reference",
 ) -> Check:
     """Prove that runs learn what the reference's runs with the same seeds have learnt.
+    `beside` is how the line that is said names the reference.
 
     Two one-sided t-tests on the differences of pairs, each at 5 %: that their mean is
     above −margin, and that it is below +margin. Runs that learn less have wrong numbers,
@@ -50,7 +55,7 @@ def check_learning(
     # NaN, of a run without numbers, is not below the margin.
     value = furthest if isfinite(furthest) else None
     said = (
-        f"mean difference to the reference {centre:+.5f} ± {reach:.5f} over "
+        f"mean difference to {beside} {centre:+.5f} ± {reach:.5f} over "
         f"{number} seeds; allowed ±{margin:g}"
     )
     return Check(name="learning", passed=passed, said=said, value=value, limit=margin)

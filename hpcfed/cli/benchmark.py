@@ -17,7 +17,7 @@ EXAMPLES = """\
   hpcfed benchmark fedavg                                     five runs, on 2 cores about a minute
   mpirun -n 4 python -m hpcfed benchmark ranks --size medium --out runs/four
   hpcfed benchmark --list                                     all benchmarks and their sizes
-  hpcfed benchmark --compare a/result.json b/result.json --html machines.html
+  hpcfed benchmark --compare h200/*.json x86/*.json --html machines.html
   hpcfed benchmark fedavg --by-turns ../before                is this checkout slower than that one?
   hpcfed benchmark fedavg --size large --reference            what other machines must learn"""
 
@@ -44,9 +44,9 @@ FLAGS = """\
 --list
   list all benchmarks
 --compare
-  compare result files, the others with the first
+  compare result files, of each benchmark the others with the first
 --html FILE
-  with --compare: also write a page
+  with --compare: also write a page of all benchmarks and machines, for publication
 --schema
   print the JSON schema of a result file
 """
@@ -104,7 +104,9 @@ def _print_known(*, schema: bool) -> None:
 
 def _compare(names: Sequence[str], html: Path | None) -> None:
     from hpcfed.analysis.render.console import Output, print_tables
-    from hpcfed.benchmark.comparison import compared_page, read_results, table
+    from hpcfed.analysis.render.console import say as print_lines
+    from hpcfed.benchmark.comparison import NOTE, read_results, table
+    from hpcfed.benchmark.machines_page import machines_page
     from hpcfed.results.folder import check_export
     from hpcfed.results.publish import publish
 
@@ -113,10 +115,12 @@ def _compare(names: Sequence[str], html: Path | None) -> None:
             raise UserError(f"{word}: --compare takes result files and --html")
     if html is not None:
         check_export("--html", html)
-    results = read_results([Path(name) for name in names])
-    print_tables(Output(), [table(results)])
+    groups = read_results([Path(name) for name in names])
+    output = Output()
+    print_tables(output, [table(group) for group in groups])
+    print_lines(output, NOTE)
     if html is not None:
-        publish(compared_page(results).encode(), html)
+        publish(machines_page(groups).encode(), html)
         print(f"wrote {html}")
 
 
