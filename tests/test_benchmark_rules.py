@@ -461,6 +461,13 @@ def test_a_reference_of_other_work_is_refused(tiny: Path) -> None:
         (["fedavg", "--against", "nowhere.json"], "there is no reference"),
         (["fedavg", "--html", "page.html"], "--html needs --compare"),
         (["no-such.toml"], "cannot read no-such.toml"),
+        (["fedavg", "ranks"], "got fedavg ranks"),
+        (["fedavg", "--list"], "--list takes nothing else, got ['fedavg']"),
+        (["--schema", "--list"], "--list does not take --schema"),
+        (["fedavg", "--reference", "--runs", "9"], "--reference does not take --runs"),
+        (["fedavg", "--reference", "--by-turns", "."], "does not take --by-turns"),
+        (["--compare", "a", "b", "--out", "c"], "--compare does not take --out"),
+        (["fedavg", "--out", "file/below"], "--out file/below: file is a file"),
         (["--compare", "one.json"], "takes two result files"),
         (["--compare", "one.json", "two.json"], "cannot read one.json"),
     ],
@@ -473,6 +480,7 @@ def test_mistakes_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("file").write_text("in the way")
     assert said in mistake(capsys, "benchmark", *words)
 
 
@@ -590,6 +598,18 @@ def test_times_that_are_none_are_refused(
         capsys, "benchmark", "--compare", *(files if first else reversed(files))
     )
     assert "runs: 0: seconds: input should be" in said
+
+
+def test_a_page_that_cannot_be_written_is_one_line(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tiny / "good.json").write_text(json.dumps(_content(tiny)))
+    words = ["--compare", *2 * [str(tiny / "good.json")], "--html"]
+    said = mistake(capsys, "benchmark", *words, str(tiny / "good.json/page.html"))
+    assert said.startswith("hpcfed: cannot write ")
+    page = tiny / "new/folder/page.html"
+    cli.main(["benchmark", *words, str(page)])
+    assert page.is_file()
 
 
 def test_half_a_character_is_refused(

@@ -256,7 +256,7 @@ def test_a_program_is_a_checkout_or_a_python(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--by-turns", "nowhere"], "--by-turns nowhere: name a folder"),
-        (["--by-turns", "x", "--mllog"], "neither --against nor --mllog"),
+        (["--by-turns", "x", "--mllog"], "--by-turns does not take --mllog"),
         (["--by-turns", "x", "--runs", "1"], "--runs 1: must be from 2"),
     ],
 )

@@ -26,7 +26,7 @@ from hpcfed.analysis.render.sections import sections
 from hpcfed.analysis.render.sections.origin import noise_warnings
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.results.folder import check_export
-from hpcfed.results.publish import publish
+from hpcfed.results.publish import export
 
 TAKE_UNFINISHED = "--unfinished takes runs with the rounds that they have"
 UNDECIDED = 3
@@ -81,7 +81,7 @@ def report(asked: ReportRequest) -> int:
     for path, text in _texts(asked, every, found, content, comparison).items():
         # Names of folders may not be valid text.
         written = text.encode(errors="replace")
-        _write(path, written)
+        export(written, path)
         size = len(written) / 1024
         say(f"{printable(str(path))}: {size:,.0f} KiB")
     if asked.figures is not None:
@@ -119,7 +119,7 @@ def _not_compared(sides: Sequence[Found]) -> str:
 def _write_charts(folder: Path, asked: ReportRequest, content: Content) -> None:
     written = 0
     for path, image in chart_files(content.sections, folder, asked.format, asked.width):
-        _write(path, image)
+        export(image, path)
         written += 1
     say(f"{printable(str(folder))}: {count(written, 'file')}")
 
@@ -224,11 +224,3 @@ def _warnings(found: Found) -> list[str]:
         unfinished = count(len(found.unfinished), "run")
         warnings.append(f"{unfinished} not finished; see the overview")
     return warnings
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        publish(content, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None

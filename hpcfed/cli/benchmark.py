@@ -11,6 +11,7 @@ from hpcfed import methods
 from hpcfed.cli.parser import CommandParser
 from hpcfed.cli.settings import run_parser, unknown_flag
 from hpcfed.errors import UserError
+from hpcfed.options import flag_of
 
 SUMMARY = "fixed work with rules: one figure of merit, verified"
 EXAMPLES = """\
@@ -28,7 +29,8 @@ FLAGS = """\
   counted runs, each with its own seed (default: 5); from 5 on the fastest and the slowest
   are dropped
 --out DIR
-  folder of all runs and of result.json (default: runs/benchmark-NAME-SIZE)
+  folder of all runs and of result.json (default: runs/benchmark-NAME-SIZE, and
+  runs/reference-NAME-SIZE with --reference)
 --mllog
   also write OUT/mllog.txt, in the format of MLPerf's logs
 --against FILE
@@ -55,16 +57,46 @@ LEAST, MOST = 2, 1000
 """An interval needs two runs."""
 
 
+TAKEN = {
+    "list": (),
+    "schema": (),
+    "compare": ("html",),
+    "reference": ("size", "out", "seeds"),
+    "by_turns": ("size", "out", "runs"),
+}
+"""Flags that a call takes beside the one that says what it does."""
+TAKEN_BY_RUNS = ("size", "out", "runs", "mllog", "against")
+
+
 def command(arguments: list[str]) -> None:
     options, words = _parser().parse_known_args(arguments)
-    if options.html is not None and not options.compare:
-        raise UserError("--html needs --compare and result files")
+    _check_flags(options)
     if options.list or options.schema:
+        if options.names or words:
+            asked = "--list" if options.list else "--schema"
+            raise UserError(
+                f"{asked} takes nothing else, got {[*options.names, *words]}"
+            )
         _print_known(schema=options.schema)
     elif options.compare:
         _compare([*options.names, *words], options.html)
     else:
         _benchmark(options, words)
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    """Refuse flags that would be ignored."""
+    flags = {name: value for name, value in vars(options).items() if name != "names"}
+    given = [name for name, value in flags.items() if value not in (None, False)]
+    asked = next((name for name in TAKEN if name in given), None)
+    taken = TAKEN_BY_RUNS if asked is None else (asked, *TAKEN[asked])
+    for name in given:
+        if name in taken:
+            continue
+        if asked is not None:
+            raise UserError(f"{flag_of(asked)} does not take {flag_of(name)}")
+        needed = next(other for other in TAKEN if name in TAKEN[other])
+        raise UserError(f"{flag_of(name)} needs {flag_of(needed)}")
 
 
 def _parser() -> CommandParser:
@@ -85,7 +117,6 @@ def _parser() -> CommandParser:
         "with --compare",
     )
     parser.add_flags(FLAGS)
-    parser.set_defaults(size="small")
     return parser
 
 
@@ -108,7 +139,7 @@ def _compare(names: Sequence[str], html: Path | None) -> None:
     from hpcfed.benchmark.comparison import NOTE, read_results, table
     from hpcfed.benchmark.machines_page import machines_page
     from hpcfed.results.folder import check_export
-    from hpcfed.results.publish import publish
+    from hpcfed.results.publish import export
 
     for word in names:
         if word.startswith("-"):
@@ -116,11 +147,12 @@ def _compare(names: Sequence[str], html: Path | None) -> None:
     if html is not None:
         check_export("--html", html)
     groups = read_results([Path(name) for name in names])
+    if html is not None:
+        export(machines_page(groups).encode(), html)
     output = Output()
     print_tables(output, [table(group) for group in groups])
     print_lines(output, NOTE)
     if html is not None:
-        publish(machines_page(groups).encode(), html)
         print(f"wrote {html}")
 
 
@@ -130,13 +162,17 @@ def _benchmark(options: argparse.Namespace, words: list[str]) -> None:
 
     if len(options.names) != 1:
         known = ", ".join(names())
-        raise UserError(f"benchmark needs one NAME of {known}; got {options.names}")
-    name = options.names[0]
+        found = " ".join(options.names) or "none"
+        raise UserError(f"benchmark needs one NAME of {known}; got {found}")
+    name, size = options.names[0], options.size or "small"
     _, definition = read_definition(name)
     given = _given(words, str(definition.common.get("method", "fedavg")))
-    benchmark = read_benchmark(name, options.size, given)
-    out = options.out or Path(f"runs/benchmark-{benchmark.name}-{benchmark.size}")
+    benchmark = read_benchmark(name, size, given)
+    # A reference is a run of its own, with a folder of its own.
+    kind = "reference" if options.reference else "benchmark"
+    out = options.out or Path(f"runs/{kind}-{benchmark.name}-{size}")
     check_export("--out", out / "result.json")
+    _check_folder(out)
     # Late: this loads what reads and judges runs.
     from hpcfed.benchmark.execute import (
         compare_programs,
@@ -147,11 +183,7 @@ def _benchmark(options: argparse.Namespace, words: list[str]) -> None:
     if options.reference:
         write_reference(benchmark, _number("--seeds", options.seeds, USUAL_SEEDS), out)
         return
-    if options.seeds is not None:
-        raise UserError("--seeds needs --reference; a benchmark has --runs")
     if options.by_turns is not None:
-        if options.against is not None or options.mllog:
-            raise UserError("--by-turns takes neither --against nor --mllog")
         pairs = _number("--runs", options.runs, USUAL_PAIRS)
         if not compare_programs(benchmark, Path(options.by_turns), pairs, out):
             sys.exit(1)
@@ -166,6 +198,14 @@ def _benchmark(options: argparse.Namespace, words: list[str]) -> None:
     )
     if not passed:
         sys.exit(1)
+
+
+def _check_folder(out: Path) -> None:
+    for folder in (out, *out.parents):
+        if folder.is_dir():
+            return
+        if folder.exists():
+            raise UserError(f"--out {out}: {folder} is a file; name a folder")
 
 
 def _given(words: list[str], method: str) -> dict[str, Any]:

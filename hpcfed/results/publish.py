@@ -80,6 +80,15 @@ def publish(content: bytes | memoryview, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def export(content: bytes, path: Path) -> None:
+    """Publish a file for the user, in a folder that may not exist yet."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish(content, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
 def replace_quickly(content: str, path: Path) -> None:
     """Replace a whole file without waiting for the disk; a crash may lose it."""
     hidden = path.with_name(f"{_hidden(path)}{os.getpid()}.tmp")
