@@ -43,14 +43,19 @@ def test_a_run_that_is_made_longer_equals_a_long_one(
     started(*flags(**common, **snapshots, rounds=6, out=long))
     started(*flags(**common, **snapshots, rounds=2, out=short))
     started("--resume", short, "--rounds", 4)
-    if "seeds" not in options:
-        # As if it had been killed while it was made longer still: the record says 6.
-        started("--resume", short, "--rounds", 6)
-        shutil.rmtree(short / "checkpoints/00000006")
-        _mark(short, "running")
-        started("--resume", short)
-    else:
-        started("--resume", short, "--rounds", 6)
+    first, others = short, []
+    if "seeds" in options:
+        first, others = short / "seed-0", ["seed-1"]
+        shutil.copytree(short / others[0], tmp_path / others[0])
+    # As if it had been killed while it was made longer still: the record says 6, and
+    # that of another seed does not know it yet.
+    started("--resume", short, "--rounds", 6)
+    shutil.rmtree(first / "checkpoints/00000006")
+    _mark(first, "running")
+    for name in others:
+        shutil.rmtree(short / name)
+        shutil.move(tmp_path / name, short / name)
+    started("--resume", short)
     for one in hpcfed.open(long).seeds:
         other = short / one.folder.relative_to(long)
         found, expected = recorded(other), recorded(one.folder)

@@ -49,7 +49,8 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
     values |= {"out": str(folder), "resume": str(folder)}
     for name in named(from_record=False):
         values.pop(name, None)
-    values["rounds"] = planned = _planned(runs, record)
+    # The record may be of a run that was shorter then.
+    values["rounds"] = planned = max(record.config["rounds"], _planned(runs))
     values |= beside
     # The record is that of one seed; the resumed run advances all unfinished seeds.
     if seeds:
@@ -86,9 +87,9 @@ def _check_places(folder: Path, config: Mapping[str, Any]) -> None:
             )
 
 
-def _planned(runs: Sequence[Path], record: RunRecord) -> int:
-    """Return the planned rounds; `record` may be of a run that was shorter then."""
-    planned: list[int] = [record.config["rounds"]]
+def _planned(runs: Sequence[Path]) -> int:
+    """Return the most rounds that any of these runs is planned with; 0 if unknown."""
+    planned = [0]
     for run in runs:
         with suppress(UserError):
             try_out(records(run))
@@ -144,18 +145,16 @@ def can_be_longer(settings: Settings) -> bool:
 def _seeds_left(folder: Path, rounds: Any = None) -> list[int]:
     """Return the seeds of a folder to resume; none if the folder is a single run.
 
-    Leave finished seeds out, unless all are finished.
+    Leave finished seeds out, unless all are finished. While a run is made longer, the
+    record of one seed may know the new number of rounds before that of another does.
     """
     # A single run: `check_one_kind` has refused a folder with a run and seeds.
     if (folder / RECORD).exists():
         return []
-    begun, left = [], []
-    for seed in seeds_of(folder):
-        run = seed_folder(folder, seed)
-        if holds_run(run):
-            begun.append(seed)
-            if not complete(run, rounds):
-                left.append(seed)
+    begun = [seed for seed in seeds_of(folder) if holds_run(seed_folder(folder, seed))]
+    if rounds is None:
+        rounds = _planned([seed_folder(folder, seed) for seed in begun])
+    left = [seed for seed in begun if not complete(seed_folder(folder, seed), rounds)]
     return left or begun
 
 
