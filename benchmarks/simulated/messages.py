@@ -7,6 +7,8 @@ different ones are told. Objects travel as pickles that this process has made it
 import pickle
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -184,6 +186,7 @@ class Store:
         port: int,
         *_: Any,
         is_master: bool = False,
+        timeout: timedelta = timedelta(minutes=5),
         **__: Any,
     ) -> None:
         stores = distributed.stores
@@ -194,6 +197,7 @@ class Store:
             stores[port] = process, {}
         self.port = port
         self._master, self._values = stores[port]
+        self._seconds = timeout.total_seconds()
         self.meetings = stores
         self._answered()
 
@@ -212,8 +216,15 @@ class Store:
         self._values[name] = value.encode()
 
     def get(self, name: str) -> bytes:
+        return self.multi_get([name])[0]
+
+    def multi_get(self, names: list[str]) -> list[bytes]:
         self._answered()
-        return self._values[name]
+        # torch waits for names that nobody has set, and gives up after a while.
+        there = partial(self.check, names)
+        if not self._scheduler.wait(there, f"{names} in the store", self._seconds):
+            raise RuntimeError(f"the store has no {names}")
+        return [self._values[name] for name in names]
 
     def check(self, names: list[str]) -> bool:
         self._answered()

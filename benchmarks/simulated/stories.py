@@ -144,7 +144,7 @@ class Story:
         if was_complete:
             self._go_on_after_the_end()
             before = [one if self._is_ours(one) else None for one in before]
-        if not _complete(before):
+        if _planned(before) < self._work.rounds or not _complete(before):
             self._all_ranks.add(self._ranks)
         _, turns = self._references.of(self._work, self._ranks)
         machine.take(cluster)
@@ -218,8 +218,7 @@ class Story:
             self._restarts += 1
         elif any(before):
             words = ["run", "--resume", OUT]
-            planned = max(one.planned for one in before if one)
-            if planned < self._work.rounds:
+            if _planned(before) < self._work.rounds:
                 words += ["--rounds", str(self._work.rounds)]
             if not self._promised.keys() >= set(self._folders):
                 words.append("--overwrite")
@@ -290,7 +289,8 @@ class Story:
             self._find(
                 f"{reported - state.rounds} of {reported} reported rounds are not on disk"
             )
-        promised = self._promised.get(folder, 0)
+        # Seeds advance together: they go back to a checkpoint that all have.
+        promised = min(self._promised.get(one, 0) for one in self._folders)
         if state.checkpoint < promised:
             damage = "; ".join(state.damaged) or "no other is there"
             self._find(
@@ -392,6 +392,10 @@ class Story:
 
 def _complete(states: Sequence[State | None]) -> bool:
     return all(state is not None and state.status == "complete" for state in states)
+
+
+def _planned(states: Sequence[State | None]) -> int:
+    return max((state.planned for state in states if state), default=0)
 
 
 def _reported(job: Job) -> int:
