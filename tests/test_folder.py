@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -753,6 +754,11 @@ def test_the_name_of_a_job_is_on_disk(
     sign(tmp_path)
     assert (tmp_path / JOB).read_text() == "7 on cluster\n"
     assert len(synced) == 2 and synced[1] == tmp_path
+    # Also when it is killed while it signs again.
+    with monkeypatch.context() as killed, pytest.raises(InterruptedError):
+        killed.setattr(os, "replace", Mock(side_effect=InterruptedError))
+        sign(tmp_path)
+    assert begun_by(tmp_path) == "7 on cluster"
     # What a kill may leave behind is the run's own.
     (tmp_path / synced[0].name).touch()
     assert not strangers(tmp_path)

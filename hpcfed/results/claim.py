@@ -132,9 +132,10 @@ def begun_by(folder: Path) -> str | None:
 
 def sign(folder: Path) -> None:
     """Write this job's name to the folder of a new run; outside Slurm remove it."""
-    # Unlink first: it may be a link, and writing would follow it.
-    (folder / JOB).unlink(missing_ok=True)
     job = this_job()
-    if job is not None:
-        # Durably: a requeued job must know its folder again after a crash of the machine.
+    if job is None:
+        (folder / JOB).unlink(missing_ok=True)
+    else:
+        # In one step, also where the name is there: a requeued job that is killed in
+        # between must know its folder again.
         publish(f"{job}\n".encode(), folder / JOB)
