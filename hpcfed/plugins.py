@@ -281,9 +281,9 @@ def _exit_line(exit: SystemExit) -> str:
 
 def line_of_user(error: BaseException) -> str:
     """Return the innermost line of the user's own files in a traceback, if any."""
-    found = ""
+    found, files = "", _files()
     for frame in traceback.extract_tb(error.__traceback__):
-        if Path(frame.filename).resolve() in _files():
+        if Path(frame.filename).resolve() in files:
             found = f" ({Path(frame.filename).name}, line {frame.lineno})"
     return found
 

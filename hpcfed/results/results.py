@@ -90,6 +90,8 @@ class ResultsWriter:
         self.telemetry = TelemetryGroup(self._file)
         self._arrays: dict[str, np.ndarray] = {}
         """Rounds write to these arrays first; `publish` copies them into the file."""
+        self._datasets: dict[str, h5py.Dataset] = {}
+        """Where in the file; to find each by its name takes as long as to write it."""
         self._rounds_done = self._rounds_in_file = 0
         self._next_publish = 0.0
         self._sharing = int(facts.get("stacked_seeds", 1))
@@ -156,7 +158,7 @@ class ResultsWriter:
 
     def _create_array(self, declared: Declared) -> None:
         """Create a dataset of rounds, and the array that rounds write to first."""
-        create(self._file, declared)
+        self._datasets[declared.name] = create(self._file, declared)
         self._arrays[declared.name] = np.full(declared.shape, np.nan, declared.dtype)
 
     # Occasional results go straight into the file; the next rounds bring them to disk.
@@ -302,7 +304,7 @@ class ResultsWriter:
         fresh = slice(self._rounds_in_file, self._rounds_done)
         if fresh.start < fresh.stop:
             for name, array in self._arrays.items():
-                write_rounds(self._file[name], array, fresh)
+                write_rounds(self._datasets[name], array, fresh)
         self._rounds_in_file = self._rounds_done
         self._file.attrs["rounds_done"] = self._rounds_done
         self._file.flush()

@@ -8,6 +8,7 @@ import mmap
 import os
 import resource
 import signal
+import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,8 @@ MEMORY = 2**30
 """Bytes of memory that trying a file may take beyond three times its size."""
 _HEAP = b"GCOL\x01"
 """The first bytes of a heap of strings: its signature and version."""
+_ENTRY = struct.Struct("<H6xQ")
+"""The header of an entry in a heap: its number and its size, among others."""
 
 
 def try_out(paths: Iterable[Path]) -> None:
@@ -126,15 +129,11 @@ def _check_heaps(path: Path) -> None:
 
 def _check_heap(content: mmap.mmap, start: int) -> None:
     """Walk the entries of one heap; see "Global Heap" in the HDF5 file format."""
-
-    def number(begin: int, end: int) -> int:
-        return int.from_bytes(content[begin:end], "little")
-
-    end = min(len(content), start + number(start + 8, start + 16))
+    size = int.from_bytes(content[start + 8 : start + 16], "little")
+    end = min(len(content), start + size)
     entry = start + 16
     while entry + 16 <= end:
-        index = number(entry, entry + 2)
-        size = number(entry + 8, entry + 16)
+        index, size = _ENTRY.unpack_from(content, entry)
         if not index and not size:
             raise ValueError(entry)
         # Entry 0 is free space, whose size includes its header; others are padded to 8.
