@@ -16,10 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import h5py
+import torch
 
 from benchmarks.simulated.calls import Calls, replaced
 from benchmarks.simulated.messages import Communicator, Distributed, Meetings
 from benchmarks.simulated.processes import Cluster, Job, Process
+from hpcfed import methods
 from hpcfed.cli import commands, run, settings
 from hpcfed.cli import resume as resuming
 from hpcfed.clients import lockstep
@@ -44,6 +46,8 @@ from hpcfed.studies import attempt
 MEMORY = 2**34
 """Bytes that a simulated machine has."""
 MOST_RECORDS = 200
+NO_DEVICES = (torch.cuda, torch.xpu, torch.mtia)
+"""Devices that this machine has not."""
 TRAINING = (0.01, 0.8)
 """Fewest and most simulated seconds of a rank's training in a round."""
 
@@ -108,9 +112,12 @@ class Machine:
             (run, "_begin_early", lambda config: None),
             (run, "parse_run", _parse_run),
             (Engine, "train", self._train),
+            # Each call would keep a copy of its stack until such a device starts.
+            *((kind, "manual_seed_all", lambda seed: None) for kind in NO_DEVICES),
             (recording, "peak_memory", lambda device: MEMORY // 4),
             (location, "usable", lambda: MEMORY),
             (settings, "run_parser", self._parser),
+            (methods, "load", _load),
             (stored, "reading", self._known.reading),
             (stored, "record_of", self._known.record_of),
             (environment, "os", _Late(lambda: os, getcwd=lambda: "/simulated")),
@@ -236,6 +243,7 @@ def _try_out(paths: Any) -> None:
 
 
 _real_parse = settings.parse_run
+_load = cache(methods.load)
 
 
 @cache

@@ -198,10 +198,10 @@ class Store:
         self.port = port
         self._master, self._values = stores[port]
         self._seconds = timeout.total_seconds()
-        self.meetings = stores
-        self._answered()
+        # torch tries a closed port again and again.
+        self._answered(patience=self._seconds)
 
-    def _answered(self) -> None:
+    def _answered(self, *, patience: float = 0.0) -> None:
         """Wait until the process with the store answers."""
         master = self._master
         self._scheduler.wait(
@@ -209,6 +209,7 @@ class Store:
             f"the store of {master.name}",
         )
         if master.code is not None:
+            self._scheduler.spend(patience)
             raise RuntimeError("the store is gone")
 
     def set(self, name: str, value: str) -> None:

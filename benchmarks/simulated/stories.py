@@ -102,6 +102,8 @@ class Story:
         """Begin a run, which takes the place of any earlier one."""
         self._work, self._folders = work, work.folders(self._out)
         self._all_ranks = {self._ranks}
+        self._apart = False
+        """Whether a seed has gone on after another's end: other kernels train it then."""
         self._promised: dict[Path, int] = {}
         """Rounds in the newest checkpoint that the program has completed, by run."""
         self._published: set[Path] = set()
@@ -146,6 +148,8 @@ class Story:
             before = [one if self._is_ours(one) else None for one in before]
         if _planned(before) < self._work.rounds or not _complete(before):
             self._all_ranks.add(self._ranks)
+        ended = [_is_whole(one, _planned(before)) for one in before]
+        self._apart |= any(ended) and not all(ended)
         _, turns = self._references.of(self._work, self._ranks)
         machine.take(cluster)
         cluster.jobs.clear()
@@ -300,7 +304,8 @@ class Story:
         work = replace(self._work, rounds=state.planned)
         wholes, _ = self._references.of(work, max(self._all_ranks))
         whole = wholes[self._folders.index(folder)]
-        found = differences(whole, state, same_ranks=len(self._all_ranks) == 1)
+        same = len(self._all_ranks) == 1 and not self._apart
+        found = differences(whole, state, same_ranks=same)
         if found:
             self._find(f"not what an undisturbed run records: {', '.join(found)}")
 
@@ -391,7 +396,11 @@ class Story:
 
 
 def _complete(states: Sequence[State | None]) -> bool:
-    return all(state is not None and state.status == "complete" for state in states)
+    return all(map(_is_whole, states))
+
+
+def _is_whole(state: State | None, rounds: int = 0) -> bool:
+    return state is not None and state.status == "complete" and state.planned >= rounds
 
 
 def _planned(states: Sequence[State | None]) -> int:
