@@ -31,14 +31,12 @@ def checkout(folder: Path) -> tuple[str, bool] | None:
     """
     if not (folder / ".git").exists():
         return None
-    status = ["status", "--porcelain"]
-    # Python also imports ignored modules; the pattern leaves out caches beside them.
-    python_files = ["--", ":(glob)hpcfed/**/*.py"]
-    untracked = ["--untracked-files=all", "--ignored=matching", *python_files]
     try:
         commit = _git(folder, "rev-parse", "HEAD")
-        changes = _git(folder, *status, "--untracked-files=no")
-        added = _git(folder, *status, *untracked)
+        changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        # Also those that git ignores, as Python imports them. `status` would name whole
+        # folders of compiled files, too.
+        added = _git(folder, "ls-files", "--others", "--", ":(glob)hpcfed/**/*.py")
     except (OSError, subprocess.SubprocessError):
         # No git, or another user's checkout that git does not trust.
         return None

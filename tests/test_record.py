@@ -50,6 +50,7 @@ from hpcfed.results.snapshots import (
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import environment
 from hpcfed.runtime.timer import PHASES, Timer
+from hpcfed.version import checkout
 from tests.conftest import Command, start
 from tests.federations import assembled
 from tests.runs import flags, started
@@ -666,6 +667,33 @@ def test_the_checkout_is_looked_at_and_not_written_to(tmp_path: Path) -> None:
     source = environment.source_of(tmp_path / "hpcfed")
     assert source["changed"] is False
     assert (tmp_path / ".git/index").read_bytes() == index
+
+
+def test_compiled_files_do_not_change_a_checkout_but_ignored_modules_do(
+    tmp_path: Path,
+) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    room = tmp_path / "hpcfed/room"
+    (room / "__pycache__").mkdir(parents=True)
+    (tmp_path / ".gitignore").write_text("__pycache__/\nown.py\n")
+    (room / "module.py").write_text("one = 1\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    (room / "__pycache__/module.cpython-313.pyc").write_bytes(b"compiled")
+    (tmp_path / "notes.py").write_text("not of the package\n")
+
+    def changed() -> bool:
+        found = checkout(tmp_path)
+        assert found is not None
+        return found[1]
+
+    assert not changed()
+    (room / "own.py").write_text("imported all the same\n")
+    assert changed()
+    (room / "own.py").unlink()
+    assert not changed()
+    (room / "module.py").write_text("one = 2\n")
+    assert changed()
 
 
 def test_a_killed_run_leaves_readable_files(tmp_path: Path) -> None:

@@ -184,11 +184,16 @@ def precision_text(result: BenchmarkResult) -> str:
 
 def devices_text(result: BenchmarkResult) -> str:
     """Return what computed, as in `2 × cpu (Neoverse-V2)`."""
-    kinds = []
-    for device, number_of in Counter(result.machine.devices).items():
-        cpus = f" ({processors_text(result)})" if device == "cpu" else ""
-        kinds.append(f"{number_of} × {device}{cpus}")
-    return named(kinds)
+    text = kinds_text(result)
+    if "cpu" in result.machine.devices:
+        text += f" ({processors_text(result)})"
+    return text
+
+
+def kinds_text(result: BenchmarkResult) -> str:
+    """Return what computed, as in `2 × cpu`."""
+    devices = Counter(result.machine.devices)
+    return named([f"{number_of} × {device}" for device, number_of in devices.items()])
 
 
 def processors_text(result: BenchmarkResult) -> str:

@@ -12,8 +12,8 @@ from hpcfed.benchmark.comparison import (
     FIGURES,
     NOTE,
     Group,
-    devices_text,
     figures,
+    kinds_text,
     load_text,
     named,
     precision_text,
@@ -127,7 +127,7 @@ def _machines(groups: Groups) -> Table:
         machine = one.machine
         used = [
             named(machine.hosts),
-            devices_text(one),
+            kinds_text(one),
             processors_text(one),
             f"{machine.ranks} × {machine.threads_per_rank}",
             str(machine.cores_per_rank),
