@@ -152,8 +152,9 @@ import shutil
 import time
 from pathlib import Path
 
-# Programs on a busy machine take their time to leave.
-atexit.register(time.sleep, 60)
+# Programs on a busy machine take their time to leave. Nobody may wait for that: this is
+# longer than a test may take.
+atexit.register(time.sleep, 600)
 MADE, JOURNAL, NAME, LOSES = {made!r}, {journal!r}, {name!r}, {loses!r}
 
 def run(*, progress, seed, out, overwrite=False, **options):

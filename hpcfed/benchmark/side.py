@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import sys
+import traceback
 
 
 def main() -> None:
@@ -18,7 +19,14 @@ def main() -> None:
     # By its name: this is the other program's hpcfed, and not the one we belong to.
     program = importlib.import_module("hpcfed")
     for line in sys.stdin:
-        program.run(progress=False, **json.loads(line))
+        try:
+            program.run(progress=False, **json.loads(line))
+        except Exception:
+            # Before the end of the answers, which is how a failure is noticed. To leave
+            # may take a program longer.
+            traceback.print_exc()
+            answers.close()
+            sys.exit(1)
         print("done", file=answers, flush=True)
 
 
