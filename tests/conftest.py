@@ -1,6 +1,7 @@
 """Starting hpcfed as users do: as a process, alone or under mpirun."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -181,6 +182,22 @@ def warm() -> Iterator[Command]:
         server = within.enter_context(waiting.fork_server(folder, "torch._dynamo"))
         begin = [sys.executable, "-I", "-S", waiting.FORKED, server.socket]
         yield lambda *words: [*begin, *map(str, words)]
+
+
+@pytest.fixture(scope="session")
+def warm_python(warm: Command, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A program that stands for `sys.executable` where programs start others: what it
+    runs is warm, too.
+    """
+    program = tmp_path_factory.mktemp("python") / "python"
+    begun = f'exec {shlex.join(warm())} "$@"'
+    plain = f'exec {shlex.quote(sys.executable)} "$@"'
+    cases = f"-m | *.py) {begun} ;;\n*) {plain} ;;"
+    program.write_text(f'#!/bin/sh\ncase "$1" in\n{cases}\nesac\n')
+    program.chmod(0o755)
+    if (launcher := mpirun_path()) is not None:
+        program.with_name("mpirun").symlink_to(launcher)
+    return str(program)
 
 
 def python(warm: Command, variables: dict[str, str]) -> Command:

