@@ -15,7 +15,7 @@ from hpcfed import cli, methods
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import run_setup
-from hpcfed.federation.channel import Memory
+from hpcfed.federation.channel import Memory, accountant
 from hpcfed.federation.channel import noise as noises
 from hpcfed.federation.channel.accountant import Accountant, guarantee
 from hpcfed.federation.channel.build import noise_beside_count
@@ -993,3 +993,15 @@ def test_a_private_mean_is_of_updates_from_one_row() -> None:
     assert noises._start(cohort, row) is row
     with pytest.raises(UserError, match="needs a method that sends one row to all"):
         noises._start(cohort, row[:-1])
+
+
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 0.56])
+def test_epsilon_of_hardly_any_noise_is_a_close_bound(delta: float) -> None:
+    """Tiny noise made the closed form overflow, which a run printed as a warning."""
+    exact = accountant._epsilon_of_gaussian(accountant.HARDLY_ANY, delta)
+    bound = accountant._epsilon_of_gaussian(0.999 * accountant.HARDLY_ANY, delta)
+    scaled = 0.999**2 * bound
+    assert exact <= scaled * (1 + 1e-9) and scaled <= exact * (1 + 2e-5)
+    assert accountant._epsilon_of_gaussian(1e-37, delta) == pytest.approx(
+        0.5e74, rel=1e-12
+    )

@@ -34,6 +34,10 @@ INTERVAL = 1e-3
 """Grid of privacy losses. Results are upper bounds on any grid. Compared with the
 library's 1e-4, this one costs 0.03 % of ε and takes a tenth of the time.
 """
+HARDLY_ANY = 1e-6
+"""Noise below which ε is so large that float64 cannot tell δ by it. The bound that we then
+return is less than a hundred-thousandth too large.
+"""
 COARSE = 1e-2
 """Grid for rounds before the last: costs up to 1.5 % of ε, takes 20 ms, not 60."""
 TOLERANCE = 1e-5
@@ -138,11 +142,13 @@ def _epsilon_of_gaussian(noise: float, delta: float) -> float:
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
     from scipy.optimize import brentq
 
+    # The bound by Rényi divergences: ε is below it.
+    most = (0.5 / noise + math.sqrt(2 * math.log(1 / delta))) / noise
+    if noise < HARDLY_ANY:
+        return most
     loss = GaussianPrivacyLoss(noise)
     if loss.get_delta_for_epsilon(0.0) <= delta:
         return 0.0
-    # The bound by Rényi divergences: ε is below it.
-    most = (0.5 / noise + math.sqrt(2 * math.log(1 / delta))) / noise
     return float(
         brentq(lambda found: loss.get_delta_for_epsilon(found) - delta, 0.0, most)
     )
