@@ -15,7 +15,7 @@ from hpcfed import cli
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.benchmark import definition, reference, result, running
 from hpcfed.benchmark.comparison import (
-    Group,
+    SameWork,
     devices_text,
     read_results,
     relative,
@@ -317,8 +317,8 @@ def test_ctrl_c_says_how_to_begin_anew(
 # Comparison.
 
 
-def group_of(**results: BenchmarkResult) -> Group:
-    return Group("tiny", "small", [*results.items()])
+def group_of(**results: BenchmarkResult) -> SameWork:
+    return SameWork("tiny", "small", [*results.items()])
 
 
 def test_a_failed_result_is_neither_faster_nor_slower(tiny: Path) -> None:

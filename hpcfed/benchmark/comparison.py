@@ -37,7 +37,7 @@ Named = tuple[str, BenchmarkResult]
 
 
 @dataclass(frozen=True)
-class Group:
+class SameWork:
     """Results of one benchmark in one size, with names that tell them apart."""
 
     benchmark: str
@@ -55,7 +55,7 @@ class Group:
         return self.results[0][1]
 
 
-def read_results(paths: Sequence[Path]) -> list[Group]:
+def read_results(paths: Sequence[Path]) -> list[SameWork]:
     """Read results of one benchmark or of several, each in one size or in several."""
     if len(paths) < 2:
         raise UserError(f"--compare takes two result files or more, got {len(paths)}")
@@ -70,7 +70,7 @@ def read_results(paths: Sequence[Path]) -> list[Group]:
     groups = []
     for (benchmark, size), group in found.items():
         results = [(name_of[path], result) for path, result in group]
-        groups.append(Group(benchmark, size, results))
+        groups.append(SameWork(benchmark, size, results))
     return groups
 
 
@@ -133,7 +133,7 @@ def verdict_of(found: Estimate) -> str:
     return "slower" if found.low > 1 else "faster"
 
 
-def table(group: Group) -> Table:
+def table(group: SameWork) -> Table:
     """Return a row for each result; the first is what others are divided by."""
     columns = [*FIGURES, "load before", "ranks", "device", "precision", "rules"]
     lines: list[Row] = []
@@ -145,7 +145,7 @@ def table(group: Group) -> Table:
     return Table(columns, lines, caption)
 
 
-def figures(group: Group) -> list[Row]:
+def figures(group: SameWork) -> list[Row]:
     """Return verdicts, times and energies; the first is what others are divided by."""
     return [_row(name, one, group.first) for name, one in group.results]
 

@@ -11,7 +11,7 @@ from hpcfed.analysis.render.sections.section import Section
 from hpcfed.benchmark.comparison import (
     FIGURES,
     NOTE,
-    Group,
+    SameWork,
     figures,
     kinds_text,
     load_text,
@@ -45,10 +45,10 @@ SOFTWARE = (
     "changed options",
     "rules",
 )
-Groups = Sequence[Group]
+Works = Sequence[SameWork]
 
 
-def machines_page(groups: Groups) -> str:
+def machines_page(groups: Works) -> str:
     """Return the page."""
     every = [one for group in groups for _, one in group.results]
     passed = sum(one.verdict == "PASSED" for one in every)
@@ -72,18 +72,18 @@ def machines_page(groups: Groups) -> str:
     return page(Content(title, [lead], [], [merit, machines, software, proofs]))
 
 
-def _every(groups: Groups) -> Iterator[tuple[str, BenchmarkResult]]:
+def _every(groups: Works) -> Iterator[tuple[str, BenchmarkResult]]:
     """Yield all results with the names that they have on the page."""
     for group in groups:
         for name, one in group.results:
             yield _which(groups, group, name), one
 
 
-def _which(groups: Groups, group: Group, name: str) -> str:
+def _which(groups: Works, group: SameWork, name: str) -> str:
     return name if len(groups) == 1 else f"{group.title}, {name}"
 
 
-def _charts(group: Group) -> Iterator[Drawing]:
+def _charts(group: SameWork) -> Iterator[Drawing]:
     marks = []
     for name, one in group.results:
         found = one.figure.estimate
@@ -94,7 +94,7 @@ def _charts(group: Group) -> Iterator[Drawing]:
         yield rows(f"{group.title}. {group.first.title}", marks, axis)
 
 
-def _overview(groups: Groups) -> Table:
+def _overview(groups: Works) -> Table:
     """Return a row for each benchmark, and a column for each machine."""
     every = [name for group in groups for name, _ in group.results]
     machines = list(dict.fromkeys(every))
@@ -113,7 +113,7 @@ def _cell(one: BenchmarkResult | None) -> str | Cell:
     return IN_SECONDS(one.figure.estimate) if one.verdict == "PASSED" else one.verdict
 
 
-def _figures(groups: Groups) -> Table:
+def _figures(groups: Works) -> Table:
     lines = []
     for group in groups:
         for (name, _), row in zip(group.results, figures(group), strict=True):
@@ -121,7 +121,7 @@ def _figures(groups: Groups) -> Table:
     return Table(FIGURES, lines)
 
 
-def _machines(groups: Groups) -> Table:
+def _machines(groups: Works) -> Table:
     lines = []
     for name, one in _every(groups):
         machine = one.machine
@@ -139,7 +139,7 @@ def _machines(groups: Groups) -> Table:
     return Table(MACHINES, lines, words=True)
 
 
-def _software(groups: Groups) -> Table:
+def _software(groups: Works) -> Table:
     lines = []
     for name, one in _every(groups):
         software = one.software
@@ -158,7 +158,7 @@ def _software(groups: Groups) -> Table:
     return Table(SOFTWARE, lines, words=True)
 
 
-def _proofs(groups: Groups) -> Table:
+def _proofs(groups: Works) -> Table:
     lines = []
     for name, one in _every(groups):
         for check in one.checks:
