@@ -85,7 +85,9 @@ def test_scripts_find_the_python_that_is_meant(script: str, tmp_path: Path) -> N
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+def slurm(
+    tmp_path_factory: pytest.TempPathFactory, warm_python: str
+) -> Iterator[Command]:
     """`slurm("sbatch", "--wait", …)`: a command that sees the local Slurm."""
     state = tmp_path_factory.mktemp("slurm")
     script = str(ROOT / "launch/local-slurm")
@@ -94,7 +96,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         pytest.skip(begun.stderr.strip() or "Slurm cannot be started here")
     variables = {
         "SLURM_CONF": begun.stdout.strip().rpartition("=")[2],
-        "PYTHON": sys.executable,
+        "PYTHON": warm_python,
         "MPI": "pmix",
     }
     yield lambda *words: start([str(word) for word in words], timeout=90, **variables)
@@ -159,7 +161,8 @@ def test_a_run_by_sbatch(slurm: Command, pmix: None, tmp_path: Path) -> None:
     """
     out, log = tmp_path / "run", tmp_path / "log"
     script = str(ROOT / "slurm/run.sbatch")
-    ended = blocked(slurm, log, 1, script, *QUICK, "--out", str(out))
+    as_users = f"--export=ALL,PYTHON={sys.executable}"
+    ended = blocked(slurm, log, 1, as_users, script, *QUICK, "--out", str(out))
     said = log.read_text()
     assert said.count("hpcfed has not run to its end") == 1, said
     assert "status: complete" in said and "ExitCode=0:0" in ended
