@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -110,6 +110,8 @@ class Machine:
             (resuming, "try_out", _try_out),
             (run, "print_run", lambda folder: None),
             (run, "_begin_early", lambda config: None),
+            # It would keep forever what dead processes have left.
+            (run, "without_collecting", nullcontext),
             (run, "parse_run", _parse_run),
             (Engine, "train", self._train),
             # Each call would keep a copy of its stack until such a device starts.
