@@ -1,12 +1,15 @@
 """A cluster simulated in one process: stories of faults, replayed by their seeds.
 
-`python -m benchmarks.simulated` tells thousands; those of 200 seeds take four minutes of
-a processor, so only a few are told here.
+`python -m benchmarks.simulated` tells thousands; those of 200 seeds take three minutes
+of a processor, so only a few are told here.
 """
 
+import gc
 import random
+from datetime import timedelta
 from pathlib import Path
 
+import h5py
 import pytest
 
 from benchmarks.simulated.disk import Disk
@@ -20,7 +23,7 @@ from benchmarks.simulated.work import ENVIRONMENT, OUT, Work
 from hpcfed.results.folder import JOB
 from hpcfed.runtime.launcher import launched
 
-SEEDS = (1, 2, 5, 15)
+SEEDS = range(16)
 """Stories to tell; the last is that of a study."""
 FOUND_BY = {"no-fsync": 0, "forgotten-field": 2, "loose-claim": 1}
 """Planted faults, and the first seed that finds each."""
@@ -41,15 +44,19 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Told]:
 def test_nothing_is_lost(stories: dict[int, Told]) -> None:
     for seed, told in stories.items():
         assert not told.findings, f"--seed {seed}"
-        assert told.lives >= 4
+        assert told.lives >= 3
     # Stories without faults would show nothing.
     kinds = set().union(*(told.faults for told in stories.values()))
     assert len(kinds - {"none", "too late"}) >= 4
 
 
 def test_a_seed_replays_its_story(tmp_path: Path, stories: dict[int, Told]) -> None:
-    """By another teller, in another folder, without the stories before it."""
+    """By another teller, in another folder, without the stories before it; and nothing
+    of it stays in memory.
+    """
+    open_before = _open_files()
     again = Teller(tmp_path, keep_trace=True).tell(2)
+    assert _open_files() == open_before
     first = stories[2]
     assert (again.digest, again.lives) == (first.digest, first.lives)
     assert again.trace[-len(first.trace) :] == first.trace
@@ -99,6 +106,40 @@ def test_different_collectives_are_told(scratch: Path) -> None:
     assert job.code == 1 and "Barrier, allgather" in job.told
 
 
+def test_a_store_waits_for_names(scratch: Path) -> None:
+    """As torch's does, and as long as its timeout."""
+    told: list[object] = []
+
+    def program(words: object) -> None:
+        world = machine._all_ranks(launched())
+        assert world is not None and machine.distributed is not None
+        if world.Get_rank() == 0:
+            store = machine.distributed.TCPStore("host", 0, is_master=True)
+            store.set("a", "1")
+            world.bcast(store.port)
+            scheduler.spend(1.0)
+            store.set("b", "2")
+        else:
+            store = machine.distributed.TCPStore(
+                "host", world.bcast(None), timeout=timedelta(seconds=10)
+            )
+            told.append(store.multi_get(["a", "b"]))
+            begin = scheduler.now
+            with pytest.raises(RuntimeError):
+                store.multi_get(["a", "c"])
+            told.append(round(scheduler.now - begin))
+        world.Barrier()
+
+    machine, scheduler, _ = _cluster(scratch)
+    cluster = Cluster(scheduler, Disk(scratch), program)
+    machine.take(cluster)
+    with machine.installed():
+        job = cluster.start("job", [], ranks=2, environment=ENVIRONMENT)
+        machine.run()
+    assert job.code == 0, job.told
+    assert told == [[b"1", b"2"], 10]
+
+
 @pytest.mark.parametrize("manner", ["none", "any", "all"])
 def test_a_power_cut_after_the_end_loses_nothing(
     scratch: Path, monkeypatch: pytest.MonkeyPatch, manner: str
@@ -138,6 +179,12 @@ def test_a_power_cut_tears_what_was_not_synced(tmp_path: Path) -> None:
             "gone" if content is None else "new" if content == b"2" * 9999 else "torn"
         )
     assert found == {"gone", "new", "torn"}
+
+
+def _open_files() -> int:
+    """Return how many HDF5 files this process has open, those in memory included."""
+    gc.collect()
+    return int(h5py.h5f.get_obj_count(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE))
 
 
 def _cluster(scratch: Path) -> tuple[Machine, Scheduler, Disk]:

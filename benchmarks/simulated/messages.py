@@ -8,7 +8,6 @@ import pickle
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -215,6 +214,7 @@ class Store:
     def set(self, name: str, value: str) -> None:
         self._answered()
         self._values[name] = value.encode()
+        self._scheduler.changed()
 
     def get(self, name: str) -> bytes:
         return self.multi_get([name])[0]
@@ -222,14 +222,17 @@ class Store:
     def multi_get(self, names: list[str]) -> list[bytes]:
         self._answered()
         # torch waits for names that nobody has set, and gives up after a while.
-        there = partial(self.check, names)
-        if not self._scheduler.wait(there, f"{names} in the store", self._seconds):
-            raise RuntimeError(f"the store has no {names}")
+        what = f"{', '.join(names)} in the store"
+        if not self._scheduler.wait(lambda: self._has(names), what, self._seconds):
+            raise RuntimeError(f"nobody has set {what}")
         return [self._values[name] for name in names]
+
+    def _has(self, names: list[str]) -> bool:
+        return all(name in self._values for name in names)
 
     def check(self, names: list[str]) -> bool:
         self._answered()
-        return all(name in self._values for name in names)
+        return self._has(names)
 
 
 class Group:
