@@ -24,6 +24,8 @@ reading = "a large supplement"
 [common]
 model = "mlp"
 rounds = 3
+epochs = 1
+batch_size = 64
 clients = 4
 snapshot_every = 1
 target_accuracy = 5

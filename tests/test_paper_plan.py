@@ -32,6 +32,8 @@ rival = "fedavg"
 [common]
 model = "mlp"
 rounds = 20000
+epochs = 1
+batch_size = 64
 clients = 4
 [datasets.digits]
 [columns.base]

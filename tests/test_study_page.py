@@ -2,9 +2,12 @@
 the exports made of it.
 """
 
+import contextlib
 import csv
+import io
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +26,7 @@ from hpcfed.analysis.scaling import scalings
 from hpcfed.results.stored import read_run
 from hpcfed.results.study import read_gathered
 from hpcfed.runtime.timer import PHASES
-from tests.conftest import Command, Finished, mpirun_path, start
+from tests.conftest import Finished, mpirun_path
 from tests.page import parsed
 from tests.runs import mistake
 
@@ -40,6 +43,7 @@ model = "mlp"
 partition = "iid"
 rounds = 7
 epochs = 1
+batch_size = 64
 target_accuracy = 50
 
 [variants.plain]
@@ -58,9 +62,20 @@ saved server.
 """
 
 
+def ended(*words: str) -> Finished:
+    """Run a command in this process, and return what it has said."""
+    said, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            cli.main(list(words))
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Finished(words, code, said.getvalue())
+
+
 @pytest.fixture(scope="module")
 def tiny_study(
-    tmp_path_factory: pytest.TempPathFactory, warm: Command
+    tmp_path_factory: pytest.TempPathFactory, warm_python: str
 ) -> tuple[Path, Finished]:
     """A real study, of which four points and one that fails are run: its folder, and
     what was said.
@@ -71,12 +86,13 @@ def tiny_study(
     (folder / "server.h5").write_text("not a server")
     file = folder / "tiny.toml"
     file.write_text(STUDY.replace("NOT_A_SERVER", str(folder / "server.h5")))
-    words = ["study", str(file), "--out", str(folder / "out"), "--points"]
-    begin = warm("-m", "hpcfed", *words)
-    chosen = start([*begin[:-1], "--only", "plain,*"], timeout=240)
-    failing = start([*begin, "4"], timeout=240)
-    assert chosen.returncode == 0, chosen.stderr + chosen.stdout
-    assert failing.returncode == 1, failing.stderr + failing.stdout
+    words = ["study", str(file), "--out", str(folder / "out")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", warm_python)
+        chosen = ended(*words, "--only", "plain,*")
+        failing = ended(*words, "--points", "4")
+    assert chosen.returncode == 0, chosen.stdout
+    assert failing.returncode == 1, failing.stdout
     return folder, chosen
 
 
