@@ -35,15 +35,16 @@ Command = Callable[..., list[str]]
 Finished = subprocess.CompletedProcess[str]
 
 LONGEST = (
-    "nccl", "gpu_server", "slurm", "readme", "paper", "resume", "hostile", "faults", "ranks", "genefl", "study_page", "deepspeed",
-    "language_data", "engine", "stalls", "mpi", "span", "tokens", "folder", "pfedgpa_ranks", "examples", "cli", "paper_stacks", "config",
-    "pfedgpa_server", "placement", "curves", "overlap", "own_networks", "adapter_runs", "rivals", "published", "genfed", "record", "seeds",
-    "baselines", "extending", "requeue", "counts", "doctor", "early_stop", "python", "profile", "kernels", "new_clients", "own_methods", "own_data",
-    "metrics", "privacy", "clock", "depths", "bad_updates", "weights", "methods", "server", "pfedgpa_files", "guidance", "server_study",
-    "learning", "swarm", "pfedgpa", "fisher", "study", "stacks", "watch", "report", "benchmark_rules",
+    "nccl", "gpu_server", "slurm", "resume", "kernels", "stacks", "swarm", "hostile", "rivals", "curves", "ranks", "adapter_runs", "report",
+    "own_networks", "readme", "overlap", "simulated", "genefl", "paper", "engine", "span", "folder", "genfed", "pfedgpa_ranks", "seeds", "mpi",
+    "deepspeed", "record", "pfedgpa_server", "extending", "benchmark_rules", "server", "tokens", "language_data", "requeue", "python", "bad_updates",
+    "published", "stalls", "frozen_base", "counts", "cli", "weights", "adapter_files", "baselines", "early_stop", "new_clients", "clock",
+    "paper_figures", "paper_plan", "examples", "placement", "methods", "faults", "adapter_speed", "study", "pfedgpa_files", "study_page",
+    "fingerprints", "lora_methods", "pfedgpa", "privacy", "watch", "paper_stacks", "own_methods", "telemetry", "doctor", "large_networks", "attacks",
+    "learning", "same_words", "profile", "house", "options", "compression", "text_apart", "optimisers", "comparison", "fisher", "shared_base",
+    "recipes", "idlg", "config", "asynchronous", "own_data", "metrics", "depths", "tasks",
 )  # fmt: skip
 """Files of tests that take longer than others, roughly in order."""
-
 
 SLOW = (
     "bad_updates", "baselines", "deepspeed", "faults", "hostile", "learning", "mpi", "paper", "pfedgpa", "pfedgpa_files", "pfedgpa_ranks",
