@@ -2,6 +2,10 @@
 are those that hpcfed has.
 """
 
+import sys
+
+import pytest
+
 from benchmarks.harness import fingerprints
 from benchmarks.launching import ROOT
 from hpcfed import cli, methods
@@ -14,8 +18,11 @@ def test_every_method_is_fingerprinted_and_every_run_understood() -> None:
             cli.parse_run([*fingerprints.COMMON.split(), *words.split()])
 
 
-def test_equal_runs_have_equal_fingerprints() -> None:
+def test_equal_runs_have_equal_fingerprints(
+    warm_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though they took other times, and other processes made them."""
+    monkeypatch.setattr(sys, "executable", warm_python)
     words = "--method fedper --model mlp --new-clients 2 --new-updates 1"
     one, again = (fingerprints.measure(ROOT, 1, words) for _ in range(2))
     assert "run.h5:rounds/accuracy" in one

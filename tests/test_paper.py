@@ -257,8 +257,12 @@ def test_a_failed_cell_is_told_and_only_it_is_run_again(
 
 
 def test_cells_at_once_are_the_same_cells(
-    study: Callable[..., tuple[int, str, str]], tmp_path: Path
+    study: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    warm_python: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python)
     text = STUDY.replace(
         "[methods.fedavg]",
         "[methods.pfedgpa]\nserver_latent = 99999\nbank_rounds = 2\n[methods.fedavg]",

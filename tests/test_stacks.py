@@ -494,7 +494,9 @@ def round(fed, state, cohort):
 """
 
 
-def test_a_stack_on_two_ranks_loses_only_the_point_that_fails(tmp_path: Path) -> None:
+def test_a_stack_on_two_ranks_loses_only_the_point_that_fails(
+    tmp_path: Path, warm_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Real processes; the point fails on one of the ranks, and the other goes on without
     it.
     """
@@ -502,6 +504,7 @@ def test_a_stack_on_two_ranks_loses_only_the_point_that_fails(tmp_path: Path) ->
     method.write_text(FAILING)
     text = TINY.replace("[common]", f"[common]\nranks = 2\nmethod = '{method}'")
     text += "[sweep]\nlr = [0.1, 0.2, 0.4]\n"
+    monkeypatch.setattr(sys, "executable", warm_python)
     with pytest.raises(SystemExit) as ended:
         study(tmp_path, text)
     assert ended.value.code == 1
