@@ -3,6 +3,7 @@ fixed size.
 """
 
 import hashlib
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import torch
 
 import hpcfed
 from hpcfed import cli
+from hpcfed.experiment.run import run
 from hpcfed.models.networks import build
 from hpcfed.results.stored import read_run
+from hpcfed.runtime.signals import STOPPED, Stop
 from tests.runs import flags, mistake, recorded, rows, started
 
 SMALL: dict[str, Any] = {"clients": 4, "epochs": 1, "precision": "fp64"}
@@ -115,6 +118,22 @@ def test_what_cannot_be_made_longer_is_one_line(
     assert "more --rounds make it longer" in said
     cli.main(["run", "--resume", str(bare)])
     assert "more --rounds" not in capsys.readouterr().err, "they would be refused"
+
+
+def test_a_run_that_is_stopped_before_it_is_longer_is_told_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --rounds: its record does not know them yet."""
+    out = tmp_path / "run"
+    started(*flags(**SMALL, rounds=2, out=out))
+    stop = Stop()
+    stop.asked = True
+    with pytest.raises(SystemExit) as ended:
+        run(cli.parse_run(["--resume", str(out), "--rounds", "3"]), stop)
+    assert ended.value.code == STOPPED
+    _, advice = capsys.readouterr().err.rstrip().rsplit("go on with: hpcfed ", 1)
+    cli.main(shlex.split(advice))
+    assert read_run(out).rounds_done == 3
 
 
 def test_a_schedule_over_rounds_is_told_when_they_change(

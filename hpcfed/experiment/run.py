@@ -41,8 +41,9 @@ from hpcfed.results.folder import (
     seed_folder,
     seed_folders,
 )
+from hpcfed.results.folder import runs as runs_of
 from hpcfed.results.publish import make_durably
-from hpcfed.results.stored import is_complete, is_silent, keeps_last
+from hpcfed.results.stored import is_complete, is_silent, keeps_last, read_run
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.starting import starting
@@ -229,12 +230,23 @@ def run_stacked(
     folders = _work(points, world, watch, stop, quiet=quiet)
     if stop.agreed:
         if world.is_root:
-            how = stop.go_on or f"hpcfed run --resume {folders[0]}"
+            how = stop.go_on or _command_to_go_on(folders[0], config)
             if len(points) > 1:
                 how = "the same study"
             remark(f"hpcfed: stopped; go on with: {how}")
         raise SystemExit(STOPPED)
     return folders if world.is_root else []
+
+
+def _command_to_go_on(folder: Path, config: RunConfig) -> str:
+    """Return the command that resumes a run that was stopped."""
+    command = f"hpcfed run --resume {folder}"
+    # A run that is made longer may be stopped before its record knows that.
+    if config.resume is not None:
+        planned = [read_run(run).config["rounds"] for run in runs_of(folder)]
+        if min(planned) < config.rounds:
+            command += f" --rounds {config.rounds}"
+    return command
 
 
 def _serve(settings: Settings, world: World, watch: Observer, stop: Stop) -> None:
