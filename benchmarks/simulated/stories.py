@@ -4,6 +4,7 @@ complete; all of it drawn from one seed.
 
 import random
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -110,6 +111,8 @@ class Story:
         """Runs whose record was on disk at the end of a life."""
         self._overwrites = self._out.exists()
         """Whether a requeued job was told to take the folder."""
+        self._advice: list[str] = []
+        """The command that the program has advised to go on with."""
         self._restarts = 0
         """How often Slurm has started the job again."""
 
@@ -191,6 +194,7 @@ class Story:
             self._work = replace(
                 work, rounds=min(work.rounds + chance.randint(1, 3), MOST_ROUNDS)
             )
+            self._advice = []
         elif manner == "other":
             self._begin(Work.drawn(chance, seed=(work.seed + 2) % 6, seeds=self._seeds))
 
@@ -200,6 +204,11 @@ class Story:
             self._work.seed,
             self._work.seed + self._seeds,
         )
+
+    def _is_done(self, states: Sequence[State | None]) -> bool:
+        """Tell whether the present run is complete, with as many rounds as it is to have."""
+        whole = [_is_whole(one, self._work.rounds) for one in states]
+        return all(whole) and all(map(self._is_ours, states))
 
     def _start(self, name: str, before: Sequence[State | None]) -> Job:
         """Start the run as a user or Slurm would after what has happened so far."""
@@ -220,6 +229,8 @@ class Story:
             if self._overwrites:
                 words.append("--overwrite")
             self._restarts += 1
+        elif self._advice:
+            words = self._advice
         elif any(before):
             words = ["run", "--resume", OUT]
             if _planned(before) < self._work.rounds:
@@ -243,7 +254,7 @@ class Story:
     ) -> None:
         self._after = states = self._states()
         jobs = [job, *rivals]
-        done = _complete(states) and all(map(self._is_ours, states))
+        done = self._is_done(states)
         self.told.outcomes[outcome(job.code, done)] += 1
         if rivals:
             self._judge_rivals(jobs, complete=done)
@@ -251,8 +262,10 @@ class Story:
             self._find(f"exit code {job.code} after {struck.kind}:\n{last(job)}")
         elif job.code == 0 and not done:
             self._find(f"exit code 0, but the run is not complete:\n{last(job)}")
-        if any(one.code == STOPPED for one in jobs):
+        stopped = [one for one in jobs if one.code == STOPPED]
+        if stopped:
             self._judge_stop(before, states)
+        self._advice = _advised(stopped[0]) if stopped else []
         for one in jobs:
             if "Traceback" in one.told:
                 self._find(f"a traceback of {one.name}:\n{last(one, 25)}")
@@ -344,7 +357,7 @@ class Story:
     def _judge_end(self) -> None:
         """Judge the folder after the last life, in which nothing has happened."""
         states = self._states()
-        if not _complete(states) or not all(map(self._is_ours, states)):
+        if not self._is_done(states):
             self._find("the run is not complete at the end")
         check_plain(self._out)
 
@@ -405,6 +418,12 @@ def _is_whole(state: State | None, rounds: int = 0) -> bool:
 
 def _planned(states: Sequence[State | None]) -> int:
     return max((state.planned for state in states if state), default=0)
+
+
+def _advised(job: Job) -> list[str]:
+    """Return the command to go on with, as a stopped job has told it."""
+    found = re.findall(r"^hpcfed: stopped; go on with: hpcfed (.*)$", job.told, re.M)
+    return shlex.split(found[-1]) if found else []
 
 
 def _reported(job: Job) -> int:
