@@ -1,5 +1,6 @@
 """Checkpoints, runs that are stopped and go on, and what damaged files do."""
 
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -329,11 +331,24 @@ def test_runs_that_go_on_together_have_a_common_round(tmp_path: Path) -> None:
 
 
 def test_reading_ends_where_a_stop_is_requested(tmp_path: Path) -> None:
-    there = stored(tmp_path, 3, w=np.zeros(1))
-    with pytest.raises(checkpoints.Interrupted):
-        checkpoints.existing(there / "w.npy", lambda: True)
+    stored(tmp_path, 3, w=np.zeros(1))
     with pytest.raises(checkpoints.Interrupted):
         checkpoints.common([tmp_path], say=pytest.fail, stopping=lambda: True)
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that went back to the one before would remove it."""
+    for rounds in (2, 3):
+        stored(tmp_path, rounds, w=np.zeros(1))
+    failing = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
+    refused = pytest.raises(UserError, match="00000003 cannot be read: Input/output")
+    with monkeypatch.context() as disk, refused:
+        disk.setattr(checkpoints, "check_file", failing)
+        checkpoints.newest(tmp_path, say=pytest.fail)
+    found = checkpoints.newest(tmp_path, say=pytest.fail)
+    assert found is not None and found.rounds == 3
 
 
 def test_a_checkpoint_loses_its_marker_first(

@@ -39,8 +39,10 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
-"""Exceptions that reading a damaged checkpoint may raise."""
+_DAMAGE = (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError)
+"""Exceptions that reading a damaged checkpoint may raise. Other errors of the system tell
+nothing about it: a disk that fails now may answer later.
+"""
 
 Say = Callable[[str], None]
 Stopping = Callable[[], bool]
@@ -136,16 +138,21 @@ def copy(folder: Path, path: Path) -> StoredFile:
     return StoredFile(path.name, len(content), hashlib.sha256(content).hexdigest())
 
 
-def existing(path: Path, stopping: Stopping = lambda: False) -> StoredFile:
-    """Describe a file that other code has written to a checkpoint's folder."""
+def existing(path: Path) -> StoredFile:
+    """Describe and sync a file that other code has written to a checkpoint's folder."""
+    # Its writer may not have synced it; the marker must not be on disk first.
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    return _described(path)
+
+
+def _described(path: Path, stopping: Stopping = lambda: False) -> StoredFile:
     size, digest = check_file(path), hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(BLOCK):
             if stopping():
                 raise Interrupted
             digest.update(block)
-        # Its writer may not have synced it; the marker must not be on disk first.
-        os.fsync(file.fileno())
     return StoredFile(path.name, size, digest.hexdigest())
 
 
@@ -258,7 +265,7 @@ def recorded(run: Path, *, record_only: bool = False) -> list[Path]:
     """
     found = []
     for folder in reversed(checkpoint_folders(run)):
-        with suppress(*_DAMAGE):
+        with suppress(OSError, *_DAMAGE):
             for file in _marked(folder):
                 wanted = file.name == RECORD
                 if not record_only:
@@ -326,6 +333,12 @@ def _if_whole(folder: Path, say: Say, stopping: Stopping) -> Checkpoint | None:
     except _DAMAGE as error:
         say(f"checkpoint {folder} is damaged ({error}); going back to the one before")
         return None
+    except OSError as error:
+        # To go on from an older one would remove it.
+        raise UserError(
+            f"checkpoint {folder} cannot be read: {error.strerror}; resume when it can "
+            "be, or move it elsewhere to go back to the one before"
+        ) from None
     return Checkpoint(folder, int(folder.name), files)
 
 
@@ -335,7 +348,7 @@ def _is_whole(
     """Compare a file with its entry in the marker; the size before the checksum."""
     # A write that was cut short has another size; then gigabytes need not be read.
     path = folder / file.name
-    return check_file(path) == file.size and existing(path, stopping) == file
+    return check_file(path) == file.size and _described(path, stopping) == file
 
 
 def _marked(folder: Path) -> tuple[StoredFile, ...]:
