@@ -762,6 +762,8 @@ def test_the_name_of_a_job_is_on_disk(
     # What a kill may leave behind is the run's own.
     (tmp_path / synced[0].name).touch()
     assert not strangers(tmp_path)
+    # And no reason to refuse the folder, to a requeued job or to anybody.
+    check_out(tmp_path, overwrite=False)
 
 
 @pytest.fixture

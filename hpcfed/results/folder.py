@@ -59,6 +59,8 @@ _MADE = rf"{_WHOLE}|{_PARAMS}|{_FAILURE}|{_SIGNS}|{_TEMPORARY}"
 """Files that a run creates, and that --overwrite removes."""
 _FILES = rf"{_MADE}|trace\.json|profile\.json|\.claim|\.job"
 """Files that a run writes to."""
+_OWNERS = r"\.claim|\.job|\.\.job\..+\.tmp"
+"""Files that say whose a folder is. Alone they are no run."""
 _SEED = r"seed-([0-9]{1,19})"
 _CHECKPOINT = r"[0-9]{8,18}"
 _EVENTS = r"events\.out\.tfevents\..+"
@@ -312,7 +314,7 @@ def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
             )
         return
     # No record: the folder belongs to somebody else, or its run was killed very early.
-    found = [path for path in _entries(out) if path.name not in (CLAIM, JOB)]
+    found = [path for path in _entries(out) if not fullmatch(_OWNERS, path.name)]
     made = [path for path in found if _is_made_by_run(path)]
     # A run that ended well would have a record; a claim without one was left by a dead
     # run.
