@@ -41,9 +41,8 @@ from hpcfed.results.folder import (
     seed_folder,
     seed_folders,
 )
-from hpcfed.results.folder import runs as runs_of
 from hpcfed.results.publish import make_durably
-from hpcfed.results.stored import is_complete, is_silent, keeps_last, read_run
+from hpcfed.results.stored import is_complete, is_planned, is_silent, keeps_last
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.starting import starting
@@ -242,11 +241,9 @@ def _command_to_go_on(folder: Path, config: RunConfig) -> str:
     """Return the command that resumes a run that was stopped."""
     command = f"hpcfed run --resume {folder}"
     # A run that is made longer may be stopped before its record knows that.
-    if config.resume is not None:
-        planned = [read_run(run).config["rounds"] for run in runs_of(folder)]
-        if min(planned) < config.rounds:
-            command += f" --rounds {config.rounds}"
-    return command
+    if config.resume is None or is_planned(folder, config.rounds):
+        return command
+    return f"{command} --rounds {config.rounds}"
 
 
 def _serve(settings: Settings, world: World, watch: Observer, stop: Stop) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -115,14 +116,28 @@ def is_complete(folder: Path, rounds: int = 0) -> bool:
     """Tell whether a run, or each of its seeds, is complete and was planned with at
     least `rounds`. A run whose record cannot be read is not complete.
     """
+    found = _read_all(folder)
+    done = all(run.status == "complete" for run in found)
+    return done and _are_planned(found, rounds)
+
+
+def is_planned(folder: Path, rounds: int) -> bool:
+    """Tell whether the records of a run, or of each of its seeds, can be read and plan
+    at least `rounds`.
+    """
+    return _are_planned(_read_all(folder), rounds)
+
+
+def _read_all(folder: Path) -> list[RunRecord]:
+    """Read a run, or each of its seeds; none if one of them cannot be read."""
     try:
-        records = [read_run(run) for run in runs(folder)]
+        return [read_run(run) for run in runs(folder)]
     except UserError:
-        return False
-    for record in records:
-        if record.status != "complete" or record.config["rounds"] < rounds:
-            return False
-    return True
+        return []
+
+
+def _are_planned(found: Sequence[RunRecord], rounds: int) -> bool:
+    return bool(found) and all(run.config["rounds"] >= rounds for run in found)
 
 
 def is_silent(folder: Path, prompts: int) -> bool:
