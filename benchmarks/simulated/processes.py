@@ -101,6 +101,8 @@ class Process:
             self.halted = True
         elif number == signal.SIGCONT:
             self.halted = False
+            # Others may wait for what it answers.
+            self.cluster.scheduler.changed()
         else:
             handler = self.handlers.get(number, signal.SIG_DFL)
             if handler is signal.SIG_DFL:
