@@ -11,7 +11,7 @@ simulated in one process, so all that happens follows from the seed.
   term, interrupt         SIGTERM or SIGUSR2, SIGINT to one rank or all: exit code 75
   halt, stall             a rank is halted forever, or for some seconds
   slow                    syncs take seconds
-  full, read-only, failing   the disk refuses writes, changes or syncs, for a time or until the end
+  full, read-only, failing   the disk refuses reads, writes, changes or syncs, for a time or until the end
   rival                   a second run begins in the same folder
 
 After each life: no reported round and no complete checkpoint is lost; nothing that can

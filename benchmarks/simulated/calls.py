@@ -191,8 +191,10 @@ class Calls:
         task = self.task()
         writes = any(letter in mode for letter in "wax+")
         here = None
-        if task is not None and (writes or isinstance(file, int)):
+        if task is not None and (writes or self.disk.refuses or isinstance(file, int)):
             here = self.disk.path(file)
+        if here is not None and not writes:
+            self.disk.check("read", here)
         if here is None or not writes:
             return self._open(file, mode, buffering, *rest, **more)
         if not isinstance(file, int):

@@ -74,7 +74,7 @@ class Disk:
         self._prefix = f"{self.root}/"
         self.top = Folder()
         self.refuses: dict[str, int] = {}
-        """By kind of refusal (`write`, `change`, `sync`), the error number."""
+        """By kind of refusal (`read`, `write`, `change`, `sync`), the error number."""
         self.room: int | None = None
         """Bytes that can still be written; None: enough."""
         self.slow = False

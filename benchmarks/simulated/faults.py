@@ -138,7 +138,7 @@ def _refuse(kind: str, cluster: Cluster, job: Job, struck: Struck) -> None:
     elif kind == "read-only":
         disk.refuses = {"write": number, "change": number, "sync": number}
     else:
-        disk.refuses = {chance.choice(("write", "sync")): number}
+        disk.refuses = {chance.choice(("write", "sync", "read")): number}
     if chance.random() < 0.5:
         cluster.scheduler.after(chance.uniform(0.01, 3.0), lambda: mend(cluster))
 
