@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from hpcfed.analysis.choices import Combination, defaults_of, distinguish, grouped
 from hpcfed.analysis.labels import label
-from hpcfed.analysis.statistics import Estimate, middle, of_rounds, of_runs
+from hpcfed.analysis.statistics import Estimate, disjoint, middle, of_rounds, of_runs
 from hpcfed.options import facts
 from hpcfed.results.pace import per_round
 from hpcfed.results.run import RunRecord
@@ -306,13 +306,7 @@ def _apart(processes: Sequence[Process]) -> bool:
     interval, use their spread.
     """
     inside = [of_rounds(list(process.seconds)) for process in processes]
-    return any(_disjoint(one, other) for one, other in combinations(inside, 2))
-
-
-def _disjoint(one: Estimate, other: Estimate) -> bool:
-    if not (one.bounded and other.bounded):
-        return True
-    return one.high < other.low or other.high < one.low
+    return any(disjoint(one, other) for one, other in combinations(inside, 2))
 
 
 def _drift(group: Group) -> float:
@@ -330,7 +324,7 @@ def _drift(group: Group) -> float:
             continue
         parts = np.array_split(train, 3)
         first, _, last = (of_rounds(part.tolist()) for part in parts)
-        if first.centre <= 0 or not _disjoint(first, last):
+        if first.centre <= 0 or not disjoint(first, last):
             continue
         change = abs(last.centre / first.centre - 1)
         # `not largest > change` is also true while `largest` is NaN.

@@ -51,6 +51,13 @@ class Estimate:
         return Estimate(log(self.centre), log(self.low), log(self.high))
 
 
+def disjoint(one: Estimate, other: Estimate) -> bool:
+    """Tell whether two intervals are apart, as far as both are known."""
+    if not (one.bounded and other.bounded):
+        return True
+    return one.high < other.low or other.high < one.low
+
+
 def of_runs(values: Sequence[float]) -> Estimate:
     """Estimate a positive figure from independent runs: their geometric mean, by
     Student's t on the logarithms.

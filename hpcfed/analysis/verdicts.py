@@ -32,7 +32,7 @@ from hpcfed.analysis.speed_verdicts import (
     strong_answers,
     weak_answers,
 )
-from hpcfed.analysis.statistics import Estimate, of_runs, ratio
+from hpcfed.analysis.statistics import Estimate, disjoint, of_runs, ratio
 from hpcfed.analysis.swept import (
     Effect,
     Matters,
@@ -357,7 +357,7 @@ def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:
             continue
         cheapest, best = one.best[0], one.best[-1]
         # Do not report a price if noise may explain the order of the times.
-        if _overlap(cheapest.cost, best.cost):
+        if not disjoint(cheapest.cost, best.cost):
             continue
         unit = one.judged.unit
         yield (
@@ -367,10 +367,3 @@ def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:
             f"{times_text(cheapest.cost, ' s')} are enough for "
             f"{text(cheapest.score, unit)} ({choice_text(cheapest.group, options)})."
         )
-
-
-def _overlap(one: Estimate, other: Estimate) -> bool:
-    """Tell whether both have intervals, and these overlap."""
-    if not (one.bounded and other.bounded):
-        return False
-    return one.low <= other.high and other.low <= one.high
