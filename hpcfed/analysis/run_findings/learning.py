@@ -22,7 +22,7 @@ from hpcfed.analysis.findings import (
 )
 from hpcfed.analysis.labels import ACCURACIES, all_series
 from hpcfed.errors import count
-from hpcfed.options.metrics import METRICS, label_of, text_of
+from hpcfed.options.metrics import METRICS, chosen, label_of, text_of
 from hpcfed.results.run import LAST_UPDATES, NewRounds, RunRecord, mean_accuracy
 from hpcfed.results.target import Reached
 
@@ -139,10 +139,7 @@ def _new_rounds(rounds: NewRounds) -> Table:
 def learning_of_seeds(runs: Runs) -> Iterator[Table]:
     """Yield what each seed has reached, and the mean."""
     first = runs[0]
-    metrics = list(first.metrics)
-    if first.task in METRICS["accuracy"].tasks:
-        metrics.insert(0, "accuracy")
-    for metric in metrics:
+    for metric in chosen(first.metrics, first.task):
         label = label_of(metric, first.task)
         yield _by_seed(metric, f"last {label}", runs, RunRecord.last)
         yield _by_seed(metric, f"best {label}", runs, RunRecord.best)

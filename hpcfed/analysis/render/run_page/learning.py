@@ -33,7 +33,7 @@ from hpcfed.analysis.run_findings.learning import (
     last_of_clients,
 )
 from hpcfed.errors import count
-from hpcfed.options.metrics import METRICS, label_of
+from hpcfed.options.metrics import METRICS, chosen, label_of
 from hpcfed.results.run import RunRecord
 from hpcfed.results.server import LatentMap
 from hpcfed.results.stored import RunDetails
@@ -62,10 +62,7 @@ def learning(group: Group) -> Section:
     """Draw all metrics and the losses over rounds."""
     section = Section("accuracy", "Accuracy and loss")
     task = group.first.task
-    metrics = list(group.metrics)
-    if task in METRICS["accuracy"].tasks:
-        metrics.insert(0, "accuracy")
-    for name in dict.fromkeys(metrics):
+    for name in chosen(group.metrics, task):
         label = label_of(name, task)
         axis = Axis(f"{label}, %" if METRICS[name].in_percent else label)
         curves = []

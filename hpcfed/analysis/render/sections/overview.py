@@ -26,7 +26,6 @@ from hpcfed.analysis.labels import (
     both_series,
     condition_text,
     label,
-    option_text,
     value_text,
 )
 from hpcfed.analysis.outcomes import known_metric, last_accuracy, measure
@@ -279,8 +278,7 @@ def _series(
 
 def _held(shown: Held) -> str:
     """Return ` at lr 0.1`: the options that are held and do not vary between lines."""
-    words = [option_text(name, value) for name, value in shown.options.items()]
-    return f" at {', '.join(words)}" if words else ""
+    return f" at {label(shown.options)}" if shown.options else ""
 
 
 def _drawing(

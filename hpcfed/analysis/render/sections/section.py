@@ -9,7 +9,7 @@ from typing import TypeVar
 from hpcfed.analysis.choices import SIZES, Combination, grouped
 from hpcfed.analysis.findings import COUNT, Cell, Table
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.labels import label, option_text
+from hpcfed.analysis.labels import label
 from hpcfed.analysis.render.charts import Axis, Drawing, Line, bars, lines, stripes
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.swept import Held, Swept, held
@@ -54,9 +54,8 @@ def held_text(shown: Held) -> list[str]:
     """Return the sentence that says which points the charts leave out, if any."""
     if not shown.left_out:
         return []
-    words = [option_text(name, value) for name, value in shown.options.items()]
     return [
-        f"Charts show the points with {', '.join(words)}. The tables and the CSV have "
+        f"Charts show the points with {label(shown.options)}. The tables and the CSV have "
         f"{count(shown.left_out, 'more point')}."
     ]
 
