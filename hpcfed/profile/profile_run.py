@@ -17,7 +17,7 @@ from hpcfed.experiment.run import run
 from hpcfed.kernels.cuda import one_after_the_other
 from hpcfed.options import Settings
 from hpcfed.plan.speeds import TRIALS, Ceilings
-from hpcfed.profile.timeline import ROUNDS, Timeline, lanes, trace
+from hpcfed.profile.timeline import Timeline, lanes, trace
 from hpcfed.profile.verdict import ProfiledRun, advice, words, workloads
 from hpcfed.profile.watch import ProfileWatch
 from hpcfed.results.as_json import plain
@@ -237,14 +237,13 @@ def _server_table(record: RunRecord) -> Table:
 
 def _operator_table(session: Session, kind: str) -> Table:
     """Return the longest kernels or operators of a session."""
-    unit = "rounds" if session.name == ROUNDS else f"steps of the {session.name}"
     # Shares refer to all operators, including those not shown.
     total = sum(operator.seconds for operator in session.operators)
     rows: list[Row] = []
     for operator in session.operators[:MOST_OPERATORS]:
         time = OPERATOR_MS(operator.seconds), SHARE(operator.seconds / total)
         rows.append([short_name(operator.name), *time, COUNT(operator.calls)])
-    title = f"{kind} in {session.number} {unit}"
+    title = f"{kind} in {session.number} {session.unit}"
     return Table((title, "ms", "share", "calls"), rows)
 
 

@@ -12,8 +12,6 @@ import numpy as np
 
 from hpcfed.results.profiles import Lane, Session
 
-ROUNDS = "rounds"
-"""The session of rounds; others have the names of the server's networks."""
 PROFILER = "profiler"
 """The track of starting and stopping a session, which is not the run's own time."""
 

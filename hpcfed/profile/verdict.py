@@ -11,7 +11,8 @@ from hpcfed.clients.network import client_layout
 from hpcfed.options import Settings
 from hpcfed.plan.speeds import Ceilings
 from hpcfed.plan.work import memory_traffic, network_sizes
-from hpcfed.profile.timeline import PROFILER, ROUNDS, Timeline
+from hpcfed.profile.timeline import PROFILER, Timeline
+from hpcfed.results.profiles import ROUNDS
 from hpcfed.results.run import RunRecord
 from hpcfed.runtime.timer import PHASES
 from hpcfed.server.options import ServerOptions, batching, server_options

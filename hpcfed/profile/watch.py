@@ -7,7 +7,6 @@ from events in the stream, as in the timer. Spans of the server wait for the dev
 their ends; a run without a profile does not.
 """
 
-import resource
 import time
 import warnings
 from collections import defaultdict
@@ -20,9 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hpcfed.profile.timeline import PROFILER, ROUNDS, Span, Timeline
-from hpcfed.results.profiles import Operator, Session
+from hpcfed.profile.timeline import PROFILER, Span, Timeline
+from hpcfed.results.profiles import ROUNDS, Operator, Session
 from hpcfed.runtime import accelerator
+from hpcfed.runtime.host_counters import process_memory
 from hpcfed.runtime.timer import Observer, Timer
 from hpcfed.runtime.world import World
 
@@ -368,6 +368,4 @@ def _memory(device: torch.device) -> int:
     """Return the bytes in use now: torch's on a GPU, the process's on a CPU."""
     if accelerator.is_gpu(device):
         return accelerator.allocated_memory(device)
-    # The second number is the resident pages.
-    numbers = Path("/proc/self/statm").read_text().split()
-    return int(numbers[1]) * resource.getpagesize()
+    return int(process_memory() or 0)

@@ -41,6 +41,10 @@ class Operator(BaseModel):
     calls: int
 
 
+ROUNDS = "rounds"
+"""The session of clients' rounds; others have the names of the server's networks."""
+
+
 class Session(BaseModel):
     """Some rounds, or steps of one of the server's networks, under torch's profiler."""
 
@@ -51,6 +55,11 @@ class Session(BaseModel):
     busy: float = nan
     """The share of that time in which the device, or torch on a CPU, was busy."""
     operators: list[Operator]
+
+    @property
+    def unit(self) -> str:
+        """What it has some of: rounds, or steps of a network."""
+        return ROUNDS if self.name == ROUNDS else f"steps of the {self.name}"
 
 
 class Lane(NamedTuple):

@@ -25,8 +25,6 @@ MOST_RANKS = 32
 """Most ranks in a timeline; of more, the first ones and the server's."""
 MOST_LANES = 400
 """Most intervals of a rank's time to draw."""
-ROUNDS = "rounds"
-"""The session of clients' rounds; others have the names of the server's networks."""
 TERAFLOPS = Kind("FLOP/s", number, 1e-12)
 GIGABYTES = Kind("bytes/s", number, 1e-9)
 NEAR_ROOFS = 1.5
@@ -212,8 +210,7 @@ def operators(found: Profile) -> Section:
     for session in found.sessions:
         if not session.operators:
             continue
-        of = ROUNDS if session.name == ROUNDS else f"steps of the {session.name}"
-        title = f"operators in {session.number} {of}"
+        title = f"operators in {session.number} {session.unit}"
         names, milliseconds = _longest(session.operators)
         drawn = stripes(title, names, {"ms": milliseconds}, Axis("ms in all"))
         section.charts.append(drawn)
