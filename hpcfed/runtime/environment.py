@@ -27,11 +27,7 @@ _PACKAGES = (
     "deepspeed",
     "triton",
 )
-_LAUNCHER = (
-    "SLURM_",
-    "OMPI_COMM_WORLD_",
-    "PMI_",
-    "PMIX_RANK",
+OF_TIME = (
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
@@ -42,6 +38,8 @@ _LAUNCHER = (
     "CCL_",
     "GLOO_",
 )
+"""Prefixes of the variables that may affect the time of a run."""
+_RECORDED = ("SLURM_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_RANK", *OF_TIME)
 """Prefixes of the variables that are recorded."""
 _PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD", "JWT")
 """Variables whose names contain one of these are never recorded."""
@@ -189,6 +187,6 @@ def _variables() -> dict[str, str]:
     found = {}
     for name, value in sorted(os.environ.items()):
         private = any(word in name for word in _PRIVATE)
-        if name.startswith(_LAUNCHER) and not private:
+        if name.startswith(_RECORDED) and not private:
             found[name] = value
     return found

@@ -12,14 +12,10 @@ from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import value_text
 from hpcfed.options import RunConfig, named
 from hpcfed.results.run import RunRecord
+from hpcfed.runtime.environment import OF_TIME
 
 ABSENT = "–"
 """Shown for what a side does not have."""
-VARIABLES = (
-    "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "HPCFED_KERNELS", "NCCL_", "CCL_", "GLOO_",
-)  # fmt: skip
-"""Prefixes of environment variables that may affect the time of a run."""
 DIGITS = 10
 """Characters of a commit or a checksum: enough to distinguish them."""
 
@@ -168,6 +164,6 @@ def _variables(recorded: object) -> list[tuple[str, str]]:
         return []
     found = []
     for name, value in recorded.items():
-        if str(name).startswith(VARIABLES):
+        if str(name).startswith(OF_TIME):
             found.append((str(name), str(value)))
     return found
