@@ -49,6 +49,7 @@ from hpcfed.results.stored import read_run
 from hpcfed.runtime import accelerator
 from hpcfed.runtime.launcher import environment_of, launcher
 from hpcfed.runtime.location import choose_device
+from hpcfed.runtime.machine import this_machine
 from hpcfed.runtime.timer import PHASES
 from hpcfed.server.options import server_options
 
@@ -78,7 +79,6 @@ def calibrate(
     *,
     clients: Sequence[int] = CLIENTS,
     ranks: Sequence[int] = RANKS,
-    server: bool = True,
 ) -> Calibration:
     """Measure what a plan needs; `values` are the options as the user wrote them."""
     config = settings.config
@@ -108,7 +108,7 @@ def calibrate(
         rounds=tuple(points),
         links=tuple(links),
     )
-    if options is None or options.server_model not in PLANNED or not server:
+    if options is None or options.server_model not in PLANNED:
         return constants
     return constants.model_copy(update=measure_server(settings, options, device))
 
@@ -368,7 +368,7 @@ def machine_of(device: torch.device, units: int, dtype: torch.dtype) -> Measured
         name, memory = properties.name, properties.total_memory
     else:
         name = f"{os.uname().machine} core"
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = this_machine().memory
     return MeasuredMachine(
         device=name,
         kind=kind_of(device.type),

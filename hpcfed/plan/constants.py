@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcfed.errors import UserError
 from hpcfed.results.folder import check_export
-from hpcfed.results.publish import publish
+from hpcfed.results.publish import export
 
 MOST_BYTES = 2**20
 """Largest file of constants to read, in bytes."""
@@ -221,7 +221,4 @@ def check_writable(path: Path) -> None:
 
 def write_constants(path: Path, constants: Calibration) -> None:
     """Write a calibration atomically."""
-    try:
-        publish(f"{constants.model_dump_json(indent=1)}\n".encode(), path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    export(f"{constants.model_dump_json(indent=1)}\n".encode(), path)

@@ -187,17 +187,12 @@ def _twice(
     run does; later ones find it touched.
     """
     for _ in range(2):
-        synchronize(device)
+        accelerator.synchronize(device)
         begin = time.perf_counter()
         do()
-        synchronize(device)
+        accelerator.synchronize(device)
         seconds = time.perf_counter() - begin
         yield BankPoint(**asdict(work), seconds=seconds)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
-    accelerator.synchronize(device)
 
 
 def _learnt(
@@ -245,7 +240,7 @@ class _Clock:
     def _look(self, network: str, done: int, steps: int, losses: Tensor) -> None:
         # Twice only: each look waits for the device, and so would slow the steps.
         if done in (WARMUP, steps):
-            synchronize(self._device)
+            accelerator.synchronize(self._device)
             self._looks[network][done] = time.perf_counter()
 
     @property
@@ -289,8 +284,8 @@ class _Clock:
 
     def invert(self) -> float:
         """Return the seconds of generating a few clients' rows."""
-        synchronize(self._device)
+        accelerator.synchronize(self._device)
         begin = time.perf_counter()
         self._model.invert(self._rows[:INVERTED])
-        synchronize(self._device)
+        accelerator.synchronize(self._device)
         return time.perf_counter() - begin
