@@ -28,11 +28,12 @@ from hpcfed.plan.make import PlanRequest, make_plan
 from hpcfed.plan.planner import Planner
 from hpcfed.plan.server import LearningPlan
 from hpcfed.plan.server_calibration import measure_passes
-from hpcfed.plan.work import banked_rows, network_sizes, run_work
+from hpcfed.plan.work import network_sizes, run_work
 from hpcfed.server import likeness
 from hpcfed.server.bank import AT_ONCE, BankedRound, BankedRows
 from hpcfed.server.columns import Columns
 from hpcfed.server.options import ServerOptions, server_options
+from hpcfed.server.schedule import banked_rows
 from hpcfed.server.span import Coordinates
 from tests.test_plan import LINK, constants, server_point
 
@@ -166,7 +167,7 @@ def test_a_learning_takes_its_steps_and_its_passes() -> None:
     settings = keyword_settings({**SPAN, "inversion_depth": 0})
     options = server_options(settings)
     assert options is not None
-    rows = banked_rows(settings, options)
+    rows = banked_rows(options, settings.config)
     assert rows == 3 * CLIENTS, "no more rounds than the run has"
     prepared = Preparation(
         parameters=1, seconds=0, invert=1e-9, first=0, launches=1, flops=1

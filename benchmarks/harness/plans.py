@@ -39,9 +39,9 @@ from hpcfed.plan.rounds import (
 from hpcfed.plan.server import LearningPlan, plan_learning
 from hpcfed.plan.server_calibration import measure_server
 from hpcfed.plan.speeds import ASSUMED, measured_link
-from hpcfed.plan.work import banked_rows
 from hpcfed.results.stored import read_run
 from hpcfed.server.options import server_options
+from hpcfed.server.schedule import banked_rows
 
 CLIENTS = {
     "method": "fedavg",
@@ -105,7 +105,7 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
 def loads_of(settings: Settings, ranks: int) -> list[Load]:
     """Return the work of the busiest rank."""
     config = settings.config
-    sizes = train_sizes(config, validates=False)
+    sizes = train_sizes(config)
     work = settings.options.local_work(config, client_layout(config))
     return rank_loads(settings, work, sizes, ranks, mode="batched")
 
@@ -198,7 +198,7 @@ def predict_server(asked: argparse.Namespace) -> None:
             zero_stage=0,
             link=ASSUMED,
             clients=20,
-            rows=banked_rows(larger, chosen),
+            rows=banked_rows(chosen, larger.config),
         )
         print("predicted", plan, flush=True)
         measure_learning(size, {**values, "server": size}, plan)

@@ -272,7 +272,7 @@ def _most_members(config: RunConfig) -> int:
     """Return the most clients of a round on the virtual clock; 0 without one."""
     if config.devices == "none":
         return 0
-    invited = config.invited_among(config.clients)
+    invited = config.num_invited
     if config.sampling == "poisson":
         # Ten standard deviations more: a larger round is practically impossible.
         return min(config.clients, ceil(invited + 10 * sqrt(invited)))

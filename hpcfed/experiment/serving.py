@@ -14,7 +14,7 @@ from hpcfed.options import Settings
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
 from hpcfed.server.options import server_options
-from hpcfed.server.schedule import check_columns, generated
+from hpcfed.server.schedule import banked_rows, check_columns, generated
 
 if TYPE_CHECKING:
     from hpcfed.server.transport import Transport
@@ -69,20 +69,13 @@ def choose_server(
         options,
         layout,
         rounds=config.rounds,
-        uploads=_uploads(settings),
+        uploads=banked_rows(options, config),
         gpu=gpu,
         memory=memory,
         ranks=ranks,
         given=options.model_fields_set - chosen_before,
     )
     return settings.adapted(made)
-
-
-def _uploads(settings: Settings) -> int:
-    """Return the largest number of rows in the server's bank."""
-    options, config = server_options(settings), settings.config
-    assert options is not None
-    return config.cohort_among(config.clients) * options.bank_rounds
 
 
 def check_server(settings: Settings, world: World) -> None:
@@ -100,7 +93,8 @@ def check_server(settings: Settings, world: World) -> None:
 
     check_network(settings)
     check_world(options, world)
-    uploads, ranks = _uploads(settings), len(world.server_locations)
+    uploads = banked_rows(options, settings.config)
+    ranks = len(world.server_locations)
     layout = client_layout(settings.config)
     columns = len(generated(layout, options).at)
     memory = smallest_memory(world)

@@ -88,8 +88,7 @@ def _arrival(config: RunConfig) -> str:
         cut = ", as far as they come" if config.partial else ""
         losses.append(f"within {config.deadline:g} s{cut}")
     if config.oversample > 1:
-        invited = config.invited_among(config.clients)
-        losses.append(f"the first {config.cohort_size} of {invited}")
+        losses.append(f"the first {config.cohort_size} of {config.num_invited}")
     if config.dropout_rate:
         losses.append(f"{config.dropout_rate:.0%} lost")
     return ", ".join(losses) or "the server waits for all"

@@ -30,8 +30,7 @@ def _invites_more(run: Any) -> bool:
     """Tell whether a round invites more clients than its cohort; also true without a
     clock, because then `_CLOCK` is the unmet need to report.
     """
-    invited = run.invited_among(run.clients)
-    return run.devices == "none" or bool(invited > run.cohort_size)
+    return run.devices == "none" or bool(run.num_invited > run.cohort_size)
 
 
 class DeviceOptions(CompressionOptions):
@@ -135,6 +134,11 @@ class DeviceOptions(CompressionOptions):
         if not self.devices.startswith(TRACE):
             return None
         return Path(self.devices.removeprefix(TRACE))
+
+    @property
+    def num_invited(self) -> int:
+        """The number of clients that a round invites."""
+        return self.invited_among(self.clients)
 
     def invited_among(self, clients: int) -> int:
         """Return the number of clients that a round invites out of `clients`."""

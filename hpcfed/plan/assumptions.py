@@ -5,7 +5,6 @@ from math import inf, isnan
 
 import torch
 
-from hpcfed import methods
 from hpcfed.clients.stacks import CPU_ACTIVATIONS, MATRICES, floats_of_client
 from hpcfed.federation.training import FLOPS
 from hpcfed.options import Settings
@@ -54,9 +53,8 @@ def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
     flops = UNMEASURED[kind]
     size = client_size(config)
     if isnan(size):
-        validates = methods.load(config.method).VALIDATES
         # Unknown without the data: deal it out as a run would.
-        size = float(train_sizes(config, validates=validates).mean())
+        size = float(train_sizes(config).mean())
     in_round, judged = local_work(settings, size)
     # Seconds of a client's step, and of its training before an evaluation.
     client_step = in_round.flops / max(1.0, in_round.steps) / flops

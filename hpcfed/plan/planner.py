@@ -6,7 +6,6 @@ from math import gcd
 
 import numpy as np
 
-from hpcfed import methods
 from hpcfed.analysis.costmodel import Range
 from hpcfed.clients.engine import LOOP_ABOVE_COLUMNS
 from hpcfed.clients.network import client_layout
@@ -16,9 +15,8 @@ from hpcfed.plan.constants import Calibration
 from hpcfed.plan.rounds import RoundPlan, Target, plan_round, rank_loads, train_sizes
 from hpcfed.plan.server import LearningPlan, plan_learning
 from hpcfed.plan.speeds import LinkSpeed
-from hpcfed.plan.work import banked_rows
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.schedule import num_learnings
+from hpcfed.server.schedule import banked_rows, num_learnings
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,7 @@ class Planner:
         self._per_node = per_node
         config = settings.config
         self.layout: Layout = client_layout(config)
-        validates = methods.load(config.method).VALIDATES
-        self._sizes: np.ndarray = train_sizes(config, validates=validates)
+        self._sizes: np.ndarray = train_sizes(config)
 
     def round(self, ranks: int) -> RoundPlan:
         """Predict a round on `ranks` workers."""
@@ -91,7 +88,7 @@ class Planner:
             zero_stage=stage,
             link=self._link,
             clients=self._settings.config.clients,
-            rows=banked_rows(self._settings, options),
+            rows=banked_rows(options, self._settings.config),
         )
 
     def whole(self, ranks: int) -> Range:

@@ -7,6 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
+from hpcfed import methods
 from hpcfed.analysis.costmodel import Range, fit_cost, ranged
 from hpcfed.clients.placement import LONGEST, client_loads, place
 from hpcfed.clients.schedule import num_steps
@@ -15,7 +16,7 @@ from hpcfed.experiment.data import deal, load_alone
 from hpcfed.options import LocalWork, RunConfig, Settings
 from hpcfed.plan.constants import Calibration, MeasuredWork, RoundPoint, Spread
 from hpcfed.plan.speeds import LinkSpeed, measured_link, ring_allreduce
-from hpcfed.plan.work import FLOAT, length_of, num_invited, trainings_each
+from hpcfed.plan.work import FLOAT, length_of, trainings_each
 from hpcfed.runtime import randomness
 
 # Who trains what in a round: clients' steps, placed on ranks as in a run.
@@ -39,12 +40,13 @@ class Load:
     """Local steps of all its clients."""
 
 
-def train_sizes(config: RunConfig, *, validates: bool) -> np.ndarray:
+def train_sizes(config: RunConfig) -> np.ndarray:
     """Return each client's number of training samples, as a run would assign them."""
     # Known without dealing out samples, which may take seconds for many clients.
     even = config.dataset == "synthetic" and config.partition == "iid"
     if even or config.partition == "dominant":
         return np.full(config.clients, config.train_per_client)
+    validates = methods.load(config.method).VALIDATES
     dealt = deal(config, load_alone(config), validates=validates)
     lists = dealt.partition.train[: config.clients]
     return np.array([len(samples) for samples in lists])
@@ -64,7 +66,7 @@ def rank_loads(
     for one in work.round:
         steps = steps + one.times * num_steps(sizes, length_of(one))
     steps = steps * trainings_each(settings)
-    count = num_invited(settings)
+    count = config.num_invited
     everyone = np.arange(len(sizes))
     if count >= len(sizes):
         return [_busiest(everyone, steps, rank_of, ranks, longest)]

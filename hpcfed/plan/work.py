@@ -31,7 +31,7 @@ from hpcfed.plan.bank import answer_work, learning_work
 from hpcfed.server.diffusion import Schedule
 from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
 from hpcfed.server.options import ServerOptions, server_options
-from hpcfed.server.schedule import generated, num_learnings
+from hpcfed.server.schedule import banked_rows, generated, num_learnings
 from hpcfed.server.span import CoordinateDenoiser
 from hpcfed.server.token_denoiser import TokenDenoiser
 from hpcfed.server.token_layout import TokenLayout
@@ -80,16 +80,15 @@ def run_work(settings: Settings) -> RunWork:
     """Count the work of a run, over all its rounds and seeds."""
     config = settings.config
     layout = client_layout(config)
-    seeds = len(config.seeds or (0,))
     in_round, judged = local_work(settings)
     each = trainings_each(settings)
-    rounds = config.rounds * num_invited(settings) * each * in_round.flops
+    rounds = config.rounds * config.num_invited * each * in_round.flops
     evaluations = -(-config.rounds // config.evaluate_every)
     evaluated = config.evaluate_clients or config.clients
-    sent = seeds * config.rounds * _sent_in_a_round(config, layout)
+    sent = config.num_seeds * config.rounds * _sent_in_a_round(config, layout)
     return RunWork(
-        clients=seeds * (rounds + evaluations * evaluated * judged.flops),
-        server=seeds * _server_flops(settings, layout),
+        clients=config.num_seeds * (rounds + evaluations * evaluated * judged.flops),
+        server=config.num_seeds * _server_flops(settings, layout),
         sent=sent if settings.options.uploads else 0.0,
     )
 
@@ -110,18 +109,13 @@ def local_work(
     return in_round, trained(declared.judged, size, sample, layout)
 
 
-def num_invited(settings: Settings) -> int:
-    """Return how many clients train in a round."""
-    return settings.config.invited_among(settings.config.clients)
-
-
 def trainings_each(settings: Settings) -> float:
     """Return how often an invited client trains in a round, as is expected: in a method
     like FedUmf also for the round before, unless it was invited there.
     """
     if not settings.options.unsampled_train:
         return 1
-    return 2 - num_invited(settings) / settings.config.clients
+    return 2 - settings.config.num_invited / settings.config.clients
 
 
 def trained(
@@ -192,7 +186,7 @@ def memory_traffic(config: RunConfig, *, samples: float, steps: float) -> float:
 
 def _sent_in_a_round(config: RunConfig, layout: Layout) -> float:
     """Return the bytes of all whole rows sent by and to a round's clients."""
-    clients = config.invited_among(config.clients)
+    clients = config.num_invited
 
     def packed(kind: str) -> float:
         # An expanded scalar: a real row of a large network would take its full memory.
@@ -286,14 +280,6 @@ def _token_size(options: ServerOptions, widths: Sequence[int]) -> NetworkSize:
     )
 
 
-def banked_rows(settings: Settings, options: ServerOptions) -> int:
-    """Return the largest number of rows in the server's bank."""
-    config = settings.config
-    rounds = min(options.bank_rounds, config.rounds)
-    # Of more invitations, as many uploads arrive.
-    return config.cohort_among(config.clients) * rounds
-
-
 def _span_size(options: ServerOptions, rows: int) -> NetworkSize:
     axes = max(1, rows - 1)
     if options.server_latent is not None:
@@ -318,7 +304,7 @@ def _server_flops(settings: Settings, layout: Layout) -> float:
         return 0.0
     times = num_learnings(options, settings.config.rounds)
     flops = 0.0
-    rows = banked_rows(settings, options)
+    rows = banked_rows(options, settings.config)
     sizes = network_sizes(options, layout, rows=rows)
     for network, size in sizes.items():
         flops += size.flops * options.samples(network)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpcfed.errors import UserError
 from hpcfed.models.layout import Layout
+from hpcfed.options import RunConfig
 from hpcfed.server.options import ServerOptions
 
 
@@ -54,6 +55,12 @@ def is_banked(options: ServerOptions, done: int, rounds: int) -> bool:
         periods = -(-earliest // options.server_every)
         due = min(rounds, periods * options.server_every)
     return done > due - options.server_overlap - options.bank_rounds
+
+
+def banked_rows(options: ServerOptions, config: RunConfig) -> int:
+    """Return the largest number of rows in the bank."""
+    # Of more invitations, as many uploads arrive.
+    return config.cohort_size * options.bank_rounds
 
 
 def num_steps(options: ServerOptions) -> dict[str, int]:
