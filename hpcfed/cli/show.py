@@ -7,7 +7,6 @@ from hpcfed.cli.parser import CommandParser
 from hpcfed.results.folder import STUDY, records
 from hpcfed.results.sandbox import try_out
 from hpcfed.results.stored import read_run, read_seeds
-from hpcfed.runtime.launcher import launched
 
 SUMMARY = "what is in a run, in its seeds, or in a study"
 EXAMPLES = """\
@@ -68,9 +67,7 @@ def print_run(folder: Path) -> None:
     from hpcfed.analysis.render.console import Output
     from hpcfed.analysis.render.show import show, show_seeds
 
-    # Open MPI gives each rank a pseudo-terminal, even if the user's output goes to a
-    # file.
-    console = Output(force_terminal=None if launched().alone else False)
+    console = Output()
     seeds = read_seeds(folder)
     if seeds:
         show_seeds(seeds, folder, console)

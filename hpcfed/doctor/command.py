@@ -49,9 +49,7 @@ def examine(request: DoctorRequest, *, backend: Backend, json: Path | None) -> i
 
 def _report(world: World, diagnosis: Diagnosis, json: Path | None) -> None:
     hosts = [location.host for location in world.locations]
-    # Output of ranks goes through their launcher, and never to a terminal.
-    console = Output(force_terminal=None if world.alone else False)
-    print_diagnosis(console, diagnosis, hosts)
+    print_diagnosis(Output(), diagnosis, hosts)
     if json is not None:
         write_json(json, diagnosis, world)
 

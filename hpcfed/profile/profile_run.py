@@ -27,7 +27,6 @@ from hpcfed.results.publish import publish
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import accelerator
-from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.starting import PARTS, WORKS
 from hpcfed.runtime.timer import PHASES, observed_by
 from hpcfed.server.options import NETWORKS
@@ -68,9 +67,7 @@ def profile_run(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> 
     publish(json.dumps(trace(watch.timelines)).encode(), folder / TRACE)
     publish(json.dumps(content, indent=1).encode(), folder / PROFILE)
     with unless_full(f"all figures are in {folder / PROFILE}"):
-        # Output of ranks goes through their launcher, so it never reaches a terminal
-        # directly.
-        console = Output(force_terminal=None if launched().alone else False)
+        console = Output()
         # What is printed is what the file says.
         profile = Profile.model_validate(content)
         _print_seconds(

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from hpcfed.analysis import findings
 from hpcfed.errors import printable
+from hpcfed.runtime.launcher import launched
 
 WIDEST = 200
 """Most columns of a table, whatever the terminal's width."""
@@ -20,8 +21,10 @@ class Output(Console):
     digits off numbers. `| head` is not an error.
     """
 
-    def __init__(self, *, force_terminal: bool | None = None) -> None:
-        super().__init__(force_terminal=force_terminal)
+    def __init__(self) -> None:
+        # Open MPI gives each rank a pseudo-terminal, even if the user's output goes to a
+        # file.
+        super().__init__(force_terminal=None if launched().alone else False)
         # Lines wrap at the terminal's edge, so no digit is lost.
         self.width = max(self.width, WIDEST)
 
