@@ -18,7 +18,7 @@ from hpcfed.doctor.finding import (
 )
 from hpcfed.plan.speeds import Ceilings
 from hpcfed.runtime.gpu_state import GpuState, gpu_state
-from hpcfed.runtime.world import World
+from hpcfed.runtime.world import World, is_first_of_device
 from hpcfed.words import bytes_text, flops_text
 
 SLOW = {"gpu": 0.9, "cpu": 0.6}
@@ -60,9 +60,7 @@ Ranks = Mapping[int, DeviceProbe]
 
 def is_first(world: World) -> bool:
     """Tell whether this rank measures its device: of several on a GPU, one does."""
-    places = [(location.host, location.device) for location in world.locations]
-    on_cpu = world.device.type == "cpu"
-    return on_cpu or places.index(places[world.rank]) == world.rank
+    return world.device.type == "cpu" or is_first_of_device(world)
 
 
 def look(world: World) -> DeviceProbe | None:

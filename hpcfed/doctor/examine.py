@@ -23,7 +23,7 @@ from hpcfed.errors import one_line
 from hpcfed.runtime import probes
 from hpcfed.runtime.attempts import NoAnswer, attempt
 from hpcfed.runtime.meetings import Meetings
-from hpcfed.runtime.world import World
+from hpcfed.runtime.world import World, is_first_of_host
 
 T = TypeVar("T")
 PATIENCE = 2.0
@@ -94,8 +94,7 @@ class Examination:
 
     def _look_at_storage(self) -> None:
         world, out = self._world, self._request.out
-        hosts = [location.host for location in world.locations]
-        is_first = hosts.index(world.location.host) == world.rank
+        is_first = is_first_of_host(world)
 
         def look() -> storage.StorageProbe | None:
             return storage.look(out, world.location.host) if is_first else None

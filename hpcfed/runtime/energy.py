@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcfed.runtime.gpu_counters import UNKNOWN, gpu_counters, told
 from hpcfed.runtime.machine import load
-from hpcfed.runtime.world import World
+from hpcfed.runtime.world import World, is_first_of_device, is_first_of_host
 
 POWERCAP = Path("/sys/class/powercap")
 """Where Linux has the RAPL counters of Intel and AMD processors."""
@@ -21,11 +21,9 @@ ENERGIES = ("energy", "cpu_energy")
 
 def rank_joules(world: World) -> float:
     """Return the joules of this rank's GPU; if ranks share it, one reports them."""
-    devices = [(location.host, location.device) for location in world.locations]
-    device = devices[world.rank]
-    # The counter belongs to the GPU, not to the process: its first rank reports it.
-    is_first = devices.index(device) == world.rank
-    return joules(device[1]) if is_first else 0.0
+    # The counter belongs to the GPU, not to the process.
+    here = world.locations[world.rank]
+    return joules(here.device) if is_first_of_device(world) else 0.0
 
 
 def joules(device: str) -> float:
@@ -90,10 +88,8 @@ class Used:
         self._world = world
         self._load = load()
         self._gpu = rank_joules(world)
-        # The counters belong to the host: its first rank reports them.
-        hosts = [location.host for location in world.locations]
-        is_first = hosts.index(hosts[world.rank]) == world.rank
-        self._cpu = CpuMeter(POWERCAP) if is_first else None
+        # The counters belong to the host.
+        self._cpu = CpuMeter(POWERCAP) if is_first_of_host(world) else None
 
     def __enter__(self) -> "Used":
         if self._cpu is not None:

@@ -19,7 +19,7 @@ from hpcfed.runtime import host_counters
 from hpcfed.runtime.gpu_counters import GpuCounters, gpu_counters, told
 from hpcfed.runtime.history import History, Series
 from hpcfed.runtime.stalls import Clock
-from hpcfed.runtime.world import World
+from hpcfed.runtime.world import World, is_first_of_device, is_first_of_host
 
 SHARE = 0.002
 """The share of a core that readings may take: if they are slow, they become rarer."""
@@ -107,13 +107,10 @@ def sources_of(world: World) -> list[SampledSource]:
     """Return what this rank reads: what is shared, its first rank reads."""
     here = world.location
     found: list[SampledSource] = [ProcessSource(world.rank)]
-    hosts = [location.host for location in world.locations]
-    if hosts.index(here.host) == world.rank:
+    if is_first_of_host(world):
         found.append(HostSource(here.host))
-    devices = [(location.host, location.device) for location in world.locations]
-    is_first = devices.index((here.host, here.device)) == world.rank
     counters = None
-    if here.device != "cpu" and is_first:
+    if here.device != "cpu" and is_first_of_device(world):
         counters = gpu_counters(here.device)
     if counters is not None:
         found.append(GpuSource(world.rank, counters))

@@ -6,6 +6,7 @@ single process plays both roles and does not even load MPI.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -144,6 +145,21 @@ class World:
             self.pulse.end()
             self.role_barrier()
         process_group.leave_before_exit()
+
+
+def is_first_of_host(world: World) -> bool:
+    """Tell whether this rank reports what all ranks of its host share."""
+    return _is_first(world, [location.host for location in world.locations])
+
+
+def is_first_of_device(world: World) -> bool:
+    """Tell whether this rank reports what all ranks on its device share."""
+    places = [(location.host, location.device) for location in world.locations]
+    return _is_first(world, places)
+
+
+def _is_first(world: World, places: Sequence[object]) -> bool:
+    return places.index(places[world.rank]) == world.rank
 
 
 def enter(
