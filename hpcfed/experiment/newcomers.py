@@ -16,13 +16,11 @@ from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.federation import Federation
 from hpcfed.methods import not_led
 from hpcfed.options import RunConfig, Settings
+from hpcfed.results.format import GUIDED
 from hpcfed.results.results import ResultsWriter
 from hpcfed.results.run import LAST_UPDATES, mean_accuracy
 from hpcfed.runtime.device import on_device
 from hpcfed.runtime.signals import Stop
-
-GUIDED = "random, guided"
-"""A start from the random row, guided by the method."""
 
 
 def check_new_rounds(settings: Settings) -> None:

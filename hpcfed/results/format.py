@@ -28,8 +28,9 @@ WIDE = 2**16
 EVALUATED = "evaluated"
 RELOCATIONS = "moves"
 NEW_ROUNDS = "new_rounds"
-NEWCOMER_STARTS = ("random", "global model", "method", "random, guided")
-"""The last applies to methods that guide new clients."""
+GUIDED = "random, guided"
+"""A start of new clients from the random row, guided by the method."""
+NEWCOMER_STARTS = ("random", "global model", "method", GUIDED)
 CLASS_SERIES = {
     "accuracy": "clients on their own test data, taken together",
     "global_accuracy": "global model on the whole test set",
