@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from hpcfed.doctor.finding import Finding, error, fine, skipped, warning
 from hpcfed.runtime import cache
+from hpcfed.runtime.host_counters import INFINIBAND
 from hpcfed.runtime.machine import available
 from hpcfed.words import bytes_text, time_text
 
 SHARED_MEMORY = Path("/dev/shm")
-INFINIBAND = Path("/sys/class/infiniband")
 LITTLE_MEMORY = 2 * 2**30
 """Bytes a rank below which a warning is due."""
 TOO_LITTLE_MEMORY = 2**29
@@ -103,7 +103,7 @@ def look(host: str, *, is_root: bool) -> Allowed:
         shared=shared,
         seconds_left=seconds_left(os.environ, time.time()) if is_root else None,
         in_job="SLURM_JOB_ID" in os.environ,
-        cached=cache.own_folder("bytecode") is not None,
+        cached=cache.bytecode_folder() is not None,
     )
 
 

@@ -32,7 +32,6 @@ class StackedRecurrent(StackedLayer):
         self.directions = 2 if plain.bidirectional else 1
         self.hidden = plain.hidden_size
         self.batch_first = plain.batch_first
-        self.has_bias = plain.bias
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Pass [clients · slots, length, inputs] forward."""

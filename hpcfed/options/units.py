@@ -40,9 +40,9 @@ def parse_quantity(text: str, units: Mapping[str, float], example: str) -> float
     return number
 
 
-def parse_seconds(text: str, example: str = "20ms") -> float:
+def parse_seconds(text: str) -> float:
     """Return a time such as `20ms` in seconds."""
-    return parse_quantity(text, SECONDS, example)
+    return parse_quantity(text, SECONDS, "20ms")
 
 
 def parse_bytes_per_second(text: str, example: str = "50GB/s") -> float:

@@ -36,11 +36,11 @@ def folder() -> Path | None:
         return None
 
 
-def own_folder(name: str) -> Path | None:
-    """Return a folder within the cache for files that others write there; None unless
-    it belongs to this user and no other user can write to it.
+def bytecode_folder() -> Path | None:
+    """Return the folder within the cache in which Python keeps compiled modules; None
+    unless it belongs to this user and no other user can write to it.
     """
-    path = folder()
+    path, name = folder(), "bytecode"
     try:
         with _opened(make=True) as where:
             with suppress(FileExistsError):

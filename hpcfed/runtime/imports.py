@@ -28,7 +28,7 @@ def keep_bytecode() -> None:
     """
     if sys.pycache_prefix is not None or all(map(_is_kept, REPRESENTATIVES)):
         return
-    folder = cache.own_folder("bytecode")
+    folder = cache.bytecode_folder()
     if folder is not None:
         sys.pycache_prefix = str(folder)
         sys.dont_write_bytecode = False

@@ -67,10 +67,6 @@ class Devices:
             return np.arange(len(self.speed))
         return np.flatnonzero(self.availability.at(now))
 
-    def next_available(self, now: float) -> float:
-        """Return when a client is available from `now` on; infinity: never again."""
-        return now if self.availability is None else self.availability.next(now)
-
 
 def devices_of(config: RunConfig) -> Devices | None:
     """Return the devices of a run's clients; None without a virtual clock."""
