@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcfed import methods, shipped
 from hpcfed.errors import UserError, unknown
-from hpcfed.options import Settings, facts, flag_of, named, resolve
+from hpcfed.options import Settings, facts, flag_of, method_of, named, resolve
 from hpcfed.options.declare import Facts
 from hpcfed.options.tomlfile import load_toml
 from hpcfed.results.series import ROUND_SERIES
@@ -127,7 +127,7 @@ class Benchmark:
         sources = {name: f"{self.source}: {name}" for name in values}
         for name, value in changes.items():
             sources[name] = f"{flag_of(name)} {value}"
-        options = methods.load(str(values.get("method", "fedavg"))).Options
+        options = methods.load(method_of(values)).Options
         return resolve(values, sources, options, ranks=launched().size)
 
 

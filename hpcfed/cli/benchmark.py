@@ -11,7 +11,7 @@ from hpcfed import methods
 from hpcfed.cli.parser import CommandParser
 from hpcfed.cli.settings import run_parser, unknown_flag
 from hpcfed.errors import UserError
-from hpcfed.options import flag_of
+from hpcfed.options import flag_of, method_of
 
 SUMMARY = "fixed work with rules: one figure of merit, verified"
 EXAMPLES = """\
@@ -166,7 +166,7 @@ def _benchmark(options: argparse.Namespace, words: list[str]) -> None:
         raise UserError(f"benchmark needs one NAME of {known}; got {found}")
     name, size = options.names[0], options.size or "small"
     _, definition = read_definition(name)
-    given = _given(words, str(definition.common.get("method", "fedavg")))
+    given = _given(words, method_of(definition.common))
     benchmark = read_benchmark(name, size, given)
     # A reference is a run of its own, with a folder of its own.
     kind = "reference" if options.reference else "benchmark"

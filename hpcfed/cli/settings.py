@@ -16,10 +16,10 @@ from hpcfed.cli.resume import resumed
 from hpcfed.errors import UserError
 from hpcfed.options import (
     GROUPS,
-    RunConfig,
     Settings,
     check_text,
     flag_of,
+    method_of,
     named,
     read_toml,
     resolve,
@@ -174,7 +174,7 @@ def parse_run(arguments: list[str]) -> Settings:
     if path is not None:
         check_text(str(path), "CONFIG.toml")  # it goes into the record
     from_file = {} if path is None else read_toml(path)
-    method = _method(method, from_file)
+    method = method or method_of(from_file)
     method_options = methods.load(method).Options
     flags, parser = run_parser(method_options.model_fields, method)
     # Our message for unknown words has a suggestion; argparse's has none.
@@ -206,11 +206,11 @@ def keyword_settings(options: Mapping[str, Any], path: Path | None = None) -> Se
     if "resume" in given:
         return _resume(given, path)
     from_file = {} if path is None else read_toml(path)
-    method_options = methods.load(_method(given.get("method"), from_file)).Options
     sources = {name: f"{path}: {name}" for name in from_file}
     for name, value in given.items():
         sources[name] = f"{name}={value!r}"
     values = {**from_file, **given}
+    method_options = methods.load(method_of(values)).Options
     return resolve(values, sources, method_options, ranks=launched().size)
 
 
@@ -226,12 +226,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _method(named: str | None, from_file: Mapping[str, Any]) -> str:
-    """Return the method of a run: the given one, else the file's, else the default."""
-    usual = RunConfig.model_fields["method"].default
-    return str(named or from_file.get("method", usual))
-
-
 def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
     """Find the TOML file and the method, which decide what other options there are.
 
@@ -240,7 +234,7 @@ def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
     words = [word for word in arguments if word not in ("-h", "--help")]
     named = _named_methods(words)
     fields: dict[str, FieldInfo] = {}
-    for name in named or [_method(None, {})]:
+    for name in named or [method_of({})]:
         # The second pass reports a method that does not exist.
         with suppress(UserError):
             fields |= methods.load(name).Options.model_fields
@@ -275,7 +269,7 @@ def _named_methods(words: list[str]) -> list[str]:
         elif word.endswith(".toml") and Path(word).is_file():
             # The second pass reports mistakes in the file.
             with suppress(UserError):
-                found.append(_method(None, read_toml(Path(word))))
+                found.append(method_of(read_toml(Path(word))))
     return found
 
 

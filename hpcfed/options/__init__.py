@@ -31,6 +31,7 @@ from hpcfed.options.runconfig import (
     ask_methods,
     facts,
     known,
+    method_of,
     named,
     suggest_option,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "is_option",
     "known",
     "load_toml",
+    "method_of",
     "named",
     "option",
     "read_toml",

@@ -71,6 +71,11 @@ class RunConfig(MachineOptions, PrivacyOptions, OptimiserOptions):
         return None if value is None else value.expanduser().resolve()
 
 
+def method_of(values: Mapping[str, Any]) -> str:
+    """Return the method that these options name, else the default."""
+    return str(values.get("method", RunConfig.model_fields["method"].default))
+
+
 @cache
 def recorded_order() -> tuple[str, ...]:
     """Return all options of every run in the order of a record."""

@@ -28,6 +28,7 @@ from hpcfed.options import (
     facts,
     idle,
     load_toml,
+    method_of,
     named,
     resolve,
     suggest_option,
@@ -275,10 +276,8 @@ def _point(
     """Make a point from the options of all its tables; later tables override."""
     values, sources = _merge(tables, path)
     ranks = _ranks(values, sources)
-    default = RunConfig.model_fields["method"].default
-    method = str(values.get("method", default))
     try:
-        kind = methods.load(method).Options
+        kind = methods.load(method_of(values)).Options
     except UserError as error:
         raise UserError(f"{sources.get('method', path)}: {error}") from None
     _check_known(values, sources, kind)
