@@ -20,9 +20,8 @@ from hpcfed.benchmark.comparison import (
     read_results,
     relative,
     table,
-    verdict_of,
 )
-from hpcfed.benchmark.figures import of_times, trimmed
+from hpcfed.benchmark.figures import of_times, trimmed, verdict_of
 from hpcfed.benchmark.machines_page import machines_page
 from hpcfed.benchmark.result import BenchmarkResult, read_result
 from hpcfed.benchmark.verification import check_aggregation, check_learning

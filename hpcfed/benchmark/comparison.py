@@ -16,7 +16,7 @@ from hpcfed.analysis.findings import (
 )
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.benchmark.definition import names, read_benchmark
-from hpcfed.benchmark.figures import INTERVAL, ratio
+from hpcfed.benchmark.figures import INTERVAL, ratio, verdict_of
 from hpcfed.benchmark.reference import portable
 from hpcfed.benchmark.result import BenchmarkResult, read_result
 from hpcfed.errors import UserError
@@ -26,7 +26,6 @@ WATT_HOURS = Kind("Wh", number)
 MOST_NAMED = 4
 NOT_MEASURED = "not measured"
 FIGURES = ("result", "verdict", "seconds [95 %]", "times the first", "told apart", "Wh")
-NOT_APART = "within noise"
 NOTE = (
     f"Intervals: {INTERVAL}. Ratios: pairs of runs with the same seed, trimmed alike. "
     "They do not cover load that changes between calls: compare quiet machines, or "
@@ -124,13 +123,6 @@ def relative(first: BenchmarkResult, other: BenchmarkResult) -> Estimate:
             before.append(run.seconds)
             after.append(seconds)
     return ratio(before, after) if before else Estimate(float("nan"))
-
-
-def verdict_of(found: Estimate) -> str:
-    """Say whether a ratio is told apart from noise."""
-    if not found.bounded or found.low <= 1 <= found.high:
-        return NOT_APART
-    return "slower" if found.low > 1 else "faster"
 
 
 def table(group: SameWork) -> Table:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import log, sqrt
 from statistics import fmean, stdev
+from typing import Literal
 
 from hpcfed.analysis.statistics import CONFIDENCE, Estimate, bounded_exp
 
@@ -58,6 +59,13 @@ def ratio(
     pairs = zip(before, after, strict=True)
     logs = [log(later / earlier) for earlier, later in pairs]
     return trimmed(logs, confidence).exp()
+
+
+def verdict_of(found: Estimate) -> Literal["slower", "faster", "within noise"]:
+    """Say whether a ratio is told apart from noise."""
+    if not found.bounded or found.low <= 1 <= found.high:
+        return "within noise"
+    return "slower" if found.low > 1 else "faster"
 
 
 def detectable(found: Estimate, number: int, confidence: float = CONFIDENCE) -> float:

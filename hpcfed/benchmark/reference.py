@@ -109,14 +109,19 @@ def read_reference(benchmark: Benchmark, path: Path | None) -> Reference:
         )
         raise UserError(f"there is no reference {file.name}{known}")
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise ValueError("it is too large")
-        found = Reference.model_validate_json(file.read_bytes())
+        found = Reference.model_validate_json(content_of(file))
     except (OSError, ValueError) as error:
         reason = first_problem(error)
         raise UserError(f"{file} is not a benchmark's reference: {reason}") from None
     _check_work(found, benchmark, file)
     return found
+
+
+def content_of(file: Path) -> bytes:
+    """Read a file of a benchmark; raise a ValueError if it is too large for one."""
+    if file.stat().st_size > MOST_BYTES:
+        raise ValueError("it is too large")
+    return file.read_bytes()
 
 
 def first_problem(error: Exception) -> str:

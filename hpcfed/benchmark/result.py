@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.benchmark.definition import FIGURES, Benchmark
 from hpcfed.benchmark.figures import INTERVAL, dropped, of_times
-from hpcfed.benchmark.reference import Reference, first_problem, quality_of
+from hpcfed.benchmark.reference import Reference, content_of, first_problem, quality_of
 from hpcfed.benchmark.running import Finished, checks_of, seconds_of
 from hpcfed.benchmark.verification import Check
 from hpcfed.errors import UserError
@@ -21,7 +21,6 @@ LEAST_RUNS = 5
 """Fewer runs break the rules."""
 BUSY = 0.5
 """Load of an idle host, at most."""
-MOST_BYTES = 2**24
 FILE = "result.json"
 Seconds = Annotated[float, Field(ge=1e-9, le=1e9)]
 """Seconds of a run: others are divided by them, and intervals of such ratios are finite."""
@@ -261,10 +260,8 @@ def software_of(record: RunRecord) -> UsedSoftware:
 def read_result(path: Path) -> BenchmarkResult:
     """Read a result file; refuse anything else."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError("it is too large")
         # Not json.loads: it takes halves of characters, which no page can hold.
-        return BenchmarkResult.model_validate_json(path.read_bytes())
+        return BenchmarkResult.model_validate_json(content_of(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:

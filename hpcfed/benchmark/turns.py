@@ -19,7 +19,7 @@ from typing import Literal
 
 from hpcfed.analysis.statistics import CONFIDENCE, Estimate
 from hpcfed.benchmark.definition import Benchmark
-from hpcfed.benchmark.figures import detectable, ratio
+from hpcfed.benchmark.figures import detectable, ratio, verdict_of
 from hpcfed.benchmark.reference import portable, quality_of
 from hpcfed.benchmark.result import (
     PartOfResult,
@@ -80,11 +80,14 @@ class Ratio(PartOfResult):
     """What four of five such calls would tell apart."""
 
     @property
+    def estimate(self) -> Estimate:
+        """The ratio with its interval."""
+        return Estimate(self.ratio, self.low, self.high)
+
+    @property
     def verdict(self) -> Literal["slower", "faster", "within noise"]:
         """What the interval says."""
-        if self.low > 1:
-            return "slower"
-        return "faster" if self.high < 1 else "within noise"
+        return verdict_of(self.estimate)
 
 
 class TurnsResult(PartOfResult):
@@ -299,7 +302,7 @@ def lines(result: TurnsResult, other: Path) -> list[str]:
     """Return what a terminal shows; the last line is the verdict."""
     told = []
     for one in result.ratios:
-        found = interval(Estimate(one.ratio, one.low, one.high), write=ratio_text)
+        found = interval(one.estimate, write=ratio_text)
         line = f"{one.name}: {found} times the other's, {one.verdict}"
         if one.detectable is not None:
             line += f"; four of five such calls tell {one.detectable - 1:.1%} apart"
