@@ -92,11 +92,21 @@ def squared_distances(bank: BankedRows, updates: Tensor) -> Tensor:
     return bank.columns.summed(total).clamp_min(0)
 
 
-def mean_rows(bank: BankedRows, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
-    """Return which of the clients are in the bank, and the means of their rows."""
+def _averaging(
+    bank: BankedRows, clients: np.ndarray
+) -> tuple[np.ndarray, Tensor, Tensor]:
+    """Return which of the clients are in the bank, the weights that average the rows of
+    each client there, and the places of the known ones among these.
+    """
     ids, weights = bank.averaging()
     known = np.isin(clients, ids)
-    places = torch.from_numpy(np.searchsorted(ids, clients[known])).to(weights.device)
+    places = torch.from_numpy(np.searchsorted(ids, clients[known]))
+    return known, weights, places.to(weights.device)
+
+
+def mean_rows(bank: BankedRows, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
+    """Return which of the clients are in the bank, and the means of their rows."""
+    known, weights, places = _averaging(bank, clients)
     return known, bank.combined(weights[places])
 
 
@@ -108,9 +118,7 @@ def shrunk_rows(bank: BankedRows, clients: np.ndarray) -> tuple[np.ndarray, Tens
     further, the less clients differ and the fewer rows the client has. It is what an
     ideal denoiser would do, without any learning.
     """
-    ids, means = bank.averaging()
-    known = np.isin(clients, ids)
-    places = torch.from_numpy(np.searchsorted(ids, clients[known])).to(means.device)
+    known, means, places = _averaging(bank, clients)
     between, within = variances(bank, means)
     counts = (means > 0).sum(1)
     # [tensors, clients]: how much of the difference to the mean is the client's own.
@@ -131,9 +139,7 @@ def halfway_rows(bank: BankedRows, clients: np.ndarray) -> tuple[np.ndarray, Ten
     variances say to move less; perhaps because a client has the same samples in every
     round.
     """
-    ids, means = bank.averaging()
-    known = np.isin(clients, ids)
-    places = torch.from_numpy(np.searchsorted(ids, clients[known])).to(means.device)
+    known, means, places = _averaging(bank, clients)
     return known, bank.combined((means[places] + means.mean(0)) / 2)
 
 
