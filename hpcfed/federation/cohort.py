@@ -1,5 +1,6 @@
 """The clients of a round, on this rank and on the others."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
@@ -126,6 +127,16 @@ UPDATE_NUMBERS = 2**24
 """How many numbers of updates are computed at a time: 64 MiB in float32."""
 
 
+def blocks(rows: Tensor) -> Iterator[slice]:
+    """Yield slices of a few members each, so that no second matrix of all rows is
+    needed; without members, yield one empty slice.
+    """
+    size = max(1, UPDATE_NUMBERS // max(1, rows.shape[1]))
+    # At least one slice: the size of a packed update is known even without members.
+    for first in range(0, max(1, len(rows)), size):
+        yield slice(first, first + size)
+
+
 def update_norms(start: Tensor, rows: Tensor, sent: Sent | None) -> Tensor:
     """Return the norm of each member's update, its row minus what the server sent it.
     Columns that a member does not send are not part of the update.
@@ -133,15 +144,12 @@ def update_norms(start: Tensor, rows: Tensor, sent: Sent | None) -> Tensor:
     if sent is None and measures(rows, start):
         return row_distances(rows, start)
     norms = []
-    # A few members at a time: all updates at once would be a second matrix of rows.
-    size = max(1, UPDATE_NUMBERS // max(1, rows.shape[1]))
-    for first in range(0, len(rows), size):
-        block = slice(first, first + size)
+    for block in blocks(rows):
         updates = rows[block] - start[block]
         if sent is not None:
             updates = updates.where(sent.columns()[block], 0)
         norms.append(torch.linalg.vector_norm(updates, dim=1))
-    return torch.cat(norms) if norms else rows.new_empty(0)
+    return torch.cat(norms)
 
 
 # Updates that have diverged: whose rows are not finite, and what happens to them.

@@ -18,7 +18,6 @@ itself if that is smaller. If each client is sent its own row, each has its own
 reference. The first download is h itself.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -38,7 +37,7 @@ from hpcfed.federation.channel.compressors import (
     Updates,
 )
 from hpcfed.federation.channel.powersgd import PowerSGD
-from hpcfed.federation.cohort import UPDATE_NUMBERS, Sent
+from hpcfed.federation.cohort import Sent, blocks
 from hpcfed.models.layout import Layout
 from hpcfed.options import RunConfig
 from hpcfed.options.compression import WITH_FEEDBACK
@@ -318,16 +317,6 @@ def compressor(
             return ScaledSign(config.bucket)
     assert kind == "powersgd", kind
     return PowerSGD(layout.entries, config.compress_rank)
-
-
-def blocks(rows: Tensor) -> Iterator[slice]:
-    """Yield slices of a few members each, so that no second matrix of all rows is
-    needed; without members, yield one empty slice.
-    """
-    size = max(1, UPDATE_NUMBERS // max(1, rows.shape[1]))
-    # At least one slice: the size of a packed update is known even without members.
-    for first in range(0, max(1, len(rows)), size):
-        yield slice(first, first + size)
 
 
 def _joined(sizes: list[Tensor | int]) -> Tensor | int:
