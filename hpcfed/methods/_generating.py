@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from hpcfed.errors import UserError
 from hpcfed.options import LEFT_OUT, NEWCOMERS, Choice, Need, RunConfig, option
+from hpcfed.server.combinations import check_depth
 from hpcfed.server.guidance import Guidance, LatentEntry, Sign
 from hpcfed.server.options import ServerOptions
 
@@ -166,15 +167,8 @@ class Options(ServerOptions):
                 "--server-load changes nothing without --warm-start: span learns anew "
                 "from every bank"
             )
-        if self.depth_sweep and self.depth_sweep[-1] > self.diffusion_steps:
-            raise UserError(
-                f"--depth-sweep {self.depth_sweep[-1]} is beyond --diffusion-steps "
-                f"{self.diffusion_steps}"
-            )
-        guided = config.new_clients and self.guided_updates
-        # Given by the user: `fit` has lowered the default.
-        if guided and self.guided_start > self.diffusion_steps:
-            raise UserError(
-                f"--guided-start {self.guided_start} is beyond --diffusion-steps "
-                f"{self.diffusion_steps}"
-            )
+        if self.depth_sweep:
+            check_depth("--depth-sweep", self.depth_sweep[-1], self)
+        if config.new_clients and self.guided_updates:
+            # Given by the user: `fit` has lowered the default.
+            check_depth("--guided-start", self.guided_start, self)

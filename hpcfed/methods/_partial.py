@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field, replace
 
 from hpcfed import options
-from hpcfed.errors import UserError
 from hpcfed.methods import FIXED, IN_PLACE, OWNED
 from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
-from hpcfed.options import option
+from hpcfed.options import check_layers, option
 
 
 class Options(options.Options):
@@ -28,11 +27,7 @@ class Options(options.Options):
         self._check_layers(len(layout.blocks), network)
 
     def _check_layers(self, most: int, network: str) -> None:
-        if self.head_layers > most:
-            raise UserError(
-                f"--head-layers {self.head_layers}, but {network} has {most} layers "
-                "with weights"
-            )
+        check_layers("head_layers", self.head_layers, most, network)
 
 
 @dataclass(frozen=True)

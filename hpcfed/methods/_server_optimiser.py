@@ -13,10 +13,11 @@ import torch
 
 from hpcfed import options
 from hpcfed.clients.job import RateSchedule
-from hpcfed.errors import UserError, count
+from hpcfed.errors import UserError
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.options import Need, RunConfig, option
+from hpcfed.options.training import check_within
 
 EXTENDS = fedavg
 
@@ -96,13 +97,8 @@ class RateOptions(options.Options):
                 f"--server-lr-min {self.server_lr_min:g} is above --server-lr "
                 f"{self.server_lr:g}"
             )
-        for flag, value in (
-            ("--server-lr-step-size", self.server_lr_step_size),
-            ("--server-lr-warmup", self.server_lr_warmup),
-        ):
-            if value is not None and value >= config.rounds:
-                rounds = count(config.rounds, "round")
-                raise UserError(f"{flag} {value}, but there are only {rounds}")
+        check_within(config.rounds, "--server-lr-step-size", self.server_lr_step_size)
+        check_within(config.rounds, "--server-lr-warmup", self.server_lr_warmup)
 
 
 def server_rate(fed: Federation[RateOptions], round: int) -> float:

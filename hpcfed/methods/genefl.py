@@ -38,7 +38,7 @@ from hpcfed.errors import UserError
 from hpcfed.methods import IN_PLACE, OWNED, _clusters
 from hpcfed.methods._clusters import aggregate, arrive, begin, cluster_rows, inherited
 from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
-from hpcfed.options import LocalWork, Need, RunConfig, option
+from hpcfed.options import LocalWork, Need, RunConfig, check_layers, option
 
 EXTENDS = _clusters
 
@@ -122,11 +122,7 @@ class Options(_clusters.Options):
         self._check_layers(len(layout.blocks), network)
 
     def _check_layers(self, most: int, network: str) -> None:
-        if self.gene_layers is not None and self.gene_layers > most:
-            raise UserError(
-                f"--gene-layers {self.gene_layers}, but {network} has {most} layers "
-                "with weights"
-            )
+        check_layers("gene_layers", self.gene_layers, most, network)
 
     def num_sent(self, round: int, layers: int) -> int:
         """Return γ in a round."""

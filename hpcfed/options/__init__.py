@@ -22,7 +22,7 @@ from hpcfed.options.declare import (
     is_option,
     option,
 )
-from hpcfed.options.method import LocalWork, Options, Training
+from hpcfed.options.method import LocalWork, Options, Training, check_layers
 from hpcfed.options.privacy import check_privacy, weighs_by
 from hpcfed.options.run import NEWCOMERS, SAMPLED
 from hpcfed.options.runconfig import (
@@ -57,6 +57,7 @@ __all__ = [
     "ask_methods",
     "by_option",
     "check",
+    "check_layers",
     "check_privacy",
     "check_text",
     "check_unchanged",

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpcfed.options.declare import Choice, Switch
+from hpcfed.errors import UserError
+from hpcfed.options.declare import Choice, Switch, flag_of
 from hpcfed.options.runconfig import RunConfig
 from hpcfed.options.traits import MethodTraits
 
@@ -45,6 +46,14 @@ class LocalWork:
     """In each evaluation, before its model is tested."""
     fisher: int = 0
     """Passes per round over all its samples for the Fisher information."""
+
+
+def check_layers(option: str, asked: int | None, most: int, network: str) -> None:
+    """Refuse an option that asks for more layers than a network has."""
+    if asked is not None and asked > most:
+        raise UserError(
+            f"{flag_of(option)} {asked}, but {network} has {most} layers with weights"
+        )
 
 
 class Options(MethodTraits):

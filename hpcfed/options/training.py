@@ -357,18 +357,20 @@ def check_plain_sgd(config: OptimiserOptions, flag: str) -> None:
             raise UserError(f"{flag} cannot be combined with {other}")
 
 
+def check_within(rounds: int, flag: str, asked: int | None) -> None:
+    """Refuse a number of rounds after which no round is left."""
+    if asked is not None and asked >= rounds:
+        left = count(rounds, "round")
+        raise UserError(f"{flag} {asked}, but there are only {left}")
+
+
 def check_optimiser(config: OptimiserOptions, method: MethodTraits) -> None:
     """Refuse schedules without effect, and optimisers that the method excludes."""
     if config.lr_min > config.lr:
         raise UserError(f"--lr-min {config.lr_min:g} is above --lr {config.lr:g}")
     if config.lr_schedule_by == "round":
-        for flag, value in (
-            ("--lr-step-size", config.lr_step_size),
-            ("--lr-warmup", config.lr_warmup),
-        ):
-            if value is not None and value >= config.rounds:
-                rounds = count(config.rounds, "round")
-                raise UserError(f"{flag} {value}, but there are only {rounds}")
+        check_within(config.rounds, "--lr-step-size", config.lr_step_size)
+        check_within(config.rounds, "--lr-warmup", config.lr_warmup)
     if not method.needs_sgd:
         return
     if config.optimiser != "sgd":

@@ -20,11 +20,7 @@ def check_combination(options: "ServerOptions") -> None:
             f"--server-depth {depth} is beyond {MOST_HALVINGS}, p-diff's most: each of "
             "its convolutions halves the row"
         )
-    if options.inversion_depth > options.diffusion_steps:
-        raise UserError(
-            f"--inversion-depth {options.inversion_depth} is beyond --diffusion-steps "
-            f"{options.diffusion_steps}"
-        )
+    check_depth("--inversion-depth", options.inversion_depth, options)
     # Offload is a part of ZeRO.
     if options.server_offload != "none" and not options.zero_stage:
         raise UserError(
@@ -34,6 +30,13 @@ def check_combination(options: "ServerOptions") -> None:
         raise UserError("--server-offload parameters needs --zero-stage 3")
     if options.server_load and not Path(options.server_load).is_file():
         raise UserError(f"--server-load {options.server_load}: no such file")
+
+
+def check_depth(flag: str, depth: int, options: "ServerOptions") -> None:
+    """Refuse a depth of diffusion that is never reached."""
+    steps = options.diffusion_steps
+    if depth > steps:
+        raise UserError(f"{flag} {depth} is beyond --diffusion-steps {steps}")
 
 
 def check_engine(options: "ServerOptions", ranks: int) -> None:

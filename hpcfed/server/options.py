@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed import options
-from hpcfed.errors import UserError, count
-from hpcfed.options import LEFT_OUT, Choice, Need, option
+from hpcfed.errors import count
+from hpcfed.options import LEFT_OUT, Choice, Need, check_layers, option
 from hpcfed.server.combinations import check_combination, check_engine
 from hpcfed.server.model_options import P_DIFF, ModelOptions
 from hpcfed.server.rounds import check_rounds
@@ -245,11 +245,7 @@ class ServerOptions(ModelOptions):
         self._check_layers(len(layout.trained_blocks), network)
 
     def _check_layers(self, most: int, network: str) -> None:
-        if self.generated_layers is not None and self.generated_layers > most:
-            raise UserError(
-                f"--generated-layers {self.generated_layers}, but {network} has {most} "
-                "layers with weights"
-            )
+        check_layers("generated_layers", self.generated_layers, most, network)
 
     def check(self, config: options.RunConfig) -> None:
         """Refuse options that do not fit the run or each other."""
