@@ -63,9 +63,7 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
     if ((known < 0) | (known != np.floor(known))).any():
         raise ValueError("rounds have impossible numbers of clients")
     # Every client has its number of samples from the start.
-    train_samples = file.between("clients/train_samples", (clients,))
-    if np.isnan(train_samples).any():
-        raise ValueError("clients/train_samples holds impossible numbers")
+    train_samples = file.between("clients/train_samples", (clients,), known=True)
     memory = file.between("timing/peak_memory", shape, done)
     evaluated = _evaluated(file, clients)
     of_clients = (rounds, len(evaluated))
@@ -197,9 +195,8 @@ def _evaluated(file: Reader, clients: int) -> np.ndarray:
     where = f"clients/{EVALUATED}"
     if where not in file:
         return np.arange(clients)
-    ids = file.between(where, (None,), high=clients - 1)
-    # NaN fails this comparison, too.
-    if not (np.diff(ids) > 0).all() or np.isnan(ids).any():
+    ids = file.between(where, (None,), high=clients - 1, known=True)
+    if not (np.diff(ids) > 0).all():
         raise ValueError(f"{where} holds impossible numbers")
     return ids.astype(np.int64)
 

@@ -114,12 +114,17 @@ class Reader:
         first: int | None = None,
         *,
         high: float = MOST,
+        known: bool = False,
     ) -> np.ndarray:
-        """Read numbers from 0 to `high`, or NaN, as 64-bit floats."""
+        """Read numbers from 0 to `high`, or NaN unless all are `known`, as 64-bit
+        floats.
+        """
         values = self.numbers(name, shape, first)
         # `high` may overflow a file's short floats.
         with np.errstate(over="ignore"):
             wrong = (values < 0) | (values > high)
+        if known:
+            wrong |= np.isnan(values)
         if wrong.any():
             raise ValueError(f"{name} holds impossible numbers")
         return values.astype(np.float64, copy=False)
