@@ -182,8 +182,7 @@ def run_bytes(group: Group) -> Estimate:
     """Estimate the bytes exchanged between clients and the server in a run."""
     totals = []
     for run in group.seeds:
-        both = run.rounds["bytes_up"] + run.rounds["bytes_down"]
-        totals.append(float(np.nansum(both)))
+        totals.append(float(np.nansum(run.sent)))
     return of_seeds(totals)
 
 

@@ -288,13 +288,16 @@ class RunRecord:
         if rounds is None:
             return None
 
-        def sent_or_spent(name: str) -> float:
-            return float(self.rounds[name][:rounds].sum())
-
-        sent = sent_or_spent("bytes_up") + sent_or_spent("bytes_down")
+        seconds = float(self.rounds["seconds"][:rounds].sum())
+        sent = float(self.sent[:rounds].sum())
         # The clock is cumulative: nothing to add up.
         virtual = float(self.rounds["virtual_seconds"][rounds - 1])
-        return Reached(rounds, sent_or_spent("seconds"), sent, virtual)
+        return Reached(rounds, seconds, sent, virtual)
+
+    @property
+    def sent(self) -> np.ndarray:
+        """Bytes sent by and to clients in every round."""
+        return self.rounds["bytes_up"] + self.rounds["bytes_down"]
 
     @property
     def has_clock(self) -> bool:
@@ -340,14 +343,10 @@ class RunRecord:
 
     def rounds_to(self, share: float) -> int | None:
         """Return the rounds up to this share of the clients' peak; None if unknown."""
-        accuracy = self.rounds["accuracy"]
-        if np.isnan(accuracy).all():
-            return None
-        goal = share * np.nanmax(accuracy)
-        # Rounds that were not evaluated count as 0, so they never reach the goal.
-        there = np.nan_to_num(accuracy) >= goal
-        # argmax finds the first True.
-        return int(np.argmax(there)) + 1
+        goal = share * self.best("accuracy")
+        # NaN, as of rounds that were not evaluated, is not above anything.
+        there = np.flatnonzero(self.rounds["accuracy"] >= goal)
+        return int(there[0]) + 1 if len(there) else None
 
     def newcomers_first(self, start: str) -> float:
         """Return new clients' mean accuracy, each at the time of joining."""

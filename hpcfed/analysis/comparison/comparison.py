@@ -61,10 +61,7 @@ class RoundCost:
 
 def _sent(process: Process) -> float:
     """Return the mean over rounds of a seed."""
-    means = []
-    for run in process.runs:
-        means.append(float(np.mean(run.rounds["bytes_up"] + run.rounds["bytes_down"])))
-    return fmean(means)
+    return fmean(float(np.mean(run.sent)) for run in process.runs)
 
 
 def _joules(process: Process) -> float:

@@ -99,11 +99,7 @@ def sent(every: Sequence[Group]) -> Section:
     """Show the bytes exchanged between clients and the server."""
     totals = []
     for group in every:
-        total = 0.0
-        for run in group.seeds:
-            total += float(
-                run.rounds["bytes_up"].sum() + run.rounds["bytes_down"].sum()
-            )
+        total = sum(float(run.sent.sum()) for run in group.seeds)
         # Per run, since seeds may have stopped after different numbers of rounds.
         totals.append(MEBIBYTES(total / len(group.seeds)))
     columns = {

@@ -79,7 +79,7 @@ UP = Expense(
 )
 BOTH = Expense(
     "sent by and to clients",
-    lambda run: np.nancumsum(run.rounds["bytes_up"] + run.rounds["bytes_down"]),
+    lambda run: np.nancumsum(run.sent),
     BYTES,
     log=True,
 )

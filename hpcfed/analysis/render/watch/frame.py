@@ -242,8 +242,7 @@ def _facts(view: RunView) -> Text:
         rank, ratio = slowest
         facts.append(f"slowest rank {rank}: trains {ratio:.2f} × the mean")
     facts.append(f"memory {bytes_text(first.peak_memory.max())}")
-    sent = first.rounds["bytes_up"].sum() + first.rounds["bytes_down"].sum()
-    facts.append(f"sent {bytes_text(float(sent))}")
+    facts.append(f"sent {bytes_text(float(first.sent.sum()))}")
     facts += channel_facts(view)
     if first.learnings:
         seconds = sum(sum(one.seconds.values()) for one in first.learnings)
