@@ -158,7 +158,7 @@ def _compare(names: Sequence[str], html: Path | None) -> None:
 
 def _benchmark(options: argparse.Namespace, words: list[str]) -> None:
     from hpcfed.benchmark.definition import names, read_benchmark, read_definition
-    from hpcfed.results.folder import check_export
+    from hpcfed.results.folder import RUNS, check_export
 
     if len(options.names) != 1:
         known = ", ".join(names())
@@ -170,7 +170,7 @@ def _benchmark(options: argparse.Namespace, words: list[str]) -> None:
     benchmark = read_benchmark(name, size, given)
     # A reference is a run of its own, with a folder of its own.
     kind = "reference" if options.reference else "benchmark"
-    out = options.out or Path(f"runs/{kind}-{benchmark.name}-{size}")
+    out = options.out or RUNS / f"{kind}-{benchmark.name}-{size}"
     check_export("--out", out / "result.json")
     _check_folder(out)
     # Late: this loads what reads and judges runs.

@@ -1,14 +1,13 @@
 """`hpcfed doctor`: check the machine before a long run."""
 
 import sys
-from pathlib import Path
 from typing import get_args
 
 from hpcfed.cli.parser import CommandParser
 from hpcfed.errors import UserError
 from hpcfed.options import check_text
 from hpcfed.options.units import parse_seconds
-from hpcfed.results.folder import check_export
+from hpcfed.results.folder import RUNS, check_export
 
 SUMMARY = "whether this machine is fit for a long run, on every rank at once"
 EXAMPLES = """\
@@ -53,7 +52,7 @@ def command(arguments: list[str]) -> None:
         "to do. Exit code 0: no error; 1: there is one.",
     )
     parser.add_flags(_flags(), TIME=parse_seconds)
-    parser.set_defaults(out=Path("runs"), device="auto", backend="auto", timeout=20.0)
+    parser.set_defaults(out=RUNS, device="auto", backend="auto", timeout=20.0)
     options = parser.parse_args(arguments)
     check_text(str(options.out), "--out")
     if options.out.exists() and not options.out.is_dir():

@@ -14,6 +14,7 @@ from hpcfed.results.claim import begun_by, this_job, was_requeued
 from hpcfed.results.folder import (
     PLAN,
     RECORD,
+    RUNS,
     STUDY,
     check_one_kind,
     check_plain,
@@ -210,7 +211,7 @@ def requeued(settings: Settings) -> Settings:
     if config.resume is not None:
         return settings
     # A requeued job keeps its number, so it finds its folder again.
-    out = config.out or Path("runs") / f"slurm-{job.split()[0]}"
+    out = config.out or RUNS / f"slurm-{job.split()[0]}"
     # Two clusters may use the same job number: `begun_by` compares the cluster, too.
     ours = was_requeued() and begun_by(out) == job
     if ours and any(checkpoints.exist(run) or complete(run) for run in runs_of(out)):

@@ -34,6 +34,7 @@ from hpcfed.experiment.tracking import check_account
 from hpcfed.options import RunConfig, Settings
 from hpcfed.results.claim import claimed, sign
 from hpcfed.results.folder import (
+    RUNS,
     check_out,
     check_plain,
     empty,
@@ -50,8 +51,6 @@ from hpcfed.runtime.telemetry import sampling
 from hpcfed.runtime.timer import Observer, observer
 from hpcfed.runtime.world import World
 
-RUNS = Path("runs")
-"""Where runs without --out go."""
 MOST_ATTEMPTS = 1_000_000
 
 

@@ -17,6 +17,8 @@ from hpcfed.errors import UserError
 from hpcfed.options.run import seed_folder
 from hpcfed.results.publish import check_target, write_plain
 
+RUNS = Path("runs")
+"""Where runs without --out go."""
 # Other files import these names from here.
 
 RECORD = "run.h5"

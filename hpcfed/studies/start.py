@@ -16,7 +16,7 @@ from typing import Any
 from hpcfed import shipped
 from hpcfed.errors import UserError, count, printable, say
 from hpcfed.results.claim import claimed
-from hpcfed.results.folder import POINTS, STUDY, STUDY_CLAIM
+from hpcfed.results.folder import POINTS, RUNS, STUDY, STUDY_CLAIM
 from hpcfed.results.publish import check_target, make_durably
 from hpcfed.results.study import read_outcome, write_listing
 from hpcfed.runtime.launcher import launched, launcher
@@ -62,7 +62,7 @@ def order_of(
         text=text,
         every=every,
         chosen=choose(every, only=only, numbers=numbers),
-        out=out or Path("runs") / path.stem,
+        out=out or RUNS / path.stem,
         start=launcher(starter),
         most=most,
     )

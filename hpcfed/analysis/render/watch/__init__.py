@@ -33,6 +33,7 @@ from hpcfed.analysis.render.watch.looking import (
 )
 from hpcfed.errors import UserError, did_you_mean, printable, remark
 from hpcfed.options.metrics import text_of
+from hpcfed.results.folder import RUNS
 from hpcfed.words import duration
 
 View = RunView | StudyView
@@ -56,7 +57,7 @@ def watch(
 
     `every` is the number of seconds between two lines, if the output is not a terminal.
     """
-    found = folder or _newest(Path("runs"))
+    found = folder or _newest(RUNS)
     try:
         _await(found, once=once, wait=wait)
         looker = StudyLooker() if holds_study(found) else Looker()
