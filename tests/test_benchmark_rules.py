@@ -454,6 +454,11 @@ def test_a_reference_of_other_work_is_refused(tiny: Path) -> None:
         (["fedavg", "--runs", "999"], "has only"),
         (["fedavg", "--seed", "3"], "--seed: a benchmark sets it"),
         (["fedavg", "--seeds", "3"], "--seeds needs --reference"),
+        (["fedavg", "--seeds", "0"], "--seeds needs --reference"),
+        (["fedavg", "--out", ""], "argument --out: must be a path, got ''"),
+        (["fedavg", "--by-turns", ""], "--by-turns: must be a path, got ''"),
+        (["fedavg", "--size", ""], "unknown size of benchmark fedavg ''"),
+        (["--list", "--runs", "0"], "--list does not take --runs"),
         (["fedavg", "--lr", "fast"], "--lr fast"),
         (["fedavg", "--leraning-rate", "1"], "unknown option"),
         (["fedavg", "--reference", "--lr", "1"], "must do the benchmark's own work"),
@@ -461,7 +466,7 @@ def test_a_reference_of_other_work_is_refused(tiny: Path) -> None:
         (["fedavg", "--html", "page.html"], "--html needs --compare"),
         (["no-such.toml"], "cannot read no-such.toml"),
         (["fedavg", "ranks"], "got fedavg ranks"),
-        (["fedavg", "--list"], "--list takes nothing else, got ['fedavg']"),
+        (["fedavg", "--list"], "--list takes nothing else, got fedavg"),
         (["--schema", "--list"], "--list does not take --schema"),
         (["fedavg", "--reference", "--runs", "9"], "--reference does not take --runs"),
         (["fedavg", "--reference", "--by-turns", "."], "does not take --by-turns"),
@@ -611,6 +616,29 @@ def test_a_page_that_cannot_be_written_is_one_line(
     assert page.is_file()
 
 
+def test_a_page_or_another_call_does_not_replace_a_result(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slip of a shell's pattern names one: `--html *.json`."""
+    monkeypatch.chdir(tiny)
+    content = json.dumps(_content(tiny), indent=1)
+    Path("mine").mkdir(exist_ok=True)
+    for name in ("first.json", "mine/result.json"):
+        Path(name).write_text(content)
+    files = ["first.json", "mine/result.json"]
+    capsys.readouterr()
+    for words in (
+        ["benchmark", "--compare", *files, "--html", "mine/result.json"],
+        ["doctor", "--json", "mine/result.json"],
+    ):
+        said = mistake(capsys, *words)
+        assert "mine/result.json is a benchmark's result, which would be lost" in said
+    # Its runs are gone, as where only results are kept.
+    said = mistake(capsys, "benchmark", "tiny.toml", "--out", "mine")
+    assert "--out mine already holds result.json; add --overwrite" in said
+    assert Path("mine/result.json").read_text() == content
+
+
 def test_half_a_character_is_refused(
     tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -646,3 +674,8 @@ def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
         (tmp_path / "x.json").write_text(text)
         with pytest.raises(Exception, match="is not a benchmark's result"):
             read_result(tmp_path / "x.json")
+
+
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(UserError, match="/dev/zero is not a benchmark's result: it is"):
+        read_result(Path("/dev/zero"))

@@ -786,6 +786,8 @@ def test_a_start_that_holds_pythons_lock_is_ended_from_outside() -> None:
     ("words", "line"),
     [
         (["--out", "FILE"], "--out FILE is a file; name a folder"),
+        (["--out", ""], "argument --out: must be a path, got ''"),
+        (["--out", "FILE/below"], "--out FILE/below: FILE is a file; name a folder"),
         (["--timeout", "20"], "must be a number with a unit"),
         (["--json", "none/x.json"], "--json none/x.json: there is no such folder"),
         (["--json", "run.h5"], "--json run.h5: .h5 is for results"),

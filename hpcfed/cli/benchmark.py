@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed import methods
-from hpcfed.cli.parser import CommandParser
+from hpcfed.cli.parser import CommandParser, path_of
 from hpcfed.cli.settings import run_parser, unknown_flag
 from hpcfed.errors import UserError
 from hpcfed.options import flag_of, method_of
@@ -53,6 +53,8 @@ FLAGS = """\
   print the JSON schema of a result file
 """
 USUAL_RUNS, USUAL_PAIRS, USUAL_SEEDS = 5, 20, 20
+RESULTS = "result.json", "reference.json", "turns.json"
+"""What calls write into their folders."""
 LEAST, MOST = 2, 1000
 """An interval needs two runs."""
 
@@ -74,9 +76,8 @@ def command(arguments: list[str]) -> None:
     if options.list or options.schema:
         if options.names or words:
             asked = "--list" if options.list else "--schema"
-            raise UserError(
-                f"{asked} takes nothing else, got {[*options.names, *words]}"
-            )
+            more = " ".join([*options.names, *words])
+            raise UserError(f"{asked} takes nothing else, got {more}")
         _print_known(schema=options.schema)
     elif options.compare:
         _compare([*options.names, *words], options.html)
@@ -87,7 +88,12 @@ def command(arguments: list[str]) -> None:
 def _check_flags(options: argparse.Namespace) -> None:
     """Refuse flags that would be ignored."""
     flags = {name: value for name, value in vars(options).items() if name != "names"}
-    given = [name for name, value in flags.items() if value not in (None, False)]
+    # Not by equality: 0 equals False.
+    given = [
+        name
+        for name, value in flags.items()
+        if value is not None and value is not False
+    ]
     asked = next((name for name in TAKEN if name in given), None)
     taken = TAKEN_BY_RUNS if asked is None else (asked, *TAKEN[asked])
     for name in given:
@@ -116,7 +122,7 @@ def _parser() -> CommandParser:
         help="a benchmark that --list names, or a FILE.toml of your own; result files "
         "with --compare",
     )
-    parser.add_flags(FLAGS)
+    parser.add_flags(FLAGS, OTHER=path_of)
     return parser
 
 
@@ -158,21 +164,23 @@ def _compare(names: Sequence[str], html: Path | None) -> None:
 
 def _benchmark(options: argparse.Namespace, words: list[str]) -> None:
     from hpcfed.benchmark.definition import names, read_benchmark, read_definition
-    from hpcfed.results.folder import RUNS, check_export
+    from hpcfed.results.folder import RUNS
+    from hpcfed.results.publish import check_folder
 
     if len(options.names) != 1:
         known = ", ".join(names())
         found = " ".join(options.names) or "none"
         raise UserError(f"benchmark needs one NAME of {known}; got {found}")
-    name, size = options.names[0], options.size or "small"
+    size = "small" if options.size is None else options.size
+    name = options.names[0]
     _, definition = read_definition(name)
     given = _given(words, method_of(definition.common))
     benchmark = read_benchmark(name, size, given)
     # A reference is a run of its own, with a folder of its own.
     kind = "reference" if options.reference else "benchmark"
     out = options.out or RUNS / f"{kind}-{benchmark.name}-{size}"
-    check_export("--out", out / "result.json")
-    _check_folder(out)
+    check_folder("--out", out)
+    _check_results(out, overwrite=bool(given.get("overwrite")))
     # Late: this loads what reads and judges runs.
     from hpcfed.benchmark.execute import (
         compare_programs,
@@ -185,7 +193,7 @@ def _benchmark(options: argparse.Namespace, words: list[str]) -> None:
         return
     if options.by_turns is not None:
         pairs = _number("--runs", options.runs, USUAL_PAIRS)
-        if not compare_programs(benchmark, Path(options.by_turns), pairs, out):
+        if not compare_programs(benchmark, options.by_turns, pairs, out):
             sys.exit(1)
         return
     passed = run_benchmark(
@@ -200,12 +208,20 @@ def _benchmark(options: argparse.Namespace, words: list[str]) -> None:
         sys.exit(1)
 
 
-def _check_folder(out: Path) -> None:
-    for folder in (out, *out.parents):
-        if folder.is_dir():
-            return
-        if folder.exists():
-            raise UserError(f"--out {out}: {folder} is a file; name a folder")
+def _check_results(out: Path, *, overwrite: bool) -> None:
+    """Refuse to replace what an earlier call has found: its runs may be gone."""
+    from hpcfed.results.folder import check_export
+
+    for name in RESULTS:
+        path = out / name
+        kept = path.is_file() and not path.is_symlink()
+        if kept and not overwrite:
+            raise UserError(
+                f"--out {out} already holds {name}; add --overwrite to replace it, or "
+                "name another folder"
+            )
+        if not kept:
+            check_export("--out", path)
 
 
 def _given(words: list[str], method: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from hpcfed.errors import UserError
 from hpcfed.options import check_text
 from hpcfed.options.units import parse_seconds
 from hpcfed.results.folder import RUNS, check_export
+from hpcfed.results.publish import check_folder
 
 SUMMARY = "whether this machine is fit for a long run, on every rank at once"
 EXAMPLES = """\
@@ -55,8 +56,7 @@ def command(arguments: list[str]) -> None:
     parser.set_defaults(out=RUNS, device="auto", backend="auto", timeout=20.0)
     options = parser.parse_args(arguments)
     check_text(str(options.out), "--out")
-    if options.out.exists() and not options.out.is_dir():
-        raise UserError(f"--out {options.out} is a file; name a folder")
+    check_folder("--out", options.out)
     if options.json is not None:
         check_export("--json", options.json)
         if not options.json.absolute().parent.is_dir():

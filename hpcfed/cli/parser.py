@@ -8,15 +8,14 @@ from typing import Any, NoReturn
 
 from hpcfed.errors import UserError, did_you_mean
 
-KINDS: dict[str, Callable[[str], Any]] = {
-    "N": int,
-    "X": float,
-    "INCHES": float,
-    "DIR": Path,
-    "FILE": Path,
-    "PATH": Path,
-}
-"""What a value is, by the word that stands for it in the help; any other is text."""
+
+def path_of(text: str) -> Path:
+    """Return a path; refuse nothing, as a variable that is not set gives: it would be
+    the current folder.
+    """
+    if not text:
+        raise ValueError("must be a path")
+    return Path(text)
 
 
 def _reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -29,6 +28,17 @@ def _reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"{error}, got '{text}'") from None
 
     return value
+
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "N": int,
+    "X": float,
+    "INCHES": float,
+    "DIR": _reading(path_of),
+    "FILE": _reading(path_of),
+    "PATH": _reading(path_of),
+}
+"""What a value is, by the word that stands for it in the help; any other is text."""
 
 
 class _Help(argparse.HelpFormatter):

@@ -15,7 +15,7 @@ from re import fullmatch
 
 from hpcfed.errors import UserError
 from hpcfed.options.run import seed_folder
-from hpcfed.results.publish import check_target, write_plain
+from hpcfed.results.publish import check_no_result, check_target, write_plain
 
 RUNS = Path("runs")
 """Where runs without --out go."""
@@ -142,9 +142,11 @@ def check_one_kind(folder: Path) -> None:
 
 def check_export(option: str, path: Path) -> None:
     """Refuse to write a page, a table or a figure over a file that a run or a study
-    has, or will have. A slip such as `--csv run.h5` must not destroy a run.
+    has, or will have, or over a benchmark's result. A slip such as `--csv run.h5` must
+    not destroy a run.
     """
     check_target(option, path)
+    check_no_result(option, path)
     if path.suffix in _RESULTS:
         raise UserError(
             f"{option} {path}: {path.suffix} is for results; name a file of another kind"

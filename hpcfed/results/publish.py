@@ -24,6 +24,9 @@ KINDS = {
     stat.S_IFBLK: "a device",
 }
 """What a path may be if it is not a regular file."""
+BENCHMARK = re.compile(rb'\s*\{\s*"format":\s*"hpcfed (benchmark|turns)"')
+"""How the result of a benchmark begins."""
+FORMAT_BYTES = 100
 
 
 def check_target(option: str, path: Path) -> None:
@@ -40,6 +43,27 @@ def check_target(option: str, path: Path) -> None:
         raise UserError(
             f"{option} {path} is {found}; name a regular file, or a new one"
         )
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that cannot be made, since it or one above it is a file."""
+    for path in (folder, *folder.parents):
+        if path.is_dir():
+            return
+        if path.exists():
+            where = "" if path == folder else f": {path}"
+            raise UserError(f"{option} {folder}{where} is a file; name a folder")
+
+
+def check_no_result(option: str, path: Path) -> None:
+    """Refuse to replace the result of a benchmark: it cannot be computed again."""
+    # Its format is the first thing in the file.
+    with suppress(OSError), open(path, "rb") as file:
+        if BENCHMARK.match(file.read(FORMAT_BYTES)):
+            raise UserError(
+                f"{option} {path} is a benchmark's result, which would be lost; name "
+                "another place"
+            )
 
 
 @contextmanager
