@@ -13,7 +13,7 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.analysis.statistics import Estimate
-from hpcfed.benchmark import definition, reference, result, running
+from hpcfed.benchmark import definition, execute, reference, result, running
 from hpcfed.benchmark.comparison import (
     SameWork,
     devices_text,
@@ -263,6 +263,58 @@ def test_one_failed_check_fails_the_benchmark(shipped: Path) -> None:
     judged = result.result_of(benchmark, finished, other, own=False)
     assert judged.verdict == "FAILED"
     assert judged.rules.kept
+
+
+@pytest.mark.parametrize(
+    ("energy", "cpu_energy", "server_ranks", "wh", "whose"),
+    [
+        ([3600.0] * 5, [nan] * 5, 0, 1.0, "GPUs"),
+        ([nan] * 5, [7200.0] * 5, 0, 2.0, "CPUs"),
+        ([3600.0] * 5, [7200.0] * 5, 0, 3.0, "GPUs and CPUs"),
+        # A counter that did not move in one run, or was not there, counts in none.
+        ([3600.0] * 4 + [0.0], [7200.0] * 5, 0, 2.0, "CPUs"),
+        ([3600.0] * 5, [7200.0] * 4 + [nan], 0, 1.0, "GPUs"),
+        ([3600.0] * 5, [nan] * 5, 1, 1.0, "GPUs of workers"),
+        ([nan] * 4 + [3600.0], [nan] * 5, 0, None, None),
+    ],
+)
+def test_energy_is_told_with_what_it_is_of(
+    energy: list[float],
+    cpu_energy: list[float],
+    server_ranks: int,
+    wh: float | None,
+    whose: str | None,
+    shipped: Path,
+) -> None:
+    finished = _finished(shipped)
+    counted = []
+    for record, joules, cpu_joules in zip(
+        finished.counted, energy, cpu_energy, strict=True
+    ):
+        config = record.config | {"server_ranks": server_ranks}
+        ranks = record.environment["ranks"] * (1 + server_ranks)
+        counted.append(
+            replace(
+                record,
+                energy=joules,
+                cpu_energy=cpu_joules,
+                config=config,
+                environment=record.environment | {"ranks": ranks},
+            )
+        )
+    benchmark = definition.read_benchmark("tiny", "small", {})
+    stored = reference.read_reference(benchmark, None)
+    found = result.result_of(
+        benchmark, replace(finished, counted=counted), stored, own=False
+    )
+    assert (found.energy_wh, found.energy_of) == (wh, whose)
+    row = table(group_of(a=found)).rows[0]
+    assert str(row[6]) == (whose or DASH)
+    (line,) = [line for line in execute._lines(found) if line.startswith("energy")]
+    if wh is None:
+        assert line == "energy: no counter that could be read in every run"
+    else:
+        assert f" Wh per run, {whose}, from just before its first round" in line
 
 
 def test_a_round_without_a_number_fails(shipped: Path) -> None:

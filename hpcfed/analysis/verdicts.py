@@ -241,7 +241,7 @@ def _costs(
     if len(energies) > 1:
         least, most = min(energies, key=_energy), max(energies, key=_energy)
         sentences.append(
-            f"A run's GPUs take from {number(_energy(least))} J "
+            f"The GPUs of a run's workers take from {number(_energy(least))} J "
             f"({point_text(least, options)}) to {number(_energy(most))} J "
             f"({point_text(most, options)})."
         )

@@ -25,11 +25,20 @@ from hpcfed.words import DASH, number
 WATT_HOURS = Kind("Wh", number)
 MOST_NAMED = 4
 NOT_MEASURED = "not measured"
-FIGURES = ("result", "verdict", "seconds [95 %]", "times the first", "told apart", "Wh")
+FIGURES = (
+    "result",
+    "verdict",
+    "seconds [95 %]",
+    "times the first",
+    "told apart",
+    "Wh",
+    "Wh of",
+)
 NOTE = (
     f"Intervals: {INTERVAL}. Ratios: pairs of runs with the same seed, trimmed alike. "
     "They do not cover load that changes between calls: compare quiet machines, or "
-    "programs by turns. Wh: a run with its start."
+    "programs by turns. Wh: a run from just before its first round to its end; CPUs with "
+    "their memory, and with whatever else ran there."
 )
 """What a reader of figures should know."""
 Named = tuple[str, BenchmarkResult]
@@ -154,6 +163,7 @@ def _row(name: str, one: BenchmarkResult, first: BenchmarkResult) -> Row:
         THOUSANDTHS(found) if counts else DASH,
         verdict_of(found) if counts else DASH,
         NOT_MEASURED if energy is None else WATT_HOURS(energy),
+        one.energy_of or DASH,
     )
 
 

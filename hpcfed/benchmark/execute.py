@@ -16,6 +16,7 @@ from hpcfed.runtime.launcher import launched
 from hpcfed.words import interval, number
 
 REFERENCE = "reference.json"
+SPAN = "from just before its first round to its end"
 DRIFT = "the interval does not cover load that changes between calls"
 
 
@@ -79,9 +80,10 @@ def _lines(result: BenchmarkResult) -> list[str]:
         lines.append(f"{check.name}: {'ok' if check.passed else 'WRONG'}: {check.said}")
     lines += [f"rule broken: {rule}" for rule in result.rules.broken]
     if result.energy_wh is None:
-        lines.append("energy: no counter that can be read")
+        lines.append("energy: no counter that could be read in every run")
     else:
-        lines.append(f"energy: {number(result.energy_wh)} Wh per run, with its start")
+        energy = f"{number(result.energy_wh)} Wh per run, {result.energy_of}"
+        lines.append(f"energy: {energy}, {SPAN}")
     if result.machine.busy:
         lines.append(f"the host was busy (load {result.machine.load:.1f}): {DRIFT}")
     figure = result.figure

@@ -1,5 +1,6 @@
 """The result of a benchmark as a file: JSON whose schema is the model below."""
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from math import isnan
 from pathlib import Path
@@ -19,6 +20,8 @@ from hpcfed.results.run import RunRecord
 JOULES_PER_WH = 3600.0
 LEAST_RUNS = 5
 """Fewer runs break the rules."""
+COUNTERS = {"energy": "GPUs", "cpu_energy": "CPUs"}
+"""What a record's joules are of."""
 BUSY = 0.5
 """Load of an idle host, at most."""
 FILE = "result.json"
@@ -48,7 +51,9 @@ class TimedRun(PartOfResult):
     samples: NotNegative
     """Samples of all steps of local training."""
     energy_wh: NotNegative | None
-    """GPUs and CPUs, with the start of the run; null where no counter is readable."""
+    """Of what `energy_of` names, from just before the first round to the end; null where
+    no counter is readable.
+    """
 
 
 class FigureOfMerit(PartOfResult):
@@ -127,6 +132,10 @@ class BenchmarkResult(PartOfResult):
     figure: FigureOfMerit
     energy_wh: NotNegative | None
     """Mean over counted runs."""
+    energy_of: str | None = None
+    """What it is counted of, as in `GPUs and CPUs`: of CPUs with their memory and with
+    whatever else ran there. Null without it, and in older results.
+    """
     checks: list[Check]
     rules: KeptRules
     runs: list[TimedRun]
@@ -145,7 +154,13 @@ def result_of(
 ) -> BenchmarkResult:
     """Judge finished runs. `own`: the user has named the definition or the reference."""
     checks = checks_of(benchmark, finished, reference)
-    each = [timed(record, benchmark) for record in finished.counted]
+    # What only some runs have counted would make them look as if they took more.
+    counters = [
+        name
+        for name in COUNTERS
+        if all(_joules(record, name) is not None for record in finished.counted)
+    ]
+    each = [timed(record, benchmark, counters) for record in finished.counted]
     broken = _broken(benchmark, len(each), own=own)
     right = all(check.passed for check in checks)
     record = finished.counted[0]
@@ -157,6 +172,7 @@ def result_of(
         verdict="PASSED" if right and not broken else "FAILED",
         figure=_figure(each, benchmark.definition.figure),
         energy_wh=sum(spent) / len(spent) if spent else None,
+        energy_of=_whose(record, counters) if spent else None,
         checks=checks,
         rules=KeptRules(kept=not broken, broken=broken, changed=benchmark.changed()),
         runs=each,
@@ -178,8 +194,10 @@ def _broken(benchmark: Benchmark, number: int, *, own: bool) -> list[str]:
     return told
 
 
-def timed(record: RunRecord, benchmark: Benchmark) -> TimedRun:
-    """Return the figures of a counted run."""
+def timed(
+    record: RunRecord, benchmark: Benchmark, counters: Collection[str] = tuple(COUNTERS)
+) -> TimedRun:
+    """Return the figures of a counted run, with the energy of these counters."""
     definition = benchmark.definition
     reached = record.reached() if definition.figure == "target" else None
     return TimedRun(
@@ -190,7 +208,7 @@ def timed(record: RunRecord, benchmark: Benchmark) -> TimedRun:
         cpu_seconds=_known(_seconds_on_cores(record)),
         quality=_known(quality_of(record, definition.quality)),
         samples=float(record.rounds["trained_samples"].sum()),
-        energy_wh=_energy(record),
+        energy_wh=_energy(record, counters),
     )
 
 
@@ -199,10 +217,24 @@ def _seconds_on_cores(record: RunRecord) -> float:
     return float(record.rounds["cpu_seconds"][record.untimed :].sum())
 
 
-def _energy(record: RunRecord) -> float | None:
-    parts = [record.energy, record.cpu_energy]
-    known = [part for part in parts if part is not None and not isnan(part)]
+def _joules(record: RunRecord, counter: str) -> float | None:
+    """Return what a counter says; None if it says nothing."""
+    joules: float | None = getattr(record, counter)
+    # 0 means that no counter moved, not that a run was free.
+    return joules if joules is not None and joules > 0 else None
+
+
+def _energy(record: RunRecord, counters: Collection[str]) -> float | None:
+    found = [_joules(record, name) for name in counters]
+    known = [joules for joules in found if joules is not None]
     return sum(known) / JOULES_PER_WH if known else None
+
+
+def _whose(record: RunRecord, counters: Collection[str]) -> str:
+    whose = " and ".join(COUNTERS[name] for name in counters)
+    # Ranks of the server do not count theirs; one process plays both roles.
+    apart = record.config.get("server_ranks") and len(record.environment["ranks"]) > 1
+    return f"{whose} of workers" if apart else whose
 
 
 def _figure(each: list[TimedRun], kind: str) -> FigureOfMerit:

@@ -51,12 +51,13 @@ CLOCK_COLUMNS = {
 AT_THE_END = {
     "energy": (
         "J",
-        "energy of each rank's GPU over the run; NaN where it cannot be read",
+        "energy of each rank's GPU from just before the first round to the end; NaN where "
+        "it cannot be read",
     ),
     "cpu_energy": (
         "J",
-        "energy of the CPUs and memory of each rank's host over the run, with whatever "
-        "else ran there, on the host's first rank; NaN where it cannot be read",
+        "energy of the CPUs and memory of each rank's host over the same time, with "
+        "whatever else ran there, on the host's first rank; NaN where it cannot be read",
     ),
     "load_at_start": ("1", "load of each rank's host, over a minute, as the run began"),
     "load_at_end": ("1", "the same as it ended"),

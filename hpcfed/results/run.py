@@ -145,7 +145,9 @@ class RunRecord:
     train_samples: np.ndarray
     """Training samples of every client."""
     energy: float | None
-    """Joules of all GPUs; None while the run is active, NaN if they have no counter."""
+    """Joules of all workers' GPUs; None while the run is active, NaN if they have no
+    counter.
+    """
     moves: tuple[int, ...]
     """Rounds, counted from 0, before which clients were relocated to other ranks."""
     finals: dict[str, np.ndarray]
@@ -169,7 +171,7 @@ class RunRecord:
     new_rounds: NewRounds | None = None
     """Rounds of new clients, in runs that have them."""
     cpu_energy: float | None = None
-    """Joules of all CPUs and their memory; None and NaN as in `energy`."""
+    """Joules of the CPUs of workers' hosts and their memory; None and NaN as in `energy`."""
     starting: dict[str, np.ndarray] = field(default_factory=dict)
     """What each rank did to get started, by the names of `runtime.starting.FIGURES`:
     [ranks]; empty while the run is active, and in older records.
