@@ -92,14 +92,16 @@ def test_the_installer_is_a_script_that_the_shell_understands() -> None:
 
 
 def executed(
-    path: Path, module: str, monkeypatch: pytest.MonkeyPatch
+    path: Path, module: str, monkeypatch: pytest.MonkeyPatch, *, without: str = ""
 ) -> dict[str, Calls]:
-    """Run a recipe, and return the calls of each directive that it imports."""
+    """Run a recipe, and return the calls of each directive that it imports. The module
+    has no class `without`.
+    """
     calls: dict[str, Calls] = {}
 
     class Directives(ModuleType):
         def __getattr__(self, name: str) -> type | Callable[..., None]:
-            if name.startswith("__"):
+            if name.startswith("__") or name == without:
                 raise AttributeError(name)
             if name[0].isupper():
                 return type(name, (), {})
@@ -131,6 +133,20 @@ def test_spack_knows_every_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
         spack_name(needed) for needed in NEEDED
     }
     assert with_hf == {spack_name(needed) for needed in EXTRAS["hf"]}
+
+
+def test_newer_spacks_have_the_class_of_packages_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From 1.0 on `spack.package` has directives, but no build systems."""
+    parts = ["spack_repo", "builtin", "build_systems", "python"]
+    for number in range(1, len(parts) + 1):
+        name = ".".join(parts[:number])
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules[".".join(parts)].PythonPackage = type("PythonPackage", (), {})
+    path = LAUNCH / "spack/package.py"
+    calls = executed(path, "spack.package", monkeypatch, without="PythonPackage")
+    assert calls["version"] and calls["depends_on"]
 
 
 def test_ramble_reads_the_figure_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,12 @@
 Spack 1.0 on: packages/py_hpcfed/), set `git` to your clone, and: spack install py-hpcfed
 """
 
-from spack.package import PythonPackage, depends_on, variant, version
+from spack.package import depends_on, variant, version
+
+try:  # from Spack 1.0 on
+    from spack_repo.builtin.build_systems.python import PythonPackage
+except ImportError:
+    from spack.package import PythonPackage
 
 
 class PyHpcfed(PythonPackage):
