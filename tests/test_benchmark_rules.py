@@ -317,6 +317,20 @@ def test_energy_is_told_with_what_it_is_of(
         assert f" Wh per run, {whose}, from just before its first round" in line
 
 
+@pytest.mark.parametrize(
+    ("dropped", "told"),
+    [
+        (0, "5 runs; "),
+        (2, "5 runs, fastest and slowest dropped; "),
+        (4, "5 runs, 2 fastest and 2 slowest dropped; "),
+    ],
+)
+def test_dropped_runs_are_counted(dropped: int, told: str, shipped: Path) -> None:
+    found = read_result(shipped / "result.json")
+    figure = found.figure.model_copy(update={"dropped": dropped})
+    assert told in execute._lines(found.model_copy(update={"figure": figure}))[-1]
+
+
 def test_a_round_without_a_number_fails(shipped: Path) -> None:
     benchmark = definition.read_benchmark("tiny", "small", {})
     stored = reference.read_reference(benchmark, None)

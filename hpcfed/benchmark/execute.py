@@ -88,7 +88,9 @@ def _lines(result: BenchmarkResult) -> list[str]:
         lines.append(f"the host was busy (load {result.machine.load:.1f}): {DRIFT}")
     figure = result.figure
     told = interval(figure.estimate, unit=" s")
-    dropped = ", fastest and slowest dropped" if figure.dropped else ""
+    each = figure.dropped // 2
+    many = f"{each} " if each > 1 else ""
+    dropped = f", {many}fastest and {many}slowest dropped" if each else ""
     lines.append(
         f"{result.verdict}: {told} ({figure.meaning}; {len(result.runs)} runs{dropped}; "
         "interval of 95 %)"

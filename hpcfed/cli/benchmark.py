@@ -27,7 +27,7 @@ FLAGS = """\
   small (default), medium or large
 --runs N
   counted runs, each with its own seed (default: 5); from 5 on the fastest and the slowest
-  are dropped
+  fifth are dropped
 --out DIR
   folder of all runs and of result.json (default: runs/benchmark-NAME-SIZE, and
   runs/reference-NAME-SIZE with --reference)
