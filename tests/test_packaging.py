@@ -2,6 +2,7 @@
 package, a Ramble application and a modulefile.
 """
 
+import os
 import re
 import runpy
 import shutil
@@ -198,3 +199,27 @@ def test_the_modulefile_sets_what_scripts_need() -> None:
     assert said.stderr == ""
     assert "prepend-path PATH /opt/hpcfed/bin" in said.stdout
     assert "setenv HPCFED_ENVIRONMENT current" in said.stdout
+
+
+# Two simulated nodes
+
+
+def test_two_nodes_take_the_python_that_is_there_and_say_what_it_lacks(
+    tmp_path: Path,
+) -> None:
+    python = tmp_path / "python3"
+    python.symlink_to(sys.executable)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for more, named in (
+        ({"HPCFED_ENVIRONMENT": "current"}, python),
+        ({"PYTHON": str(tmp_path / "none")}, tmp_path / "none"),
+    ):
+        said = subprocess.run(
+            [LAUNCH / "two-nodes", "run"],
+            env=variables | more,
+            capture_output=True,
+            text=True,
+        )
+        assert said.returncode == 2
+        assert said.stderr.startswith(f"two-nodes: no mpirun beside {named}; ")
+        assert said.stderr.count("\n") == 1
