@@ -242,6 +242,11 @@ def test_a_slow_gpu_is_named() -> None:
         ("warning", "rank 1 on a: 8 TFLOP/s: 79% of the other ranks'")
     ]
     assert "GPU 1a2b of a" in found[0].advice
+    # Programs need the figure above all where it is bad.
+    assert dict(found[0].figures) == {
+        "per_second": 0.8e13,
+        "share": pytest.approx(0.8 / 1.01),
+    }
     assert devices.slow_ranks({0: 1.0, 1: 0.7}, {0: "cpu", 1: "cpu"}) == {}
     assert devices.slow_ranks({0: 1.0, 1: 0.5}, {0: "cpu", 1: "cpu"}) == {1: 0.5}
     # Its only node cannot be left out.
@@ -458,12 +463,19 @@ def test_file_systems_that_are_no_place_for_results_are_told() -> None:
     for (level, told), fields in faults.items():
         found = storage.judge({0: probe(**fields)}, out)
         assert bad(found) == [(level, f"rank 0 on a: {told}")]
+        (worst,) = [one for one in found if one.level == level]
+        assert dict(worst.figures) == (
+            {"bytes": fields["free"]} if "free" in fields else {}
+        )
     slow = (storage.Step(storage.WRITE, "", 4.0), storage.Step("rename", "", 3.0))
     # 16 MiB in four seconds; two files in three.
     assert bad(storage.judge({0: probe(steps=slow)}, out)) == [
         ("warning", "rank 0 on a: 4.00 MiB/s in /runs"),
         ("warning", "rank 0 on a: 1.5 s to publish a file in /runs"),
     ]
+    told = storage.judge({0: probe(steps=slow)}, out)
+    figures = [dict(one.figures) for one in told if one.level == "warning"]
+    assert figures == [{"bytes_per_second": 2**22}, {"seconds": 1.5}]
 
 
 def test_nodes_that_do_not_share_files_or_locks_are_told(tmp_path: Path) -> None:

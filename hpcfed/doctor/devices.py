@@ -120,8 +120,10 @@ def _slow(ranks: Ranks) -> list[Finding]:
     for work, by_rank in speeds.items():
         slow = slow_ranks(by_rank, {rank: one.kind for rank, one in ranks.items()})
         for rank, share in slow.items():
-            told = f"{_speed(work, by_rank[rank])}: {share:.0%} of the other ranks'"
-            found.append(warning(work, told, _advice(ranks, ranks[rank]), rank))
+            speed, advice = by_rank[rank], _advice(ranks, ranks[rank])
+            told = f"{_speed(work, speed)}: {share:.0%} of the other ranks'"
+            figures = {"per_second": speed, "share": share}
+            found.append(warning(work, told, advice, rank, **figures))
         if not slow:
             low, high = min(by_rank.values()), max(by_rank.values())
             text = _speed(work, low)
@@ -181,7 +183,7 @@ def _memory(ranks: Ranks) -> list[Finding]:
         if taken > TAKEN:
             told = f"{bytes_text(one.free)} of {bytes_text(one.state.memory)} are free"
             advice = "see who uses this GPU: nvidia-smi"
-            found.append(warning("GPU memory", told, advice, rank))
+            found.append(warning("GPU memory", told, advice, rank, bytes=one.free))
     if not free:
         return [skipped("GPU memory", "NVML does not tell")]
     return found or [fine("GPU memory", f"{bytes_text(min(free))} free, or more")]

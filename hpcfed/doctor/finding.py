@@ -44,14 +44,16 @@ def skipped(check: str, reason: str) -> Finding:
     return Finding(check, Level.SKIPPED, reason)
 
 
-def warning(check: str, told: str, advice: str, *ranks: int) -> Finding:
+def warning(
+    check: str, told: str, advice: str, *ranks: int, **figures: float
+) -> Finding:
     """Return what makes runs slow, or may end them."""
-    return Finding(check, Level.WARNING, told, advice, ranks)
+    return Finding(check, Level.WARNING, told, advice, ranks, tuple(figures.items()))
 
 
-def error(check: str, told: str, advice: str, *ranks: int) -> Finding:
+def error(check: str, told: str, advice: str, *ranks: int, **figures: float) -> Finding:
     """Return what ends runs, or spoils their results."""
-    return Finding(check, Level.ERROR, told, advice, ranks)
+    return Finding(check, Level.ERROR, told, advice, ranks, tuple(figures.items()))
 
 
 def worst(findings: Iterable[Finding]) -> Level:

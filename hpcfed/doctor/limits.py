@@ -193,7 +193,7 @@ def _memory(ranks: Mapping[int, Allowed]) -> list[Finding]:
             level = error if share < TOO_LITTLE_MEMORY else warning
             told = f"{bytes_text(share)} a rank is available on {allowed.host}"
             advice = "ask for more (--mem-per-cpu), or start fewer ranks on a node"
-            found.append(level("memory", told, advice, rank))
+            found.append(level("memory", told, advice, rank, bytes=share))
     if not shares:
         return [skipped("memory", "Linux does not tell")]
     told = f"{bytes_text(min(shares))} a rank is available, or more"
@@ -209,7 +209,7 @@ def _shared(ranks: Mapping[int, Allowed]) -> list[Finding]:
         if free < LITTLE_SHARED:
             told = f"{bytes_text(free)} free in {SHARED_MEMORY}"
             advice = "give the container more (--shm-size 8g): MPI and NCCL use it"
-            found.append(warning("shared memory", told, advice, rank))
+            found.append(warning("shared memory", told, advice, rank, bytes=free))
     told = f"{bytes_text(min(known.values()))} free, or more"
     return joined(found) or [fine("shared memory", told, bytes=min(known.values()))]
 
@@ -224,12 +224,12 @@ def _time(ranks: Mapping[int, Allowed]) -> Finding:
     told = f"{time_text(max(left, 0))} of the job are left"
     if left < TOO_SHORT:
         advice = "submit with a longer --time: a run would be stopped at once"
-        return error("time limit", told, advice)
+        return error("time limit", told, advice, seconds=left)
     if left < SHORT:
         advice = (
             "submit with a longer --time, and through slurm/run.sbatch, which requeues"
         )
-        return warning("time limit", told, advice)
+        return warning("time limit", told, advice, seconds=left)
     return fine("time limit", told, seconds=left)
 
 

@@ -44,7 +44,8 @@ def judge_messages(ranks: Mapping[int, Passed | None]) -> list[Finding]:
             speed = f"{bytes_text(one.bytes_per_second)}/s"
             told = f"from rank {one.source}: {speed}, {share:.0%} of the other ranks'"
             advice = "see whether this node uses the fast network, as the others do"
-            found.append(warning("MPI messages", told, advice, rank))
+            figures = {"bytes_per_second": one.bytes_per_second, "share": share}
+            found.append(warning("MPI messages", told, advice, rank, **figures))
     if found:
         return found
     slowest = min(one.bytes_per_second for one in passed.values())

@@ -281,7 +281,8 @@ def _judge_one(rank: int, probe: StorageProbe) -> Iterator[Finding]:
     if probe.free < LITTLE:
         told = f"{bytes_text(probe.free)} in {where}"
         level = error if probe.free < TOO_LITTLE else warning
-        yield level("free space", told, "free some, or name another --out", rank)
+        advice = "free some, or name another --out"
+        yield level("free space", told, advice, rank, bytes=probe.free)
     if probe.free_files is not None and probe.free_files < 1000:
         told = f"room for {probe.free_files} more files in {where}"
         yield error("free space", told, "remove files, or name another --out", rank)
@@ -291,13 +292,15 @@ def _judge_one(rank: int, probe: StorageProbe) -> Iterator[Finding]:
             told = f"{where}: {step.failure}"
             yield level(step.name, told, ADVICE[step.name], rank)
         elif step.name == WRITE and WRITTEN / step.seconds < SLOW_SPEED:
-            told = f"{bytes_text(WRITTEN / step.seconds)}/s in {where}"
+            speed = WRITTEN / step.seconds
+            told = f"{bytes_text(speed)}/s in {where}"
             advice = "name a faster --out, or write fewer snapshots and checkpoints"
-            yield warning(WRITE, told, advice, rank)
+            yield warning(WRITE, told, advice, rank, bytes_per_second=speed)
         elif step.name == RENAME and step.seconds / 2 > SLOW_RENAME:
-            told = f"{seconds_text(step.seconds / 2)} to publish a file in {where}"
+            each = step.seconds / 2
+            told = f"{seconds_text(each)} to publish a file in {where}"
             advice = "name a faster --out: each recorded round publishes run.h5"
-            yield warning(RENAME, told, advice, rank)
+            yield warning(RENAME, told, advice, rank, seconds=each)
 
 
 # Whether all nodes see the same folder, and each other's locks.
