@@ -160,7 +160,7 @@ def test_a_benchmark_says_what_was_done(
     assert found.figure.seconds == pytest.approx(of_times(seconds).centre)
     assert found.figure.dropped == 2
     assert [run.seed for run in found.runs] == [0, 1, 2, 3, 4]
-    last = capsys.readouterr().out.splitlines()[-2]
+    last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("FAILED: ")
     lines = (tiny / "right/mllog.txt").read_text().splitlines()
     logged = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]

@@ -70,7 +70,7 @@ def _write(
         lines = mllog.mllog_lines(result, finished.counted)
         publish("".join(f"{line}\n" for line in lines).encode(), out / mllog.FILE)
     with unless_full(f"the result is in {out / FILE}"):
-        print_lines(Output(), *_lines(result), f"result: {out / FILE}")
+        print_lines(Output(), f"result: {out / FILE}", *_lines(result))
 
 
 def _lines(result: BenchmarkResult) -> list[str]:
