@@ -590,6 +590,15 @@ def test_other_ranks_end_silently(monkeypatch: pytest.MonkeyPatch) -> None:
             assert running.on_root(list) is None
 
 
+def test_a_missing_reference_is_made_by_the_command_that_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text(TINY)
+    said = mistake(capsys, "benchmark", str(file))
+    assert f"make one: hpcfed benchmark {file} --size small --reference, then" in said
+
+
 def test_a_quality_that_no_run_records_is_found_before_the_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

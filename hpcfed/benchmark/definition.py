@@ -60,6 +60,8 @@ class Benchmark:
     """Options of `hpcfed run` that were added on the command line."""
     source: str
     """How messages name the file."""
+    word: str
+    """How commands name it: as the user has, since a file of one's own has a path."""
 
     def settings(self, **more: Any) -> Settings:
         """Return the settings of a run with the user's changes, and with `more`."""
@@ -176,4 +178,4 @@ def read_benchmark(name: str, size: str, given: Values) -> Benchmark:
     own_options = {*named(study_sets=True), *named(changes="draws")} - {"overwrite"}
     for option in sorted(own_options & given.keys()):
         raise UserError(f"{flag_of(option)}: a benchmark sets it for each of its runs")
-    return Benchmark(own, size, definition, given, f"{own}.toml")
+    return Benchmark(own, size, definition, given, f"{own}.toml", name)

@@ -102,7 +102,7 @@ def read_reference(benchmark: Benchmark, path: Path | None) -> Reference:
             ""
             if path
             else (
-                f"; make one: hpcfed benchmark {benchmark.name} --size {benchmark.size} "
+                f"; make one: hpcfed benchmark {benchmark.word} --size {benchmark.size} "
                 "--reference, then name it with --against, which breaks the rules: the "
                 "result is FAILED"
             )
