@@ -138,6 +138,7 @@ def test_what_is_told(profiled: tuple[Path, str]) -> None:
         "TFLOP/s", "GB/s", "MFU", "most memory: ", "trace.json",
     ):  # fmt: skip
         assert expected in said, expected
+    assert "No round was profiled" not in said
     for part in ("clients' training", "autoencoder", "denoiser"):
         assert f"{part} is " in said
     content = json.loads(
@@ -206,6 +207,7 @@ def test_alone_and_without_a_server(tmp_path: Path, hpcfed: Callable) -> None:
     result = hpcfed("profile", *words_)
     assert result.returncode == 0, result.stderr
     assert "the server's" not in result.stdout and "clients' training" in result.stdout
+    assert "No round was profiled by kernel" in result.stdout
     events = json.loads((out / "trace.json").read_text())["traceEvents"]
     assert {e["pid"] for e in events} == {0}
     record = read_run(out)

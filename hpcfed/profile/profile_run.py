@@ -43,6 +43,11 @@ NOT_QUIET = (
     "the node for yourself (sbatch --exclusive), and profile again."
 )
 
+UNPROFILED = (
+    "No round was profiled by kernel, so it is unknown how busy the device was: the "
+    "first round warms up. Give --rounds 2 or more."
+)
+
 
 def profile_run(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None:
     """Run; then, on the root, write trace.json and profile.json and print them."""
@@ -73,6 +78,8 @@ def profile_run(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> 
         _print_seconds(
             console, record, profile, kind="kernels" if cuda else "operators"
         )
+        if not nvtx and all(session.name != ROUNDS for session in profile.sessions):
+            say(console, UNPROFILED)
         print_verdicts(console, profile)
         _print_memory(console, watch.timelines)
         say(
