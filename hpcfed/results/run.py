@@ -145,9 +145,7 @@ class RunRecord:
     train_samples: np.ndarray
     """Training samples of every client."""
     energy: float | None
-    """Joules of all workers' GPUs; None while the run is active, NaN if they have no
-    counter.
-    """
+    """Joules of all workers' GPUs; None while the run is active, NaN if not counted."""
     moves: tuple[int, ...]
     """Rounds, counted from 0, before which clients were relocated to other ranks."""
     finals: dict[str, np.ndarray]
