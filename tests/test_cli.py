@@ -88,6 +88,7 @@ QUICK += ["--batch-size", "64"]
         ("run nowhere.toml", "cannot read nowhere.toml"),
         ("run a.toml b.toml", "unexpected argument 'b.toml'"),
         ("runn", "did you mean 'run'?"),
+        ("show /dev/null", "/dev/null is a file; name the folder of a run"),
         ("show /nowhere/at/all", "no such folder: /nowhere/at/all"),
         ("show", "show needs DIR, as in: hpcfed show runs/first"),
     ],

@@ -54,6 +54,8 @@ def read_run(folder: Path) -> RunRecord:
     path = folder / RECORD
     if not folder.exists():
         raise UserError(f"no such folder: {folder}")
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file; name the folder of a run")
     if not path.is_file():
         if (folder / STUDY).is_file():
             raise UserError(
