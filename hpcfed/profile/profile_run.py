@@ -22,7 +22,7 @@ from hpcfed.profile.verdict import ProfiledRun, advice, words, workloads
 from hpcfed.profile.watch import ProfileWatch
 from hpcfed.results.as_json import plain
 from hpcfed.results.folder import PROFILE, TRACE
-from hpcfed.results.profiles import Profile, Session
+from hpcfed.results.profiles import ROUNDS, Profile, Session
 from hpcfed.results.publish import publish
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
