@@ -37,6 +37,7 @@ from hpcfed.results.claim import (
 from hpcfed.results.folder import (
     CLAIM,
     JOB,
+    RECORD,
     STUDY_CLAIM,
     check_export,
     check_out,
@@ -267,6 +268,24 @@ def test_overwriting_removes_only_what_a_run_has_made(tmp_path: Path) -> None:
     empty(out)
     left = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert left == set(own)
+
+
+def test_a_record_that_cannot_be_read_now_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be whole: a study would run its trial again, and a requeued job anew."""
+    record = tmp_path / "seed-1" / RECORD
+    record.parent.mkdir()
+    record.write_bytes(b"a run")
+    other = tmp_path / "model.npz"
+    other.touch()
+    failing = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
+    with monkeypatch.context() as disk, pytest.raises(UserError, match="not replaced"):
+        disk.setattr(Path, "open", failing)
+        empty(tmp_path)
+    assert record.exists() and other.exists()
+    empty(tmp_path)
+    assert not record.exists() and not other.exists()
 
 
 def test_a_killed_run_can_be_overwritten_beside_other_files(

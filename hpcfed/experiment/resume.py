@@ -16,6 +16,7 @@ from hpcfed.results import checkpoints
 from hpcfed.results.checkpoints import Checkpoint
 from hpcfed.results.folder import RECORD, failures
 from hpcfed.results.results import ResultsWriter
+from hpcfed.results.safe import check_answers
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import Stop
 
@@ -71,6 +72,7 @@ def _rounds_on_disk(run: Path) -> int:
     try:
         return read_run(run).rounds_done
     except UserError:
+        check_answers(run / RECORD)
         return 0
 
 

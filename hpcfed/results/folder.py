@@ -16,6 +16,7 @@ from re import fullmatch
 from hpcfed.errors import UserError
 from hpcfed.options.run import seed_folder
 from hpcfed.results.publish import check_no_result, check_target, write_plain
+from hpcfed.results.safe import check_answers
 
 RUNS = Path("runs")
 """Where runs without --out go."""
@@ -357,7 +358,10 @@ def strangers(folder: Path) -> list[Path]:
 
 def empty(folder: Path) -> None:
     """Remove what runs have written to it, and nothing else."""
-    for run in (*seed_folders(folder), folder):
+    every = (*seed_folders(folder), folder)
+    for run in every:
+        check_answers(run / RECORD)
+    for run in every:
         # Keep the claim and the job's name: the caller has claimed the folder.
         for path in _entries(run):
             if fullmatch(_MADE, path.name):

@@ -201,6 +201,22 @@ def check_file(path: Path, most: int = 2**62) -> int:
     return size
 
 
+def check_answers(path: Path) -> None:
+    """Refuse a file that the disk cannot read at the moment. A damaged one may be
+    replaced, but this one may be whole.
+    """
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}; it is not replaced. Try again "
+            "when it can be, or remove it"
+        ) from None
+
+
 @contextmanager
 def reading(path: Path, most: int = MOST_BYTES) -> Iterator[Reader]:
     """Open a file that is to be read as a whole."""
