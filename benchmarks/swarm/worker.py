@@ -24,6 +24,8 @@ import numpy as np
 
 from benchmarks.swarm.jobs import Order
 from hpcfed import cli
+from hpcfed.federation.channel.channel import Download
+from hpcfed.federation.channel.compression import DownloadCompression
 from hpcfed.runtime import randomness
 from hpcfed.runtime.device import leaving_unchanged
 from hpcfed.runtime.launcher import launched
@@ -52,12 +54,22 @@ def renamed(names: Sequence[int]) -> Iterator[None]:
     """Give client i the random numbers of client `names[i]`."""
     # What draws the keys of as few clients as a swarm has.
     keys, generator = randomness.client_keys_of_rounds, randomness.generator
+    pack, packs_for_all = DownloadCompression._one_for_all, False
     known = np.array(names)
+
+    def pack_for_all(self: DownloadCompression, download: Download) -> Download:
+        nonlocal packs_for_all
+        packs_for_all = True
+        try:
+            return pack(self, download)
+        finally:
+            packs_for_all = False
 
     def renamed_keys(
         seed: int, purpose: str, rounds: range, clients: np.ndarray
     ) -> np.ndarray:
-        if not purpose.startswith(NOT_OF_CLIENTS):
+        # One row for all is packed with a key of the server's own.
+        if not (packs_for_all or purpose.startswith(NOT_OF_CLIENTS)):
             clients = known[clients]
         return keys(seed, purpose, rounds, clients)
 
@@ -71,6 +83,7 @@ def renamed(names: Sequence[int]) -> Iterator[None]:
     with (
         patch.object(randomness, "client_keys_of_rounds", renamed_keys),
         patch.object(randomness, "generator", renamed_generator),
+        patch.object(DownloadCompression, "_one_for_all", pack_for_all),
     ):
         yield
 
