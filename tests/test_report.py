@@ -682,7 +682,7 @@ def test_neither_file_of_a_table_replaces_another(
     )
     words = ["--csv", tmp_path / "u.csv", "--json", tmp_path / "u-ranks.csv"]
     assert "named twice" in mistake(capsys, "report", "runs", *words)
-    assert "is a folder" in mistake(capsys, "report", "runs", "--csv", "")
+    assert "must be a path" in mistake(capsys, "report", "runs", "--csv", "")
 
 
 def test_show_has_what_a_run_measured(
