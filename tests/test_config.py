@@ -76,7 +76,7 @@ def likely(method: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @settings(
-    max_examples=120,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

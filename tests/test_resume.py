@@ -40,7 +40,7 @@ from hpcfed.results.snapshots import SnapshotWriter
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests import jobs
-from tests.conftest import mpirun_path
+from tests.conftest import Command, mpirun_path
 from tests.federations import assembled
 from tests.runs import LONG, flags, mistake, same, started
 from tests.small_runs import OWN, ROUNDS, SMALL, STOPPED_AFTER
@@ -1187,17 +1187,21 @@ def test_memory_that_ran_out_is_recorded(
         ].tolist() == [[0], [1], [1]]
 
 
-def test_a_rank_that_hangs_is_noticed(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_noticed(tmp_path: Path, warm: Command) -> None:
     """In each of two jobs a rank is halted for good; the other one names it, itself and
     its phase, and all are gone.
     """
     # 10 seconds must be enough to begin, too.
     words = ["run", *LONG, "--stall-timeout", 10, "--out"]
-    both = [jobs.begun(2, *words, tmp_path / str(halted)) for halted in (0, 1)]
+    both = []
+    for halted in (0, 1):
+        out, numbers = tmp_path / str(halted), tmp_path / f"ranks-{halted}"
+        both.append(jobs.begun(2, *words, out, start=warm, numbers=numbers))
     with both[0], both[1]:
         for halted, job in enumerate(both):
             jobs.wait_for_a_checkpoint(tmp_path / str(halted), job)
-            os.kill(jobs.pids(job)[halted], signal.SIGSTOP)
+            number = (tmp_path / f"ranks-{halted}/{halted}").read_text()
+            os.kill(int(number), signal.SIGSTOP)
         told = [job.communicate(timeout=120)[1] for job in both]
     for halted, job in enumerate(both):
         assert job.returncode == 1

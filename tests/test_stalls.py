@@ -24,6 +24,7 @@ from hpcfed.runtime import process_group, stalls, world
 from hpcfed.runtime.signals import STOPPED
 from hpcfed.runtime.stalls import Awake, Pulse
 from tests import jobs
+from tests.conftest import Command
 from tests.runs import flags
 
 STALL = 8.0
@@ -258,7 +259,7 @@ def test_all_ranks_end_their_signs_before_the_store_goes(
 
 
 def test_a_suspended_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Command
 ) -> None:
     """All ranks sleep for longer than --stall-timeout, one while it waits for the
     other, and awake one by one.
@@ -274,16 +275,19 @@ def test_a_suspended_run_goes_on(
     )
     out, slow_rank = tmp_path / "run", str(Path(__file__).with_name("slow_rank.py"))
     options = ["--stall-timeout", STALL, "--out", out]
-    with jobs.begun(2, "run", *words, *options, python=[slow_rank]) as job:
+    numbers, program = tmp_path / "ranks", [slow_rank]
+    with jobs.begun(
+        2, "run", *words, *options, python=program, start=warm, numbers=numbers
+    ) as job:
         jobs.wait_for_a_checkpoint(out, job)
         time.sleep(1)  # now the first rank waits
-        ranks = jobs.pids(job)
-        for rank in (0, 1):
-            os.kill(ranks[rank], signal.SIGSTOP)
+        ranks = [int((numbers / str(rank)).read_text()) for rank in (0, 1)]
+        for rank in ranks:
+            os.kill(rank, signal.SIGSTOP)
         before = checkpoints.newest(out, say=pytest.fail)
         time.sleep(STALL + 2)
-        for rank in (0, 1):
-            os.kill(ranks[rank], signal.SIGCONT)
+        for rank in ranks:
+            os.kill(rank, signal.SIGCONT)
             time.sleep(1.5)
         job.send_signal(signal.SIGUSR2)
         told = job.communicate(timeout=60)[1]
