@@ -97,7 +97,7 @@ class UsedMachine(PartOfResult):
     threads_per_rank: int
     backend: str
     load: NotNegative | None
-    """What else the first host was doing before: runnable processes, over a minute."""
+    """How busy the first host was before: runnable processes, over a minute."""
 
     @property
     def busy(self) -> bool:

@@ -107,7 +107,7 @@ FLOATS = (2.0**-126, 2.0**128 * (1 - 2.0**-24))
 MOST = 10**12
 """The largest whole number of an option; products of larger ones overflow 64 bits."""
 
-MOST_SEED = 2**63
+MOST_SEED = 2**63 - 1
 """The largest seed. Seeds may exceed `MOST`: they are names rather than amounts."""
 
 NUMBERS = {
