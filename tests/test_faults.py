@@ -3,6 +3,7 @@ end as undisturbed ones do.
 """
 
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from benchmarks.faults import __main__ as faults
 from benchmarks.faults import canaries
 from benchmarks.faults.asides import ASIDE
+from benchmarks.faults.lives import Tally
+from benchmarks.faults.traps import Traps
 from tests.conftest import mpirun_path
 
 KINDS = ("flip", "disk")
@@ -79,3 +82,26 @@ def test_snapshots_see_what_was_touched(tmp_path: Path) -> None:
     assert canaries.touched(own, canaries.own(run)) == [str(run / "error-bars.txt")]
     canaries.clear(run)
     assert not (run / "error-0.txt").is_symlink() and (run / "notes.md").exists()
+
+
+def test_a_trap_over_a_users_file_is_not_held_against_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The campaign has replaced the file itself; all others still count."""
+    run, tally = tmp_path / "run", Tally()
+    run.mkdir()
+    remarks: list[str] = []
+    traps = Traps(
+        tmp_path / "outside",
+        random.Random(0),
+        {"links": tally, "files": Tally()},
+        lambda what, *_, **__: remarks.append(what),
+    )
+    traps.lay("files", run)
+    monkeypatch.setattr(canaries, "pick", lambda chance: ("report.html", "nowhere"))
+    traps.lay("links", run)
+    traps.look(run, "links")
+    assert not remarks and not tally.touched
+    (run / "notes.md").write_text("changed")
+    traps.look(run, "links")
+    assert tally.touched == 1 and str(run / "notes.md") in remarks[0]

@@ -47,6 +47,8 @@ class Traps:
             return
         entry, form = canaries.pick(self._chance)
         canaries.plant(run, entry, form, self._outside)
+        # Laid over a user's own file, the trap itself has changed that.
+        self.users_files.pop(str(run / entry), None)
         self._canaries = canaries.snapshot(self._outside)
         self.laid = kind, f"{how}, {entry} as {form}"
 
