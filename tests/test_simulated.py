@@ -6,6 +6,7 @@ of a processor, so only a few are told here.
 
 import gc
 import random
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -71,6 +72,21 @@ def test_planted_faults_are_found(tmp_path: Path, plant: str) -> None:
     assert (again.findings, again.digest) == (told.findings, told.digest)
 
 
+def _on_two_ranks(
+    program: Callable[[object], None],
+    machine: Machine,
+    scheduler: Scheduler,
+    scratch: Path,
+) -> Job:
+    """Run a program to its end."""
+    cluster = Cluster(scheduler, Disk(scratch), program)
+    machine.take(cluster)
+    with machine.installed():
+        job = cluster.start("job", [], ranks=2, environment=ENVIRONMENT)
+        machine.run()
+    return job
+
+
 def test_ranks_that_wait_for_each_other_are_told(scratch: Path) -> None:
     def program(words: object) -> None:
         world = machine._all_ranks(launched())
@@ -80,11 +96,7 @@ def test_ranks_that_wait_for_each_other_are_told(scratch: Path) -> None:
         world.Barrier()
 
     machine, scheduler, _ = _cluster(scratch)
-    cluster = Cluster(scheduler, Disk(scratch), program)
-    machine.take(cluster)
-    with machine.installed():
-        cluster.start("job", [], ranks=2, environment=ENVIRONMENT)
-        machine.run()
+    _on_two_ranks(program, machine, scheduler, scratch)
     assert scheduler.hang == (
         "job/0 waits for a message of rank 1; "
         "job/1 waits for Barrier number 0 with job/0"
@@ -98,16 +110,12 @@ def test_different_collectives_are_told(scratch: Path) -> None:
         world.allgather(1) if world.Get_rank() else world.Barrier()
 
     machine, scheduler, _ = _cluster(scratch)
-    cluster = Cluster(scheduler, Disk(scratch), program)
-    machine.take(cluster)
-    with machine.installed():
-        job = cluster.start("job", [], ranks=2, environment=ENVIRONMENT)
-        machine.run()
+    job = _on_two_ranks(program, machine, scheduler, scratch)
     assert job.code == 1 and "Barrier, allgather" in job.told
 
 
 def test_a_store_waits_for_names(scratch: Path) -> None:
-    """As torch's does, and as long as its timeout."""
+    """It waits as torch's does, and as long as its timeout."""
     told: list[object] = []
 
     def program(words: object) -> None:
@@ -131,11 +139,7 @@ def test_a_store_waits_for_names(scratch: Path) -> None:
         world.Barrier()
 
     machine, scheduler, _ = _cluster(scratch)
-    cluster = Cluster(scheduler, Disk(scratch), program)
-    machine.take(cluster)
-    with machine.installed():
-        job = cluster.start("job", [], ranks=2, environment=ENVIRONMENT)
-        machine.run()
+    job = _on_two_ranks(program, machine, scheduler, scratch)
     assert job.code == 0, job.told
     assert told == [[b"1", b"2"], 10]
 

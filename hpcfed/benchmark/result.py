@@ -51,7 +51,7 @@ class TimedRun(PartOfResult):
     samples: NotNegative
     """Samples of all steps of local training."""
     energy_wh: NotNegative | None
-    """Of what `energy_of` names, from just before the first round to the end; null where
+    """Energy of what `energy_of` names, from just before the first round to the end; null where
     no counter is readable.
     """
 

@@ -278,9 +278,10 @@ class ProfileWatch(Observer):
         return False
 
     def sample_memory(self) -> None:
-        """Record the memory in use now."""
-        seconds = time.perf_counter() - self._base
-        self.timeline.memory.append((seconds, _memory(self.device)))
+        """Record the memory in use now, if it is known."""
+        seconds, used = time.perf_counter() - self._base, _memory(self.device)
+        if used is not None:
+            self.timeline.memory.append((seconds, used))
 
     def at(self, stamp: Any) -> float:
         """Return a timer's stamp as seconds since the start."""
@@ -364,8 +365,11 @@ class _TracedTimer(Timer):
         super()._mark(name, at)
 
 
-def _memory(device: torch.device) -> int:
-    """Return the bytes in use now: torch's on a GPU, the process's on a CPU."""
+def _memory(device: torch.device) -> int | None:
+    """Return the bytes in use now: torch's on a GPU, the process's on a CPU; None if
+    unknown.
+    """
     if accelerator.is_gpu(device):
         return accelerator.allocated_memory(device)
-    return int(process_memory() or 0)
+    known = process_memory()
+    return None if known is None else int(known)
