@@ -103,8 +103,11 @@ class Differentiation:
         self._objective = OBJECTIVES[shard.task]
         self._halved: list[Entry] = []
         """The weights that the network takes in bfloat16."""
-        # Kept: autograd would launch a kernel in every step to make it.
-        self._one = torch.ones((), device=shard.inputs.device)
+        # The gradient of the loss by itself. Kept on a GPU: autograd would launch a
+        # kernel in every step to make it. On a CPU autograd makes it: if it were given,
+        # torch would load its compiler's symbols first, for a third of a second.
+        device = shard.inputs.device
+        self._one = torch.ones((), device=device) if is_gpu(device) else None
 
     def choose_halves(self, clients: int, device: torch.device) -> bool:
         """Choose the weights to be rounded to bfloat16; tell whether there are any."""
@@ -171,9 +174,8 @@ class Differentiation:
         # its own gradient.
         try:
             # A user's network may leave some of its parameters unused.
-            gradients = torch.autograd.grad(
-                loss, leaves, self._one.to(loss.dtype), allow_unused=True
-            )
+            one = None if self._one is None else self._one.to(loss.dtype)
+            gradients = torch.autograd.grad(loss, leaves, one, allow_unused=True)
         finally:
             # Gradients may still be on their way to sinks, and changed buffers to rows.
             self._network.join()
