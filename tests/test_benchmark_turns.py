@@ -200,6 +200,8 @@ def test_programs_take_turns_with_the_same_seeds(
     found = turns.TurnsResult.model_validate_json(
         (tmp_path / "out/turns.json").read_bytes()
     )
+    assert found.verdict == "within noise"
+    assert found.machine.ranks == 1 and found.machine.load is not None
     assert [one.ratio for one in found.ratios] == [1, 1]
     assert [run.seed for run in found.runs["other"]] == [0, 1]
     assert all(run.cpu_seconds for run in found.runs["this"])

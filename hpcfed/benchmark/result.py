@@ -178,7 +178,7 @@ def result_of(
         runs=each,
         reference=f"{len(reference.curves)} seeds, {reference.made_by}",
         precision=str(record.config["precision"]),
-        machine=_machine(record, finished.load),
+        machine=machine_of(record, finished.load),
         software=software_of(record),
         settings=dict(record.config),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -256,7 +256,8 @@ def _known(value: float) -> float | None:
     return None if isnan(value) else value
 
 
-def _machine(record: RunRecord, load: float) -> UsedMachine:
+def machine_of(record: RunRecord, load: float) -> UsedMachine:
+    """Return where a run ran; `load` is the first host's, before."""
     environment = record.environment
     ranks = environment["ranks"]
     cpu_of = {rank["host"]: rank["cpu"] for rank in ranks}

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +24,9 @@ from hpcfed.benchmark.reference import portable, quality_of
 from hpcfed.benchmark.result import (
     PartOfResult,
     TimedRun,
+    UsedMachine,
     UsedSoftware,
+    machine_of,
     software_of,
     timed,
 )
@@ -34,6 +36,7 @@ from hpcfed.errors import UserError, count, printable
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import check_start, read_run
 from hpcfed.runtime.launcher import launched
+from hpcfed.runtime.machine import load
 from hpcfed.version import PACKAGE
 from hpcfed.words import interval
 from hpcfed.words import ratio as ratio_text
@@ -42,6 +45,7 @@ SIDE = Path(__file__).with_name("side.py")
 FILE = "turns.json"
 THIS, OTHER = "this", "other"
 Sided = Literal["this", "other"]
+Verdict = Literal["FAILED", "SLOWER", "FASTER", "within noise"]
 LAST_BYTES = 4000
 PATIENCE = 10.0
 """Seconds that a program may take to end."""
@@ -94,24 +98,16 @@ class TurnsResult(PartOfResult):
     """What came of two programs' turns."""
 
     format: Literal["hpcfed turns"] = "hpcfed turns"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     benchmark: str
     size: str
+    verdict: Verdict
+    machine: UsedMachine
     software: dict[Sided, UsedSoftware]
     runs: dict[Sided, list[TimedRun]]
     ratios: list[Ratio]
     learning: Check
     """Whether both have learnt the same: else their times say nothing."""
-
-    @property
-    def verdict(self) -> Literal["FAILED", "SLOWER", "FASTER", "within noise"]:
-        """What all ratios say together. One that is slower is enough."""
-        found = {one.verdict for one in self.ratios}
-        if not self.learning.passed:
-            return "FAILED"
-        if "slower" in found:
-            return "SLOWER"
-        return "FASTER" if "faster" in found else "within noise"
 
 
 def take_turns(
@@ -131,6 +127,7 @@ def take_turns(
         for seed in range(number):
             folder = str(_folder(out, side, seed))
             check_start(benchmark.settings(seed=seed, out=folder), launched())
+    before = load()
     out.mkdir(parents=True, exist_ok=True)
     (out / FILE).unlink(missing_ok=True)
     say(
@@ -154,7 +151,7 @@ def take_turns(
             say(
                 f"pair {seed + 1} of {number}, seed {seed}: {ours:.4g} s, {theirs:.4g} s"
             )
-    return judge(benchmark, records[THIS], records[OTHER])
+    return judge(benchmark, records[THIS], records[OTHER], before)
 
 
 def _folder(out: Path, side: str, seed: int) -> Path:
@@ -224,7 +221,10 @@ def _started(program: Installation, log: Path) -> Iterator[_Player]:
 
 
 def judge(
-    benchmark: Benchmark, ours: Sequence[RunRecord], theirs: Sequence[RunRecord]
+    benchmark: Benchmark,
+    ours: Sequence[RunRecord],
+    theirs: Sequence[RunRecord],
+    load_before: float = nan,
 ) -> TurnsResult:
     """Compare pairs of runs with the same seeds."""
     _check_same_work(benchmark, ours[0], theirs[0])
@@ -236,14 +236,28 @@ def judge(
     quality, margin = benchmark.definition.quality, benchmark.definition.margin
     learnt = [quality_of(record, quality) for record in ours]
     others = [quality_of(record, quality) for record in theirs]
+    ratios = ratios_of(runs["this"], runs["other"], on_cpu=on_cpu)
+    learning = check_learning(learnt, others, margin, beside="the other program")
     return TurnsResult(
         benchmark=benchmark.name,
         size=benchmark.size,
+        verdict=_verdict(ratios, learning),
+        machine=machine_of(ours[0], load_before),
         software={"this": software_of(ours[0]), "other": software_of(theirs[0])},
         runs=runs,
-        ratios=ratios_of(runs["this"], runs["other"], on_cpu=on_cpu),
-        learning=check_learning(learnt, others, margin, beside="the other program"),
+        ratios=ratios,
+        learning=learning,
     )
+
+
+def _verdict(ratios: Sequence[Ratio], learning: Check) -> Verdict:
+    """Return what all ratios say together. One that is slower is enough."""
+    found = {one.verdict for one in ratios}
+    if not learning.passed:
+        return "FAILED"
+    if "slower" in found:
+        return "SLOWER"
+    return "FASTER" if "faster" in found else "within noise"
 
 
 def _check_same_work(benchmark: Benchmark, ours: RunRecord, theirs: RunRecord) -> None:
