@@ -10,12 +10,15 @@ output; signals and death are passed on to it, and the proxy ends as it ends.
     mpirun -n 128 python benchmarks/harness/forked.py SOCKET -m hpcfed run …
 """
 
+import atexit
+import ctypes
 import json
 import os
 import select
 import signal
 import socket
 import sys
+import threading
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -141,10 +144,48 @@ def perform(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def perform_to_end(words: list[str]) -> None:
+    """Be the program, and end as Python would, but without taking itself apart: that
+    writes to all memory that is shared with the server, for half a second of a core.
+    """
+    code = 0
+    try:
+        perform(words)
+    except SystemExit as ending:
+        code = _code_of(ending)
+    except KeyboardInterrupt:
+        raise  # by which Python ends itself with a signal
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    # What libraries have printed.
+    ctypes.CDLL(None).fflush(None)
+    os._exit(code)
+
+
+def _code_of(ending: SystemExit) -> int:
+    """Return the exit code; a text is printed, as Python does."""
+    if ending.code is None:
+        return 0
+    if isinstance(ending.code, int):
+        return ending.code & 0xFF
+    print(ending.code, file=sys.stderr)
+    return 1
+
+
 if __name__ == "__main__":
     if sys.argv[1] != "serve":
         be_proxy(sys.argv[1], sys.argv[2:])
     sys.path[0] = str(Path(__file__).parents[2])
+    from hpcfed.runtime import environment
     from hpcfed.runtime.imports import without_collecting
 
     # Without triton, Python need not look through all that was imported at every exit.
@@ -153,4 +194,6 @@ if __name__ == "__main__":
         for module in (*IMPORTED, *sys.argv[3:]):
             import_module(module)
         del sys.modules["triton"]
-    perform(serve(sys.argv[2]))
+        # Every run records it.
+        environment.own_source()
+    perform_to_end(serve(sys.argv[2]))
