@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import TypeGuard
 
@@ -15,10 +16,16 @@ INTERFACE = {"Options", "State"}
 """Classes that every method's module has under the same name."""
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Parse all files, once."""
+    return {path: ast.parse(text) for path, text in FILES.items()}
+
+
 def test_no_name_of_a_class_is_used_twice() -> None:
     places = defaultdict(list)
-    for path, text in FILES.items():
-        for node in ast.walk(ast.parse(text)):
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and node.name not in INTERFACE:
                 places[node.name].append(str(path.relative_to(ROOT)))
     twice = {name: own for name, own in places.items() if len(own) > 1}
@@ -36,9 +43,9 @@ def test_modules_are_short() -> None:
 def test_only_two_folders_know_makes_of_gpus() -> None:
     """All others ask `runtime/accelerator.py` and `runtime/graphs.py`."""
     known, others = set(), []
-    for path, text in FILES.items():
+    for path, tree in trees().items():
         folder, *_ = path.relative_to(ROOT / "hpcfed").parts
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree):
             if not _names_a_make(node):
                 continue
             if folder in ("runtime", "kernels"):

@@ -10,15 +10,12 @@ output; signals and death are passed on to it, and the proxy ends as it ends.
     mpirun -n 128 python benchmarks/harness/forked.py SOCKET -m hpcfed run …
 """
 
-import atexit
-import ctypes
 import json
 import os
 import select
 import signal
 import socket
 import sys
-import threading
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -148,6 +145,11 @@ def perform_to_end(words: list[str]) -> None:
     """Be the program, and end as Python would, but without taking itself apart: that
     writes to all memory that is shared with the server, for half a second of a core.
     """
+    # Here, not above: proxies do without.
+    import atexit
+    import ctypes
+    import threading
+
     code = 0
     try:
         perform(words)
