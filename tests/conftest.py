@@ -35,8 +35,8 @@ Command = Callable[..., list[str]]
 Finished = subprocess.CompletedProcess[str]
 
 LONGEST = (
-    "nccl", "gpu_server", "slurm", "resume", "kernels", "stacks", "swarm", "hostile", "rivals", "curves", "ranks", "adapter_runs", "report",
-    "own_networks", "readme", "overlap", "simulated", "genefl", "paper", "engine", "span", "folder", "genfed", "pfedgpa_ranks", "seeds", "mpi",
+    "nccl", "gpu_server", "simulated", "slurm", "resume", "kernels", "stacks", "swarm", "hostile", "rivals", "curves", "ranks", "adapter_runs", "report",
+    "own_networks", "readme", "overlap", "genefl", "paper", "engine", "span", "folder", "genfed", "pfedgpa_ranks", "seeds", "mpi",
     "deepspeed", "record", "pfedgpa_server", "extending", "benchmark_rules", "server", "tokens", "language_data", "requeue", "python", "bad_updates",
     "published", "stalls", "frozen_base", "counts", "cli", "weights", "adapter_files", "baselines", "early_stop", "new_clients", "clock",
     "paper_figures", "paper_plan", "examples", "placement", "methods", "faults", "adapter_speed", "study", "pfedgpa_files", "study_page",

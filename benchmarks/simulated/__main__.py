@@ -26,6 +26,7 @@ examples:
   python -m benchmarks.simulated --seeds 0..1999 --processes 2
   python -m benchmarks.simulated --seed 137 --trace
   python -m benchmarks.simulated --seeds 0..199 --plant no-fsync --first
+  python -m benchmarks.simulated --seeds 0..199 --brief
 """
 
 import argparse
@@ -39,6 +40,7 @@ from benchmarks.arguments import parser_of
 from benchmarks.simulated.campaign import told_by
 from benchmarks.simulated.plants import PLANTS
 from benchmarks.simulated.summary import Summary
+from benchmarks.simulated.work import BRIEF, WHOLE
 
 EVERY = 10.0
 """Seconds between lines of progress."""
@@ -61,11 +63,13 @@ def main() -> None:
             processes=options.processes,
             plant=plant,
             keep_trace=options.trace,
+            length=BRIEF if options.brief else WHOLE,
         )
         for told in stories:
             summary.add(told)
             for what in told.findings:
                 again = f" --plant {plant}" if plant else ""
+                again += " --brief" if options.brief else ""
                 print(f"--seed {told.seed}{again}: {what}", flush=True)
             if options.trace:
                 print(*told.trace, f"checksum of all this: {told.digest:08x}", sep="\n")
@@ -101,6 +105,11 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--plant", choices=PLANTS, help="put this fault into the program"
+    )
+    parser.add_argument(
+        "--brief",
+        action="store_true",
+        help="stories of a fault and an end, as the tests tell them",
     )
     parser.add_argument(
         "--first", action="store_true", help="end with the first finding"

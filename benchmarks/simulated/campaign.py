@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.simulated.stories import Teller
 from benchmarks.simulated.told import Told
+from benchmarks.simulated.work import WHOLE, Length
 
 _teller: Teller | None = None
 """This process's."""
@@ -21,9 +22,10 @@ def told_by(
     processes: int,
     plant: str | None,
     keep_trace: bool,
+    length: Length = WHOLE,
 ) -> Iterator[Told]:
     """Tell the stories of all seeds, in their order."""
-    begin = partial(_begin, scratch, plant, keep_trace)
+    begin = partial(_begin, scratch, plant, keep_trace, length)
     if processes == 1:
         begin()
         yield from map(_tell, seeds)
@@ -37,9 +39,11 @@ def told_by(
             pool.shutdown(cancel_futures=True)
 
 
-def _begin(scratch: Path, plant: str | None, keep_trace: bool) -> None:
+def _begin(scratch: Path, plant: str | None, keep_trace: bool, length: Length) -> None:
     global _teller
-    _teller = Teller(scratch / str(os.getpid()), plant=plant, keep_trace=keep_trace)
+    _teller = Teller(
+        scratch / str(os.getpid()), length=length, plant=plant, keep_trace=keep_trace
+    )
 
 
 def _tell(seed: int) -> Told:

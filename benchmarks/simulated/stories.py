@@ -25,13 +25,11 @@ from benchmarks.simulated.reading import State, Unreadable, differences, state_o
 from benchmarks.simulated.scheduler import Scheduler
 from benchmarks.simulated.studies import StudyStory
 from benchmarks.simulated.told import Told, last, outcome
-from benchmarks.simulated.work import ENVIRONMENT, OUT, References, Work
+from benchmarks.simulated.work import ENVIRONMENT, OUT, WHOLE, Length, References, Work
 from hpcfed.results import checkpoints
 from hpcfed.results.folder import RECORD, check_plain
 from hpcfed.runtime.signals import STOPPED
 
-LIVES = (3, 5)
-"""Fewest and most lives of a story that may meet a fault; one without ends it."""
 STUDIES = 16
 """One of this many seeds is the story of a study."""
 MOST_ROUNDS = 12
@@ -43,9 +41,14 @@ class Teller:
     """Tells stories, one after the other, in a folder of its own."""
 
     def __init__(
-        self, scratch: Path, *, plant: str | None = None, keep_trace: bool = False
+        self,
+        scratch: Path,
+        *,
+        length: Length = WHOLE,
+        plant: str | None = None,
+        keep_trace: bool = False,
     ) -> None:
-        self._scratch, self._keep_trace = scratch, keep_trace
+        self._scratch, self._length, self._keep_trace = scratch, length, keep_trace
         self._machine = Machine()
         self._references = References(self._machine, scratch / "whole")
         self._plant = PLANTS[plant] if plant else nullcontext
@@ -60,6 +63,7 @@ class Teller:
                 self._machine,
                 self._references,
                 self._scratch / "disk",
+                self._length,
                 keep_trace=self._keep_trace,
             )
             told = story.tell()
@@ -76,10 +80,11 @@ class Story:
         machine: Machine,
         references: References,
         scratch: Path,
+        length: Length,
         *,
         keep_trace: bool = False,
     ) -> None:
-        self._machine, self._references = machine, references
+        self._machine, self._references, self._length = machine, references, length
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         self.told = Told(seed)
@@ -95,7 +100,7 @@ class Story:
         self._changes_ranks = chance.random() < 0.25
         self._own: dict[str, bytes] = {}
         self._writers: dict[str, set[Job]] = {}
-        self._begin(Work.drawn(chance, seeds=self._seeds))
+        self._begin(Work.drawn(chance, length, seeds=self._seeds))
         self._after: list[State | None] = [None for _ in self._folders]
         """What the last life has left."""
 
@@ -120,7 +125,7 @@ class Story:
 
     def tell(self) -> Told:
         """Live all lives."""
-        wanted = self._chance.randint(*LIVES)
+        wanted = self._chance.randint(*self._length.lives)
         with self._noting_checkpoints():
             for number in range(wanted):
                 self._live(self._chance.choice(faults.KINDS), number)
@@ -196,7 +201,8 @@ class Story:
             )
             self._advice = []
         elif manner == "other":
-            self._begin(Work.drawn(chance, seed=(work.seed + 2) % 6, seeds=self._seeds))
+            seed = (work.seed + 2) % 6
+            self._begin(Work.drawn(chance, self._length, seed=seed, seeds=self._seeds))
 
     def _is_ours(self, state: State | None) -> bool:
         """Tell whether a record is of the present run, not of one before it."""

@@ -16,7 +16,7 @@ from benchmarks.simulated.processes import Cluster, Job
 from benchmarks.simulated.reading import Unreadable, differences, state_of
 from benchmarks.simulated.scheduler import Scheduler
 from benchmarks.simulated.told import Told, last, outcome
-from benchmarks.simulated.work import ENVIRONMENT, References, Work
+from benchmarks.simulated.work import ENVIRONMENT, Length, References, Work
 from hpcfed.results.study import read_gathered
 
 FILE, OUT = "study.toml", "study"
@@ -32,7 +32,6 @@ KINDS = (
     "full",
     "rival",
 )
-LIVES = (2, 4)
 TURNS = 700
 """About as many turns as an undisturbed study takes."""
 
@@ -46,6 +45,7 @@ class StudyStory:
         machine: Machine,
         references: References,
         scratch: Path,
+        length: Length,
         *,
         keep_trace: bool = False,
     ) -> None:
@@ -56,7 +56,8 @@ class StudyStory:
         self._chance = chance = random.Random(f"study {seed}")
         self._scheduler = Scheduler(f"turns {seed}", keep_trace=keep_trace)
         self._cluster = Cluster(self._scheduler, Disk(scratch), machine.program)
-        self._work = Work.drawn(chance)
+        self._lives = length.of_studies
+        self._work = Work.drawn(chance, length)
         self._ranks = chance.choice((1, 2))
         options = self._work.options() | {"deterministic": "true", "ranks": self._ranks}
         lines = ["[common]"]
@@ -71,12 +72,12 @@ class StudyStory:
 
     def tell(self) -> Told:
         """Live all lives."""
-        for number in range(self._chance.randint(*LIVES)):
+        for number in range(self._chance.randint(*self._lives)):
             self._live(self._chance.choice(KINDS), number)
             if self.told.findings:
                 break
         else:
-            self._live("none", LIVES[1])
+            self._live("none", self._lives[1])
             if not self.told.findings:
                 self._judge_end()
         self.told.digest, self.told.trace = (

@@ -32,11 +32,25 @@ METHODS: tuple[dict[str, object], ...] = (
 """Methods with states of all kinds: rows of clients, rows of the server, and what the
 channel keeps.
 """
-ROUNDS = (5, 8)
-"""Fewest and most rounds of a run."""
 OUT = "run"
 """The folder of all runs, within the disk: its path is a part of what they write."""
 ENVIRONMENT = {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long stories are: the fewest and the most of all that is drawn."""
+
+    lives: tuple[int, int]
+    """Lives of runs that may meet a fault; one without ends the story."""
+    of_studies: tuple[int, int]
+    """The same of studies."""
+    rounds: tuple[int, int]
+    """Rounds of a run."""
+
+
+WHOLE = Length((3, 5), (2, 4), (5, 8))
+BRIEF = Length((1, 1), (1, 1), (3, 3))
 
 
 @dataclass(frozen=True)
@@ -56,11 +70,16 @@ class Work:
 
     @classmethod
     def drawn(
-        cls, chance: random.Random, *, seed: int = 0, seeds: bool = False
+        cls,
+        chance: random.Random,
+        length: Length,
+        *,
+        seed: int = 0,
+        seeds: bool = False,
     ) -> "Work":
         return cls(
             chance.randrange(len(METHODS)),
-            chance.randint(*ROUNDS),
+            chance.randint(*length.rounds),
             chance.choice((1, 2, 2, 3, 0)),
             chance.choice((0.005, 0.02, 1.0)),
             chance.choice((0, 8)),

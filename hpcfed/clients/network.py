@@ -255,7 +255,19 @@ def described_network(config: RunConfig) -> nn.Module:
     return client_network(config, seed=0)
 
 
+_laid_out: list[tuple[RunConfig, Layout]] = []
+
+
 def client_layout(config: RunConfig, network: nn.Module | None = None) -> Layout:
     """Return the columns of the clients' rows."""
-    network = network or described_network(config)
-    return Layout.of(network, send_frozen=config.send_frozen)
+    if network is not None:
+        return Layout.of(network, send_frozen=config.send_frozen)
+    for other, layout in _laid_out:
+        if other == config:
+            return layout
+    layout = Layout.of(described_network(config), send_frozen=config.send_frozen)
+    # Starts and plans ask several times, and a network of millions takes half a second
+    # to build. Files of users may have changed by then.
+    if config.network() in MODELS:
+        _laid_out[:] = [(config, layout)]
+    return layout
