@@ -10,17 +10,14 @@ output; signals and death are passed on to it, and the proxy ends as it ends.
     mpirun -n 128 python benchmarks/harness/forked.py SOCKET -m hpcfed run …
 """
 
-import json
+import marshal
 import os
-import select
 import signal
 import socket
 import sys
-from contextlib import suppress
-from importlib import import_module
-from pathlib import Path
-from typing import NamedTuple
 
+# Nothing else: hundreds of proxies start, and what the server alone needs takes longer
+# to import than Python to begin.
 PASSED_ON = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -38,7 +35,7 @@ def be_proxy(path: str, words: list[str]) -> None:
     """Have a program forked, wait for its end, and end in the same way."""
     server = socket.socket(socket.AF_UNIX)
     server.connect(path)
-    asked = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
+    asked = marshal.dumps((words, os.getcwd(), dict(os.environ)))
     socket.send_fds(server, [len(asked).to_bytes(LENGTH, "big")], [0, 1, 2])
     server.sendall(asked)
     for number in PASSED_ON:
@@ -52,16 +49,18 @@ def be_proxy(path: str, words: list[str]) -> None:
     os._exit(code)
 
 
-class Program(NamedTuple):
+class Program:
     """A fork, and the proxy that has asked for it."""
 
-    pid: int
-    ended: int
-    """A file that is readable once the program has ended."""
-    proxy: socket.socket
+    def __init__(self, pid: int, proxy: socket.socket) -> None:
+        self.pid, self.proxy = pid, proxy
+        self.ended = os.pidfd_open(pid)
+        """A file that is readable once the program has ended."""
 
     def tell_end(self) -> None:
         """Tell the proxy how the program has ended."""
+        from contextlib import suppress
+
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         with suppress(OSError):  # it may have been killed
             self.proxy.sendall(code.to_bytes(LENGTH, "big", signed=True))
@@ -81,6 +80,8 @@ def serve(path: str) -> list[str]:
     """Fork a program for every proxy that connects, until standard input ends. Return
     only in forks: the words of their program.
     """
+    import select
+
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     listening.listen(1024)
@@ -108,10 +109,10 @@ def serve(path: str) -> list[str]:
                     other.close()
                 listening.close()
                 proxy.close()
-                return _taken_over(files, *json.loads(asked))
+                return _taken_over(files, *marshal.loads(asked))
             for fd in files:
                 os.close(fd)
-            programs.append(Program(pid, os.pidfd_open(pid), proxy))
+            programs.append(Program(pid, proxy))
 
 
 def _taken_over(
@@ -137,7 +138,7 @@ def perform(words: list[str]) -> None:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = words
-        sys.path[0] = str(Path(words[0]).parent)
+        sys.path[0] = os.path.dirname(words[0])
         runpy.run_path(words[0], run_name="__main__")
 
 
@@ -145,10 +146,10 @@ def perform_to_end(words: list[str]) -> None:
     """Be the program, and end as Python would, but without taking itself apart: that
     writes to all memory that is shared with the server, for half a second of a core.
     """
-    # Here, not above: proxies do without.
     import atexit
     import ctypes
     import threading
+    from contextlib import suppress
 
     code = 0
     try:
@@ -186,6 +187,9 @@ def _code_of(ending: SystemExit) -> int:
 if __name__ == "__main__":
     if sys.argv[1] != "serve":
         be_proxy(sys.argv[1], sys.argv[2:])
+    from importlib import import_module
+    from pathlib import Path
+
     sys.path[0] = str(Path(__file__).parents[2])
     from hpcfed.runtime import environment
     from hpcfed.runtime.imports import without_collecting
