@@ -38,7 +38,8 @@ def remark(text: str) -> None:
     A run must not end because its terminal, pipe or log is gone or full.
     """
     try:
-        print(_safe(text), file=sys.stderr, flush=True)
+        # In one piece: a line of another rank, or of mpirun, must not come before its end.
+        print(f"{_safe(text)}\n", end="", file=sys.stderr, flush=True)
     except OSError:
         # From now on, discard everything.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import h5py
@@ -18,6 +19,7 @@ import torch
 from hpcfed import cli, methods
 from hpcfed.cli.commands import COMMANDS
 from hpcfed.cli.settings import all_method_fields
+from hpcfed.errors import remark
 from hpcfed.options import RunConfig
 from hpcfed.options.aggregation import RULES, Rule
 from hpcfed.options.compression import COMPRESSORS, Compressing
@@ -687,3 +689,11 @@ def test_the_gpu_tests_without_a_gpu_are_one_line() -> None:
     )
     wrong = start([str(program), "--gpu"], HPCFED_ENVIRONMENT="mine", PATH=path)
     assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1
+
+
+def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else mpirun may put another rank's words between a line and its end."""
+    pieces: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=pieces.append, flush=list))
+    remark("hpcfed: one\ntwo")
+    assert [piece for piece in pieces if piece] == ["hpcfed: one\ntwo\n"]

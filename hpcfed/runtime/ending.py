@@ -16,7 +16,7 @@ seconds, line, watched = float(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 ended, _, _ = select.select([0], [], [], seconds)
 # Another process may have the number by now.
 if not ended and os.getppid() == watched:
-    print(line, file=sys.stderr, flush=True)
+    print(line + "\\n", end="", file=sys.stderr, flush=True)
     os.kill(watched, signal.SIGTERM)
 """
 """A program that ends its parent after some seconds."""
