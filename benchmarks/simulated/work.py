@@ -44,7 +44,7 @@ class Length:
     lives: tuple[int, int]
     """Lives of runs that may meet a fault; one without ends the story."""
     of_studies: tuple[int, int]
-    """The same of studies."""
+    """Lives of studies that may meet a fault; one without ends the story."""
     rounds: tuple[int, int]
     """Rounds of a run."""
 
