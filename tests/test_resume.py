@@ -795,6 +795,7 @@ def test_a_run_outlives_its_terminal_and_can_be_stopped(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         told = process.communicate(timeout=30)[1]
     assert process.returncode == STOPPED, told
+    assert told.count("stops when this round is over") == 1
     assert f"go on with: hpcfed run --resume {out}" in told
     record = read_run(out)
     done = len(record.rounds["accuracy"])
@@ -837,6 +838,7 @@ def test_a_signal_stops_a_run_with_ranks_of_the_server(tmp_path: Path) -> None:
     assert (
         "go on with: hpcfed run --resume" in told and "exited on signal" not in told
     ), told
+    assert told.count("stops when this round is over") == 1  # of two ranks
     newest = checkpoints.newest(out, say=pytest.fail)
     assert (
         read_run(out).status == "stopped"

@@ -275,6 +275,7 @@ def _work(
     timers = [watch.timer(world.device) for _ in runs]
     reporting = Reporting(lambda: timers[0].current)
     stalls = ending_when_stalled(world, reporting, timers, config.stall_timeout)
+    stop.tells = world.is_root and not quiet
     # Claims are released last: until then no other process may write to the folders.
     with (
         ExitStack() as claims,

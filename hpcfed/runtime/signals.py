@@ -3,17 +3,19 @@
 After a signal it finishes the round, writes a checkpoint, and exits with code 75.
 """
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOPPED = 75
 """Exit code of a stopped run that can be resumed: sysexits.h's temporary failure."""
 PAUSE = 100
 """The pause between checkpoints is at least this many times their writing time."""
+HEARD = "hpcfed: stops when this round is over; a second Ctrl-C ends it at once\n"
 # SIGTERM comes from preemption and scancel, SIGINT from Ctrl-C, and SIGUSR2 from
 # slurm/run.sbatch, two minutes before the job's time limit.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -34,6 +36,8 @@ class Stop:
         self.asked = False
         self.agreed = False
         """Whether all ranks have stopped because of it."""
+        self.tells = False
+        """Whether to say on stderr that a signal was heard: a round can take long."""
         # Stacked seeds ask one after the other about the same round. A signal or a
         # second in between must not separate them, so the first answer is kept.
         self._stops: dict[int, bool] = {}
@@ -90,4 +94,8 @@ class Stop:
         # Only set the flag here: the loop checks it when the round is over.
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if self.tells and not self.asked:
+            # Not print: the signal may have come in the middle of one.
+            with suppress(OSError):
+                os.write(2, HEARD.encode())
         self.asked = True
