@@ -20,6 +20,7 @@ from benchmarks.simulated.disk import Disk
 from benchmarks.simulated.processes import Cluster, Process
 from benchmarks.simulated.scheduler import Scheduler, Task
 
+STDERR = 2
 WRITING = os.O_WRONLY | os.O_RDWR
 CALL = 2e-4
 """Mean simulated seconds of a call that changes the disk."""
@@ -36,6 +37,7 @@ class Calls:
             for name in (
                 "open", "close", "fsync", "replace", "rename", "unlink", "remove",
                 "mkdir", "rmdir", "stat", "getpid", "_exit", "getloadavg", "killpg",
+                "write",
             )
         }  # fmt: skip
         self._open = io.open
@@ -119,6 +121,12 @@ class Calls:
         if self.task() is not None:
             self.disk.closed(descriptor)
         self._real["close"](descriptor)
+
+    def os_write(self, descriptor: int, content: Any) -> int:
+        """Write to a file, or to the stderr of the process that calls."""
+        if self.task() is None or descriptor != STDERR:
+            return int(self._real["write"](descriptor, content))
+        return self.process().stderr.write(bytes(content).decode())
 
     def close_left(self, descriptor: int) -> None:
         """Close a dead process's descriptor, unless an object of Python will."""
@@ -297,6 +305,7 @@ class Calls:
             (os, "open", self.os_open),
             (os, "close", self.os_close),
             (os, "fsync", self.fsync),
+            (os, "write", self.os_write),
             (os, "replace", self.replace),
             (os, "rename", self.replace),
             (os, "unlink", self.unlink),
