@@ -124,7 +124,7 @@ class Calls:
 
     def os_write(self, descriptor: int, content: Any) -> int:
         """Write to a file, or to the stderr of the process that calls."""
-        if self.task() is None or descriptor != STDERR:
+        if descriptor != STDERR or self.task() is None:
             return int(self._real["write"](descriptor, content))
         return self.process().stderr.write(bytes(content).decode())
 

@@ -45,6 +45,7 @@ from hpcfed.results.folder import (
 from hpcfed.results.publish import make_durably
 from hpcfed.results.stored import is_complete, is_planned, is_silent, keeps_last
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.starting import starting
 from hpcfed.runtime.telemetry import sampling
@@ -275,7 +276,8 @@ def _work(
     timers = [watch.timer(world.device) for _ in runs]
     reporting = Reporting(lambda: timers[0].current)
     stalls = ending_when_stalled(world, reporting, timers, config.stall_timeout)
-    stop.tells = world.is_root and not quiet
+    if world.is_root and not quiet:
+        stop.tell(alone=launched().alone)
     # Claims are released last: until then no other process may write to the folders.
     with (
         ExitStack() as claims,

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -36,8 +36,7 @@ class Stop:
         self.asked = False
         self.agreed = False
         """Whether all ranks have stopped because of it."""
-        self.tells = False
-        """Whether to say on stderr that a signal was heard: a round can take long."""
+        self._told: Collection[int] = ()
         # Stacked seeds ask one after the other about the same round. A signal or a
         # second in between must not separate them, so the first answer is kept.
         self._stops: dict[int, bool] = {}
@@ -45,6 +44,12 @@ class Stop:
         self._every = every
         self._written = time.monotonic()
         self._took = 0.0
+
+    def tell(self, *, alone: bool) -> None:
+        """Say on stderr, from now on, that a signal was heard: a round can take long."""
+        # A rank beside one that has failed gets SIGTERM, too. What it says would bury
+        # the other's message, so ranks say nothing of it.
+        self._told = [one for one in SIGNALS if alone or one != signal.SIGTERM]
 
     @contextmanager
     def listening(self) -> Iterator["Stop"]:
@@ -94,7 +99,7 @@ class Stop:
         # Only set the flag here: the loop checks it when the round is over.
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.tells and not self.asked:
+        if number in self._told and not self.asked:
             # Not print: the signal may have come in the middle of one.
             with suppress(OSError):
                 os.write(2, HEARD.encode())

@@ -30,7 +30,8 @@ class Hpcfed(ExecutableApplication):
     executable(
         "benchmark",
         "python3 -m hpcfed benchmark {workload_name} --size {size}"
-        " --out {experiment_run_dir}/out {more}",
+        # A second "ramble on" makes the runs again: else it would read the first's result.
+        " --out {experiment_run_dir}/out --overwrite {more}",
         use_mpi=True,
     )
     for benchmark in BENCHMARKS:
