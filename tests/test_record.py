@@ -29,8 +29,8 @@ from hpcfed.errors import UserError
 from hpcfed.experiment import loop
 from hpcfed.experiment.recording import norm_figures
 from hpcfed.experiment.run import run_setup
-from hpcfed.results import series
-from hpcfed.results.format import Declared, create, write_rounds
+from hpcfed.results import blank, series
+from hpcfed.results.format import Declared, create, round_arrays, write_rounds
 from hpcfed.results.publish import (
     check_limit,
     check_target,
@@ -197,6 +197,31 @@ def test_a_reader_sees_every_round_that_was_said_to_be_on_disk(tmp_path: Path) -
     assert read_run(tmp_path).rounds_done == 500
     assert read_run(tmp_path).status == "complete"
     assert list(tmp_path.iterdir()) == [tmp_path / "run.h5"], "no temporary file stays"
+
+
+def test_runs_of_one_process_have_files_of_their_own(tmp_path: Path) -> None:
+    """They begin as copies of one blank file."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    ours, theirs = writer(first, 3), writer(second, 3)
+    blank._image.cache_clear()
+    anew = writer(tmp_path, 3)
+    write_round(ours, 0)
+    for results in (ours, theirs, anew):
+        results.finish("stopped")
+    assert read_run(first).rounds["seconds"].tolist() == [1.0]
+    assert read_run(second).rounds_done == 0
+    with h5py.File(second / "run.h5") as copied, h5py.File(tmp_path / "run.h5") as made:
+        for declared in round_arrays(3, ranks=1):
+            one, other = copied[declared.name], made[declared.name]
+            assert dict(one.attrs).keys() == dict(other.attrs).keys()
+            assert (one.dtype, one.chunks, one.fletcher32) == (
+                other.dtype,
+                other.chunks,
+                other.fletcher32,
+            )
+            assert np.isnan(one[:]).all() and one.shape == declared.shape
 
 
 def test_time_on_cores_is_counted_from_round_to_round(

@@ -29,6 +29,7 @@ from hpcfed.clients.engine import Engine
 from hpcfed.errors import UserError
 from hpcfed.experiment import progress, recording
 from hpcfed.results import results, safe, sandbox, stored, study
+from hpcfed.results.blank import blank_file
 from hpcfed.results.reading import record_of
 from hpcfed.results.run import RunRecord
 from hpcfed.runtime import (
@@ -105,7 +106,7 @@ class Machine:
             (attempt, "threading", simulated),
             (attempt, "signal", _Signals(self.calls)),
             (attempt, "subprocess", _Subprocess(self.calls)),
-            (results, "h5py", self._in_memory),
+            (results, "blank_file", self._in_memory.blank_file),
             (study, "h5py", self._in_memory),
             (resuming, "try_out", _try_out),
             (run, "print_run", lambda folder: None),
@@ -176,8 +177,14 @@ class _Records:
 
     def File(self, path: Any, *rest: Any, **more: Any) -> Any:
         if more.get("driver") == "core":
-            path = f"{path}.{next(self._numbers)}"
+            path = self._own(path)
         return h5py.File(path, *rest, **more)
+
+    def blank_file(self, path: Path, declared: Any) -> Any:
+        return blank_file(self._own(path), declared)
+
+    def _own(self, path: Path) -> Path:
+        return Path(f"{path}.{next(self._numbers)}")
 
 
 class _Known:

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import h5py
 import numpy as np
 
 from hpcfed.results import server as server_group
+from hpcfed.results.blank import blank_file
 from hpcfed.results.folder import RECORD
 from hpcfed.results.format import (
     AT_THE_END,
@@ -84,14 +84,23 @@ class ResultsWriter:
         it or `begin_anew` discards it.
         """
         self._path = folder / RECORD
-        # The file is in memory, but HDF5 refuses to open a name twice, and a process
-        # may have several active runs. So each has its own path.
-        self._file = h5py.File(self._path, "w", driver="core", backing_store=False)
-        self.telemetry = TelemetryGroup(self._file)
-        self._arrays: dict[str, np.ndarray] = {}
+        rounds = settings["rounds"]
+        num_evaluated = settings["clients"] if evaluated is None else len(evaluated)
+        by_metric = [*metric_arrays(metrics, rounds, num_evaluated, classes)]
+        # Create all datasets now: a reader of the first round finds each of them.
+        declared = [*round_arrays(rounds, ranks), *by_metric]
+        if members:
+            declared += clock_arrays(rounds, members)
+        self._file, self._datasets = blank_file(self._path, tuple(declared))
+        """Where rounds go in the file; to find each by name takes as long as to write it."""
+        self._arrays = {
+            one.name: np.full(one.shape, np.nan, one.dtype) for one in declared
+        }
         """Rounds write to these arrays first; `publish` copies them into the file."""
-        self._datasets: dict[str, h5py.Dataset] = {}
-        """Where in the file; to find each by its name takes as long as to write it."""
+        self._evaluations = [f"rounds/{name}" for name in EVALUATION_SERIES]
+        """Arrays that evaluations fill."""
+        self._evaluations += [one.name for one in by_metric]
+        self.telemetry = TelemetryGroup(self._file)
         self._rounds_done = self._rounds_in_file = 0
         self._next_publish = 0.0
         self._sharing = int(facts.get("stacked_seeds", 1))
@@ -108,24 +117,11 @@ class ResultsWriter:
         self._trainings = 0
         self.relocations = 0
         """How often clients have been relocated."""
-        # Create all datasets now: a reader of the first round finds each of them.
         self._write_facts(settings, facts, ranks)
-        rounds = settings["rounds"]
-        for declared in round_arrays(rounds, ranks):
-            self._create_array(declared)
         create_names(self._file, "timing/phase_names", PHASES)
         if evaluated is not None:
             clients = {**clients, EVALUATED: evaluated}
         create_clients(self._file, clients)
-        num_evaluated = settings["clients"] if evaluated is None else len(evaluated)
-        by_round = [*metric_arrays(metrics, rounds, num_evaluated, classes)]
-        self._evaluations = [f"rounds/{name}" for name in EVALUATION_SERIES]
-        """Arrays that evaluations fill."""
-        self._evaluations += [declared.name for declared in by_round]
-        if members:
-            by_round += clock_arrays(rounds, members)
-        for declared in by_round:
-            self._create_array(declared)
         create_now_and_then(
             self._file,
             settings,
@@ -155,11 +151,6 @@ class ResultsWriter:
         attributes.update(facts)
         self._file["config"] = json.dumps(settings, indent=1)
         self._file["environment"] = json.dumps(self._environment, indent=1)
-
-    def _create_array(self, declared: Declared) -> None:
-        """Create a dataset of rounds, and the array that rounds write to first."""
-        self._datasets[declared.name] = create(self._file, declared)
-        self._arrays[declared.name] = np.full(declared.shape, np.nan, declared.dtype)
 
     # Occasional results go straight into the file; the next rounds bring them to disk.
 
