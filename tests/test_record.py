@@ -200,10 +200,11 @@ def test_a_reader_sees_every_round_that_was_said_to_be_on_disk(tmp_path: Path) -
 
 
 def test_runs_of_one_process_have_files_of_their_own(tmp_path: Path) -> None:
-    """They begin as copies of one blank file."""
+    """They begin as copies of one blank file, also where an earlier run's file lies."""
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
+    (second / "run.h5").write_bytes(b"of an earlier run")
     ours, theirs = writer(first, 3), writer(second, 3)
     blank._image.cache_clear()
     anew = writer(tmp_path, 3)

@@ -24,8 +24,10 @@ def blank_file(
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     access.set_fapl_core(backing_store=False)
     access.set_file_image(_image(declared))
-    # HDF5 opens no name twice, and a process may have several active runs.
-    opened = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, fapl=access)
+    # HDF5 opens no name twice, though a process may have several active runs, and no
+    # image under the name of a file that exists. Nothing is below a file.
+    name = os.fsencode(path / "memory")
+    opened = h5py.h5f.open(name, h5py.h5f.ACC_RDWR, fapl=access)
     return h5py.File(opened), {one.name: _dataset(opened, one) for one in declared}
 
 
