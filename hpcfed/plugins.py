@@ -42,8 +42,8 @@ _folders: list[str] = []
 _packaged: dict[str, tuple[str, str]] = {}
 """Modules of installed packages and entry points that were named: file and checksum."""
 NOTEBOOK = "notebook"
-_given: dict[str, Any] = {}
-"""Objects that a program or a notebook has passed in, by name."""
+_given: dict[str, dict[str, Any]] = {}
+"""Objects that a program or a notebook has passed in, by name and kind."""
 
 
 def are_used() -> bool:
@@ -98,19 +98,19 @@ def give(thing: Any, kind: str) -> str:
             f"{kind}: {what} has no name to record; give a class, or a function "
             "that is made by def"
         )
-    _given[name] = thing
+    _given.setdefault(name, {})[kind] = thing
     return f"{NOTEBOOK}:{name}"
 
 
 def given(text: str, kind: str) -> Any:
     """Return the object that was passed in as notebook:NAME."""
     name = text.partition(":")[2]
-    if name not in _given:
+    if kind not in _given.get(name, {}):
         raise UserError(
             f"{kind} {text} was made in a notebook or a program, and is not in a file; "
             f"hand it in again, as in hpcfed.run(..., {kind.replace(' ', '')}={name})"
         )
-    return _given[name]
+    return _given[name][kind]
 
 
 def load_object(text: str, kind: str) -> Any:
@@ -315,8 +315,9 @@ def checksums(names: Iterable[str]) -> dict[str, str]:
     for text in names:
         where = text.rpartition(":")[0] if is_reference(text) else text
         if is_given(text):
-            thing = given(text, "object")
-            found[text] = _checksum(_source(thing).encode())
+            things = _given.get(text.partition(":")[2]) or {"": given(text, "object")}
+            sources = [_source(things[kind]) for kind in sorted(things)]
+            found[text] = _checksum("".join(sources).encode())
         elif is_file(where):
             found |= _of_file(Path(where).expanduser().resolve())
         elif where in _packaged:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 import hpcfed
 from hpcfed import cli, methods
+from hpcfed.analysis.findings import TIME
+from hpcfed.analysis.run_findings import costs
 from hpcfed.clients import stacks
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
@@ -424,6 +426,9 @@ def test_the_time_of_members_by_hand() -> None:
     np.testing.assert_allclose(table["arrival"], [*(100 + expected[:2]), np.nan])
     assert time.end == 130.0, "it waits for the one that has vanished"
     assert time.came(np.array([5, 7])).tolist() == [True, False]
+    (taken,) = costs._members(table)
+    assert str(taken.rows[0][1]) == str(TIME(2.1)), "of the two that came"
+    assert str(taken.rows[1][4]) == str(TIME(step * 4))
     back = members(lost=np.ones(3, bool))
     back.close()
     assert np.isfinite(back.table()["arrival"]).tolist() == [True, False, False]

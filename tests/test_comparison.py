@@ -23,11 +23,14 @@ from hpcfed.analysis.comparison.shown import print_comparison
 from hpcfed.analysis.findings import Cell
 from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import label
+from hpcfed.analysis.outcomes import run_energy, run_seconds
 from hpcfed.analysis.render.charts import Axis, Mark, rows
 from hpcfed.analysis.render.console import Output
+from hpcfed.analysis.render.run_page import verdict
 from hpcfed.analysis.render.sections.comparison import comparison as section_of
 from hpcfed.analysis.render.sections.costs import phases as phases_of
 from hpcfed.analysis.render.show import show
+from hpcfed.analysis.run_findings import RunFiles, run_findings
 from hpcfed.analysis.run_findings.costs import of_phases
 from hpcfed.analysis.statistics import Measurements, divide, subtract
 from hpcfed.options import RunConfig
@@ -482,6 +485,25 @@ def test_a_time_per_round_is_the_same_figure_wherever_it_stands() -> None:
     assert lines["round, after the first"][-2:] == ["1000.00", "45.000"]
     table = of_phases(LEARNT_LATE)
     assert table.columns[1] == MS_PER_ROUND and str(table.rows[-1][1]) == "1000.00"
+
+
+def test_times_of_seeds_are_those_of_the_one_that_was_there_to_the_end() -> None:
+    """The first seed reached its target, and ended after two rounds."""
+    energy = {"facts": {"stacked_seeds": 2}, "target_accuracy": 1}
+    short = run_of(seconds=[1.0, 2.0], energy=5.0, **energy)
+    whole = run_of(seconds=[1.0, 2.0, 3.0, 4.0], energy=9.0, seed=1, **energy)
+    process = Process((short, whole), 1, "run")
+    assert process.seconds.tolist() == [2, 3, 4]
+    (group,) = groups([process])
+    assert run_seconds(group).centre == pytest.approx(10)
+    assert run_energy(group).centre == pytest.approx(9)
+    found = run_findings((short, whole), RunFiles())
+    cells = {str(row[0]): str(row[1]) for row in found["costs"][0].rows}
+    assert cells["wall time of all rounds"] == "10.00 s"
+    assert cells["energy of all GPUs"].startswith("9")
+    assert str(found["time"][0].rows[-1][2]) == "10.000"
+    told = " ".join(verdict(group))
+    assert "after 2 to 4 rounds" in told and "all 4 took 10 s for 2 runs" in told
 
 
 def test_phases_are_medians_beside_a_median_and_seldom_ones_are_named() -> None:

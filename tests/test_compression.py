@@ -71,6 +71,23 @@ def test_top_k_counts_indices_bits_or_all_columns_whichever_is_least() -> None:
     assert TopK(0.5)(row).size == 500 * 4 + 125
     assert TopK(1.0)(row).size == 1000 * 4
     assert torch.equal(TopK(1.0)(row).values, row.values)
+    # 990 values with bits of 125 bytes are more than all 1000: all are sent, and arrive.
+    nearly = TopK(0.99)(row)
+    assert nearly.size == 1000 * 4 and torch.equal(nearly.values, row.values)
+
+
+def test_what_is_paid_for_arrives_for_each_member() -> None:
+    """The first sends all columns, and packs half; the second sends two, unpacked."""
+    rows = drawn(2, 64)
+    sent = torch.ones(2, 64, dtype=torch.bool)
+    sent[1, 2:] = False
+    for pack in (TopK(0.5), RandomK(0.5, unbiased=True)):
+        packed = pack(Updates(rows, keys(2), sent))
+        assert isinstance(packed.size, Tensor)
+        assert packed.size.tolist()[1] == 2 * 4 > packed.size.tolist()[0] - 64 * 4 + 8
+        assert torch.equal(packed.values[1, :2], rows[1, :2])
+        assert not packed.values[1, 2:].any()
+        assert int(packed.values[0].count_nonzero()) == 32
 
 
 def test_roundings_do_not_choose_among_columns_that_tie() -> None:

@@ -964,6 +964,8 @@ TABLE_MISTAKES = [
     ("a,b\n1,2\n3,4", "{}", "which of the columns a, b is the target"),
     ("a,y\n1,2\n3", "{}", "sample 2 has 1 column, the first line has 2"),
     ("a,y\n1,2\n,4", "{}", "column a is empty in sample 2"),
+    ("a,y\n1,2\n5,3\nNA,4", "{}", "column a has numbers, and NA in sample 3"),
+    ("a,client,y\n1,x,2\n3,,4", "{}", "column client is empty in sample 2"),
     ("a,a\n1,2\n3,4", "{}", "must give every column a name of its own"),
     ("a,y\n1,2\n3,4", '{"target": "b"}', "no column b"),
     ("a,y\n1,2\n3,4", '{"target": null}', "no column None"),
@@ -984,6 +986,15 @@ def test_tables_that_are_not_sound(
 ) -> None:
     name = table_file(tmp_path, [text])
     assert part in refused(name, dataset_options=options)
+
+
+def test_words_in_a_column_of_numbers_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = table_file(tmp_path, ["a,y", *(f"{n},{n % 2}" for n in range(20)), "V2,1"])
+    assert info(name).shape == (21,)
+    told = capsys.readouterr().err
+    assert "column a counts as words" in told and "V2 in sample 21 beside 20" in told
 
 
 def test_a_column_of_names_is_no_input(tmp_path: Path) -> None:

@@ -715,6 +715,26 @@ def test_tied_weights_start_from_their_first_name() -> None:
         start_from(network, tensors, Path("model.npz"))
 
 
+def test_a_constant_of_the_network_may_be_in_the_file(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 3)
+            self.register_buffer("scale", torch.tensor(0.7))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * self.linear(x)
+
+    network = Scaled()
+    tensors = {name: value + 0 for name, value in network.state_dict().items()}
+    check_network(network, "scaled", Sample((5,), (3,)))
+    assert "scale" not in network.state_dict()
+    start_from(network, tensors, Path("mine.npz"))
+    tensors["scale"] += 1
+    with pytest.raises(UserError, match="scale has other values than the network"):
+        start_from(network, tensors, Path("mine.npz"))
+
+
 @pytest.mark.parametrize("name", ["vit", "groupnorm", "frozen", "branching"])
 def test_fisher_of_any_network_is_the_mean_of_squared_gradients(name: str) -> None:
     network, sample = make(name)

@@ -234,6 +234,52 @@ def test_objects_are_handed_in(tmp_path: Path) -> None:
     np.testing.assert_array_equal(resumed.rounds["accuracy"], plain.rounds["accuracy"])
 
 
+def test_data_that_changed_is_read_again(tmp_path: Path) -> None:
+    """Of a function that is made anew, of one whose globals changed, and of a file; and
+    a network may have the name of the data.
+    """
+    samples = [40]
+
+    def mine() -> dict[str, np.ndarray]:
+        inputs = np.arange(2.0 * samples[0]).reshape(-1, 2)
+        labels = np.arange(samples[0]) % 2
+        test = {"test_inputs": inputs[:9], "test_labels": labels[:9]}
+        return {"train_inputs": inputs, "train_labels": labels, **test}
+
+    def network() -> torch.nn.Module:
+        return torch.nn.Linear(2, 2)
+
+    network.__name__ = "mine"
+    table = tmp_path / "mine.csv"
+    for number in (40, 20):
+        samples[0] = number
+        lines = [f"{n},{n % 2}" for n in range(number)]
+        table.write_text("\n".join(["a,y", *lines]))
+        given = {**SMALL, "model": network, "dataset": mine}
+        of_function = hpcfed.run(**given, out=tmp_path / f"function-{number}")
+        own = {**SMALL, "dataset": str(table)}
+        of_file = hpcfed.run(**own, out=tmp_path / f"file-{number}")
+        for run in (of_function, of_file):
+            trained = float(run.rounds["trained_samples"].iloc[0])
+            assert 0.7 * number < trained <= number
+
+
+def test_a_file_that_draws_when_it_is_loaded_changes_no_weights(tmp_path: Path) -> None:
+    """A forgotten line at its end must not give the first seed other weights."""
+    file = tmp_path / "net.py"
+    lines = [
+        "import torch",
+        "def net():",
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))",
+    ]
+    file.write_text("\n".join([*lines, "print(net()(torch.randn(2, 64)).shape)"]))
+    losses = []
+    for name in ("first", "again"):
+        options = {**SMALL, "model": f"{file}:net", "out": tmp_path / name}
+        losses.append(hpcfed.run(**options).rounds["train_loss"].tolist())
+    assert losses[0] == losses[1]
+
+
 def test_ctrl_c_stops_after_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

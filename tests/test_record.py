@@ -30,6 +30,7 @@ from hpcfed.experiment import loop
 from hpcfed.experiment.recording import norm_figures
 from hpcfed.experiment.run import run_setup
 from hpcfed.results import blank, series
+from hpcfed.results.folder import strangers
 from hpcfed.results.format import Declared, create, round_arrays, write_rounds
 from hpcfed.results.publish import (
     check_limit,
@@ -504,6 +505,27 @@ def test_rows_of_all_ranks_are_read_in_the_order_of_clients(tmp_path: Path) -> N
     for round in (1, 6):
         with pytest.raises(UserError, match=f"of round {round}; it has 2, 4"):
             read_parameters(tmp_path, round)
+
+
+def test_a_file_of_snapshots_appears_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run that met a full disk could not go on in it once there is room."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SnapshotWriter, "_create", full)
+        with pytest.raises(OSError, match="No space left"):
+            snapshots_of(tmp_path, [0, 1], [1, 3])
+    assert list(tmp_path.iterdir()) == []
+    # As if it had been killed in between.
+    left = tmp_path / ".params-0.h5.new.tmp"
+    left.write_bytes(b"torn")
+    assert not strangers(tmp_path)
+    snapshots_of(tmp_path, [0, 1], [1, 3]).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["params-0.h5"]
 
 
 def test_snapshots_that_are_made_again_are_removed_first(tmp_path: Path) -> None:

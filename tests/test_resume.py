@@ -24,6 +24,7 @@ import torch
 
 from hpcfed import cli, methods
 from hpcfed.analysis.groups import Process
+from hpcfed.analysis.run_findings.costs import of_phases
 from hpcfed.clients.balance import MAX_RELOCATIONS, WINDOW, Balance
 from hpcfed.clients.job import TrainingJob
 from hpcfed.clients.training import StackTraining
@@ -953,6 +954,9 @@ def test_other_numbers_of_ranks_go_on(tmp_path: Path, mpirun: Callable) -> None:
             found.untimed == 3
             and np.isfinite(list(found.phase_seconds().values())).all()
         ), "of the last two rounds"
+        table = of_phases(found)
+        assert table.columns[2] == "s in rounds 4 to 5"
+        assert table.rows[-1][0] == "round, after round 4"
         assert (
             len(Process((found,), 0, "").seconds) == 2
             and np.isfinite(found.peak_memory).all()

@@ -446,6 +446,25 @@ def test_a_stack_that_was_stopped_goes_on(
         assert_same_run(trial.folder, alone, tolerance=1e-12)
 
 
+def test_a_study_without_stacks_goes_on_too(tmp_path: Path, here: Started) -> None:
+    """A point may take twelve hours, and be nearly done."""
+    every = trials_of(tmp_path, TINY + "[sweep]\nlr = [0.02, 0.1]\n")
+    told = ["study", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out")]
+    with pytest.MonkeyPatch.context() as stopping:
+        stopping.setattr(Stop, "after", lambda self, round: round == 1)
+        with pytest.raises(SystemExit):
+            main(told)
+    here.clear()
+    main(told)
+    for (arguments, _), trial in zip(here, every, strict=True):
+        assert arguments[:3] == ["run", "--resume", str(trial.folder)]
+        assert read_outcome(trial.outcome).status == "complete"
+        lr = trial.point.given["lr"]
+        shared = {"epochs": 1, "rounds": 3, "checkpoint_every": 1}
+        alone = started(*words(lr=lr, out=tmp_path / f"alone-{lr}", **shared))
+        assert_same_run(trial.folder, alone, tolerance=0.0)
+
+
 def test_a_trial_whose_checkpoints_are_damaged_begins_anew(
     tmp_path: Path, here: Started
 ) -> None:

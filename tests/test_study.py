@@ -691,4 +691,4 @@ def test_an_interrupted_study_says_how_it_goes_on(
     words = ["study", "quick", "--out", str(tmp_path / "out")]
     with pytest.raises(SystemExit, match="130"):
         cli.main(words)
-    assert "start it again: it skips what is finished" in capsys.readouterr().err
+    assert "start it again: it goes on from there" in capsys.readouterr().err

@@ -377,6 +377,28 @@ def test_a_study_is_shown_by_its_trials(tmp_path: Path, words: Words) -> None:
     assert "5 of 6 complete, 1 failed" in said and f"hpcfed report {out}" in said
 
 
+def test_a_study_that_was_stopped_is_over(tmp_path: Path, words: Words) -> None:
+    """As soon as its trial could have gone on, and did not."""
+    out = tmp_path / "out"
+    study(out, "now", "next")
+    results = begun(out / "points/now/repeat-0")
+    add_round(results, 0)
+    results.finish("stopped")
+    view = StudyLooker().look(out)
+    assert (view.status, view.counts()) == (
+        "running",
+        "0 of 2 complete, 1 running, 1 waiting",
+    )
+    for path in (out / "points/now/repeat-0").iterdir():
+        long_ago = time.time() - 2 * SILENT
+        os.utime(path, (long_ago, long_ago))
+    view = StudyLooker().look(out)
+    assert (view.status, view.over) == ("stopped", True)
+    said = words(out, code=1)
+    assert "0 of 2 complete, 1 stopped, 1 waiting" in said
+    assert "start the study again to go on" in said
+
+
 def test_a_plan_leads_nowhere_else(tmp_path: Path) -> None:
     begun(tmp_path / "elsewhere/repeat-0", rounds=1).finish("complete")
     out = tmp_path / "out"

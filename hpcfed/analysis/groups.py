@@ -20,6 +20,7 @@ from hpcfed.analysis.statistics import Estimate, disjoint, middle, of_rounds, of
 from hpcfed.options import facts
 from hpcfed.results.pace import per_round
 from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import longest
 from hpcfed.runtime.timer import PHASES
 
 MOST_VARIATION = 0.10
@@ -42,16 +43,20 @@ class Process:
     side: str = ""
     """A or B, if a report compares two paths."""
 
+    @property
+    def timed(self) -> RunRecord:
+        """The run with all times of the process, and with its memory and energy."""
+        return longest(self.runs)
+
     @cached_property
     def seconds(self) -> np.ndarray:
         """Seconds of the counted rounds."""
-        # Stacked seeds share their times.
-        return self.runs[0].counted_seconds(self.warmup)
+        return self.timed.counted_seconds(self.warmup)
 
     @cached_property
     def phases(self) -> np.ndarray:
         """Seconds of the counted rounds: [round, rank, phase]."""
-        return self.runs[0].counted_phases(self.warmup)
+        return self.timed.counted_phases(self.warmup)
 
     @property
     def round_seconds(self) -> float:
@@ -61,7 +66,7 @@ class Process:
     @cached_property
     def phase_seconds(self) -> dict[str, float]:
         """Seconds per round of every phase."""
-        return self.runs[0].phase_seconds(self.warmup)
+        return self.timed.phase_seconds(self.warmup)
 
     @cached_property
     def phase_means(self) -> dict[str, float]:
@@ -79,7 +84,7 @@ class Process:
             return nan
         # Samples of all runs that share these seconds, in this process or not.
         # The same rounds as `seconds`: those that warm up come first in both.
-        trained = self.runs[0].rounds["engine_samples"][-counted:]
+        trained = self.timed.rounds["engine_samples"][-counted:]
         return float(np.median(trained / self.seconds))
 
 

@@ -173,7 +173,7 @@ def run_seconds(group: Group) -> Estimate:
     """Estimate the seconds of all rounds of a run, on the slowest rank."""
     totals = []
     for process in group.processes:
-        total = float(np.nansum(process.runs[0].rounds["seconds"]))
+        total = float(np.nansum(process.timed.rounds["seconds"]))
         totals.append(total)
     return of_runs(totals)
 
@@ -190,7 +190,7 @@ def run_energy(group: Group) -> Estimate:
     """Estimate the joules of all GPUs in a run; unknown if no GPU counts them."""
     totals = []
     for process in group.processes:
-        energy = process.runs[0].energy
+        energy = process.timed.energy
         # 0 means that no counter moved, not that a run was free.
         if energy is not None and isfinite(energy) and energy > 0:
             totals.append(energy)

@@ -13,6 +13,7 @@ from hpcfed import plugins
 from hpcfed.api.opened import Run, path_of
 from hpcfed.cli import keyword_settings
 from hpcfed.cli.resume import complete, requeued
+from hpcfed.data import brought
 from hpcfed.options import Settings, facts, flag_of
 from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import launched
@@ -25,8 +26,9 @@ def run(
     config: str | PathLike[str] | None, options: Mapping[str, Any], *, progress: bool
 ) -> Run:
     """Run to the end. Every rank makes the same call and gets the run."""
-    # The author may have edited files since the last run.
+    # The author may have edited files and data since the last run.
     plugins.forget_changed()
+    brought.forget()
     path = None if config is None else path_of(config, "hpcfed.run")
     values = _named(options)
     settings = keyword_settings(values, path)

@@ -63,7 +63,7 @@ def command(arguments: list[str]) -> None:
     try:
         failed = _act(options, for_sbatch)
     except KeyboardInterrupt:
-        remark("hpcfed: interrupted; start it again: it skips what is finished")
+        remark("hpcfed: interrupted; start it again: it goes on from there")
         sys.exit(130)
     if failed:
         sys.exit(1)

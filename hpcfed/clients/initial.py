@@ -191,8 +191,11 @@ def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
                 f"has {_shape(tensor)}"
             )
         _check_numbers(tensors[name], tensor, f"--init {path}: {name}")
+    constants = dict(network.named_buffers())
     for name in tensors:
-        if name not in wanted:
+        if name in constants and name not in wanted:
+            _check_constant(tensors[name], constants[name], f"--init {path}: {name}")
+        elif name not in wanted:
             hint, flag = did_you_mean(name, wanted), "--model"
             if name.endswith(tuple(peft_files.FACTORS)):
                 hint, flag = "", "--model and --lora-layers"
@@ -203,6 +206,15 @@ def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
         for name, tensor in wanted.items():
             if name in tensors:
                 tensor.copy_(tensors[name])
+
+
+def _check_constant(given: Tensor, ours: Tensor, what: str) -> None:
+    """Refuse another value than the network's: a constant is never loaded."""
+    if given.shape != ours.shape or not torch.equal(given.to(ours), ours.cpu()):
+        raise UserError(
+            f"{what} has other values than the network, where nothing changes it; make "
+            "the network with these values, or leave it out of the file"
+        )
 
 
 def _check_numbers(given: Tensor, wanted: Tensor, what: str) -> None:

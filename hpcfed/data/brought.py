@@ -95,6 +95,13 @@ def texts(name: str, *, root: Path | None, reading: Reading) -> InMemory:
         return source
 
 
+def forget() -> None:
+    """Forget all data that was read: a program may have changed it since its last run."""
+    readers = (own.loaded, table.read_table, table.read_hf, text.loaded)
+    for kept in (_about, _check_once, *readers):
+        kept.cache_clear()
+
+
 def is_language(name: str) -> bool:
     """Tell whether a data set's tokens can be written as text."""
     return text.is_text(name) or json_lines.is_lines(name)

@@ -3,7 +3,7 @@
 It returns the arrays of `arrays` as a dict, of numpy or torch, or two torch data sets
 (train, test), whose items are (input, target) or (input, target, client). A dict with
 `train` and `test` may also have `vocabulary` or `classes`. The function is called once
-per process. Importing torch is left to the user's file.
+per process, and from a program once per run. Importing torch is left to the user's file.
 """
 
 import inspect

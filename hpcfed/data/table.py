@@ -22,7 +22,8 @@ import numpy as np
 
 from hpcfed import plugins
 from hpcfed.data.arrays import InMemory, find, held_out, read_text
-from hpcfed.errors import UserError, count, did_you_mean
+from hpcfed.errors import UserError, count, did_you_mean, remark
+from hpcfed.runtime.launcher import launched
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "input": (
@@ -43,6 +44,8 @@ USUAL: dict[str, tuple[str, ...]] = {
 """Usual names of a table's columns, by their role; all other columns are inputs."""
 TABLE_OPTIONS = (*USUAL, "drop", "task")
 TASKS = ("classification", "regression")
+MISSING = ("na", "n/a", "nan", "null", "none", "?", "-", ".")
+"""Words, in small letters, that stand for a missing number."""
 MOST_WORDS = 100
 """The most different words of a column: names or dates have more, and are refused."""
 BYTES_PER_BYTE = 40
@@ -80,6 +83,7 @@ def read_table(path: Path, options: str) -> InMemory:
     arrays = _targets(table, roles)
     arrays["inputs"] = inputs
     if roles.client:
+        _check_filled(table, roles.client)
         arrays["clients"] = np.array(table.column(roles.client))
     return InMemory(str(path), _split(table, roles, arrays), whole="the table")
 
@@ -231,15 +235,47 @@ def _targets(table: _Table, roles: _Roles) -> dict[str, np.ndarray]:
 def _numbers(table: _Table, name: str) -> np.ndarray | None:
     """Return a column as numbers; None if it holds words."""
     cells = table.column(name)
+    _check_filled(table, name)
+    try:
+        return np.array(cells, dtype=np.float64)
+    except ValueError:
+        _check_words(table, name)
+        return None
+
+
+def _check_filled(table: _Table, name: str) -> None:
+    cells = table.column(name)
     if "" in cells:
         raise UserError(
             f"{table.path}: column {name} is empty in sample {cells.index('') + 1}; fill "
             "it in, or leave out the column or the sample"
         )
-    try:
-        return np.array(cells, dtype=np.float64)
-    except ValueError:
-        return None
+
+
+def _check_words(table: _Table, name: str) -> None:
+    """Refuse a column of numbers in which a few stand for a missing one, as NA does: it
+    would be a column of words.
+    """
+    numbers, others = 0, []
+    for number, cell in enumerate(table.column(name), start=1):
+        try:
+            float(cell)
+            numbers += 1
+        except ValueError:
+            others.append((cell, number))
+    missing = [number for cell, number in others if cell.lower() in MISSING]
+    if numbers and missing:
+        cell = table.column(name)[missing[0] - 1]
+        raise UserError(
+            f"{table.path}: column {name} has numbers, and {cell} in sample {missing[0]}; "
+            "fill it in, or leave out the column or the sample"
+        )
+    if numbers > len(others) and launched().rank == 0:
+        cell, number = others[0]
+        remark(
+            f"{table.path}: column {name} counts as words, one feature for each: it has "
+            f"{cell} in sample {number} beside {count(numbers, 'number')}"
+        )
 
 
 def _split(

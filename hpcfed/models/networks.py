@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hpcfed.models import MODELS, ConvNet, ResNet18
-from hpcfed.models.own import Sample, build_own
+from hpcfed.models.own import Sample, build_own, load_builder
 from hpcfed.runtime import randomness
 
 Shape = tuple[int, ...]
@@ -35,6 +35,9 @@ def build(
     with torch.random.fork_rng(devices=[]):
         # torch's own initialisation with its own seed, without changing the global
         # generator.
+        if name not in MODELS:
+            # Before the seed: lines of a user's file may draw when it is loaded.
+            load_builder(name)
         draw = randomness.generator(seed, "initial weights").integers(2**62)
         torch.manual_seed(int(draw))
         if name not in MODELS:

@@ -77,6 +77,12 @@ def find_builder(name: str) -> Callable[..., Any]:
     return builder
 
 
+def load_builder(name: str) -> None:
+    """Import what builds a user's network."""
+    if not hugging_face.is_hugging_face(name):
+        find_builder(name)
+
+
 def build_own(
     name: str,
     sample: Sample,

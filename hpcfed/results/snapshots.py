@@ -11,6 +11,7 @@ have other clients, because the number of ranks has changed, or if it has become
 Taken together, the files that have `taken` a snapshot hold every client once.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -78,13 +79,23 @@ class SnapshotWriter:
     def _start(self, path: Path) -> None:
         """Create a file with room for all future snapshots."""
         columns = self._layout.num_columns
-        entries = self._layout.entries
         times = len(self._rounds)
         clients = len(self._clients)
         row_bytes = columns * self._dtype.itemsize + PER_ROW
         # The root has one more row, for the global model.
         rows = times * (clients + self._root)
         check_limit(path, rows * row_bytes + PER_FILE)
+        # Under its name once it is whole: a run that is resumed would go on in it.
+        hidden = path.with_name(f".{path.name}.new.tmp")
+        try:
+            self._create_file(hidden, times, clients)
+        except BaseException:
+            hidden.unlink(missing_ok=True)
+            raise
+        os.replace(hidden, path)
+
+    def _create_file(self, path: Path, times: int, clients: int) -> None:
+        columns, entries = self._layout.num_columns, self._layout.entries
         with hdf5_writing(path):
             # Not libver="latest": such files do not open after their writer was killed.
             self._file = file = h5py.File(path, "w")

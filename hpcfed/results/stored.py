@@ -40,6 +40,13 @@ MOST_SAMPLES = 2**53
 """Most samples of a client and a class: floats hold whole numbers up to this."""
 
 
+def longest(runs: Sequence[RunRecord]) -> RunRecord:
+    """Return the run that was there in all rounds of its process: seeds that advance
+    together share their times, memory and energy, and some may end before others.
+    """
+    return max(runs, key=lambda run: run.rounds_done)
+
+
 def check_start(settings: Settings, launch: Launch) -> None:
     """Refuse settings that cannot start, and a folder that may not be written to."""
     check(settings, launch)

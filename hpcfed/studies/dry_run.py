@@ -16,6 +16,7 @@ from hpcfed.experiment.serving import choose_server
 from hpcfed.options import Settings
 from hpcfed.plan.assumptions import UNMEASURED
 from hpcfed.plan.work import RunWork, run_work
+from hpcfed.results.stored import longest
 from hpcfed.results.study import read_outcome
 from hpcfed.runtime import accelerator
 from hpcfed.studies import execute
@@ -124,8 +125,9 @@ def _measured(
         if runs:
             point = trial.point
             # A run of a stack has recorded the time of the whole stack.
-            at_once = runs[0].stacked_seeds / point.settings.config.num_seeds
-            rounds = float(runs[0].rounds["seconds"].sum()) / at_once
+            timed = longest(runs)
+            at_once = timed.stacked_seeds / point.settings.config.num_seeds
+            rounds = float(timed.rounds["seconds"].sum()) / at_once
             process = read_outcome(trial.outcome).seconds
             measured.append((point, works[point.name], rounds, process))
     return measured

@@ -216,11 +216,10 @@ def _attempted(stack: Stack, order: StudyOrder) -> Sequence[Outcome | None]:
     """Run a stack's trials as one process."""
     first, start, limit = stack.trials[0], order.start, order.study.limit
     if len(stack.trials) == 1:
-        # A study with stacks continues where it was stopped, even with a single trial.
-        resumes = order.most > 1 and rounds_done(first) > 0
+        resumes = rounds_done(first) > 0
         words = command(first, start)
         if resumes:
-            # As without stacks, begin anew what cannot be continued.
+            # Begin anew if it cannot be continued after all.
             options = options_of(first) | {"overwrite": True}
             words = [*_python(first, start), "run", *flags(options)]
         return [attempt(first, words, limit, goes_on=resumes)]

@@ -65,7 +65,7 @@ def _sent(process: Process) -> float:
 
 
 def _joules(process: Process) -> float:
-    run = process.runs[0]
+    run = process.timed
     return nan if run.energy is None else run.energy / run.rounds_done
 
 
@@ -74,7 +74,7 @@ MEMORY = RoundCost(
     "peak memory of a rank",
     "MiB",
     # Seeds that advanced together share their process.
-    lambda process: float(process.runs[0].peak_memory.max(initial=0)),
+    lambda process: float(process.timed.peak_memory.max(initial=0)),
     1 / MIB,
 )
 SENT = RoundCost("sent per round, up and down", "MiB", _sent, 1 / MIB, counted=True)

@@ -15,6 +15,7 @@ from hpcfed.errors import count, printable
 from hpcfed.results.as_json import run_summary
 from hpcfed.results.folder import made
 from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import longest
 
 
 def title(record: RunRecord) -> str:
@@ -88,8 +89,7 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
     say(console, "")
     if len(records) > 1:
         say(console, of_first(records))
-    # Seeds advance together; one that stopped early has fewer rounds.
-    seconds = max(float(record.rounds["seconds"].sum()) for record in records)
+    seconds = float(longest(records).rounds["seconds"].sum())
     say(console, f"wall time of all rounds of all seeds: {seconds:.2f} s")
     names = ", ".join(record.folder.name for record in records)
     say(console, f"runs in {folder}: {names}")

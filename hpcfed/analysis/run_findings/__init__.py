@@ -13,7 +13,7 @@ from hpcfed.analysis.run_findings.costs import Times
 from hpcfed.analysis.run_findings.learning import Runs
 from hpcfed.errors import UserError
 from hpcfed.results.run import RunRecord
-from hpcfed.results.stored import RunDetails, read_clock, read_details
+from hpcfed.results.stored import RunDetails, longest, read_clock, read_details
 
 Findings = Mapping[str, Sequence[Table]]
 """Tables by their section of the page, in its order."""
@@ -45,7 +45,7 @@ def run_findings(runs: Runs, files: RunFiles) -> Findings:
     """Return all tables. With several seeds, tables of costs and classes describe the
     first; time, memory and energy belong to all of them together.
     """
-    first = runs[0]
+    first, timed = runs[0], longest(runs)
     if not first.rounds_done:
         return {}
     learnt = learning.learning_of_run(first)
@@ -57,10 +57,10 @@ def run_findings(runs: Runs, files: RunFiles) -> Findings:
         "privacy": list(costs.of_privacy(first)),
         "clients": list(learning.of_clients(runs)),
         "classes": list(learning.of_classes(files.details.class_counts)),
-        "time": [costs.of_phases(first)],
+        "time": [costs.of_phases(timed)],
         "server": list(costs.of_server(first)),
         "depths": list(depths.of_depths(runs)),
-        "costs": [costs.of_costs(first)],
+        "costs": [costs.of_costs(first, timed)],
         "machine": list(machine.of_machine(first, files.details.telemetry)),
     }
 

@@ -48,7 +48,11 @@ WHOLE_PERCENT = Kind("fraction", formatted(".0%"))
 
 
 def of_phases(record: RunRecord) -> Table:
-    """Return where the time goes, in a typical round and in total, longest first."""
+    """Return where the time goes, in a typical round and in total, longest first.
+
+    Rounds before a resume on another number of ranks have no phases.
+    """
+    first, last = record.untimed + 1, record.rounds_done
     usual, totals = record.phase_seconds(), record.phase_totals()
     whole = sum(totals.values())
     by_rank = per_round(record.counted_phases())
@@ -58,19 +62,28 @@ def of_phases(record: RunRecord) -> Table:
         if seconds > 0:
             of_ranks = by_rank[:, PHASES.index(name)]
             ends = [of_ranks.min(), of_ranks.max()] if several else []
-            in_all = [TOTAL_SECONDS(seconds), SHARE(seconds / whole)]
-            cells = [MILLISECONDS(usual[name]), *in_all]
+            cells = [MILLISECONDS(usual[name]), TOTAL_SECONDS(seconds)]
+            cells.append(SHARE(seconds / whole))
             rows.append([name, *cells, *(MILLISECONDS(float(end)) for end in ends)])
     # "Per round" leaves out the first round, which warms up.
-    name = "round, after the first" if record.rounds_done > 1 else "round"
+    in_all, name = "s in all rounds", "round"
+    if last > first:
+        name = "round, after the first"
+    caption = PER_ROUND_MEANS
+    if several:
+        caption += "; of a rank: medians of its own, which may lie on one side of that"
+    if first > 1:
+        in_all = f"s in rounds {first} to {last}"
+        name = f"round, after round {first}"
+        caption += "; the rounds before ran on another number of ranks"
     usual_round = float(per_round(record.counted_seconds()))
     whole_run = TOTAL_SECONDS(record.timed_seconds())
-    columns = ["phase", MS_PER_ROUND, "s in all rounds", "share"]
+    columns = ["phase", MS_PER_ROUND, in_all, "share"]
     if several:
         columns += ["ms, least of a rank", "ms, most of a rank"]
     empty = ["" for _ in columns[3:]]
     rows.append([name, MILLISECONDS(usual_round), whole_run, *empty])
-    return Table(columns, rows, PER_ROUND_MEANS)
+    return Table(columns, rows, caption)
 
 
 def of_server(record: RunRecord) -> Iterator[Table]:
@@ -144,9 +157,11 @@ def _network(last: LearningRecord, name: str) -> Row:
 Costs = Iterator[tuple[str, str | Cell]]
 
 
-def of_costs(record: RunRecord) -> Table:
-    """Return everything that adds up over a run, and its peak values."""
-    return Table(("cost", ""), list(_costs(record)))
+def of_costs(record: RunRecord, timed: RunRecord) -> Table:
+    """Return everything that adds up over a run, and its peak values. `timed` has the
+    times, memory and energy of the process: the run itself, or a seed beside it.
+    """
+    return Table(("cost", ""), list(_costs(record, timed)))
 
 
 def _whose(last: LearningRecord) -> Costs:
@@ -161,7 +176,7 @@ def _whose(last: LearningRecord) -> Costs:
             yield name, WHOLE_PERCENT(share)
 
 
-def _costs(record: RunRecord) -> Costs:
+def _costs(record: RunRecord, timed: RunRecord) -> Costs:
     totals = [series for series in ROUND_SERIES.values() if series.total]
     for series in totals:
         if series.unit == "bytes":
@@ -173,13 +188,13 @@ def _costs(record: RunRecord) -> Costs:
         yield "sent by new clients in their rounds", BYTES(sent)
     if not isnan(record.newcomer_bytes):
         yield "sent to a new client to begin with", BYTES(record.newcomer_bytes)
-    yield "peak memory of a rank", BYTES(float(record.peak_memory.max()))
-    if len(record.peak_memory) > 1:
-        average = float(record.peak_memory.mean())
+    yield "peak memory of a rank", BYTES(float(timed.peak_memory.max()))
+    if len(timed.peak_memory) > 1:
+        average = float(timed.peak_memory.mean())
         yield "peak memory of a rank, mean", BYTES(average)
     for series in totals:
         if series.unit != "bytes":
-            yield from _total(record, series)
+            yield from _total(record, series, timed)
     if record.learnings:
         last = record.learnings[-1]
         yield "uploads that the server learnt from", COUNT(last.rows)
@@ -199,17 +214,17 @@ def _costs(record: RunRecord) -> Costs:
         yield "slowest rank's training by the mean", HUNDREDTHS(imbalance)
     if record.moves:
         yield "clients changed ranks after round", ", ".join(map(str, record.moves))
-    if record.energy is not None and not isnan(record.energy):
+    if timed.energy is not None and not isnan(timed.energy):
         # The server's ranks do not count their GPUs' energy.
         workers = record.config.get("server_ranks")
         whose = "of the workers' GPUs" if workers else "of all GPUs"
-        yield f"energy {whose}", JOULES(record.energy)
-    if record.cpu_energy is not None and not isnan(record.cpu_energy):
+        yield f"energy {whose}", JOULES(timed.energy)
+    if timed.cpu_energy is not None and not isnan(timed.cpu_energy):
         # The counters belong to the machine, so they include all other work there.
-        yield "energy of the hosts' CPUs and memory", JOULES(record.cpu_energy)
+        yield "energy of the hosts' CPUs and memory", JOULES(timed.cpu_energy)
 
 
-def _total(record: RunRecord, series: RoundSeries) -> Costs:
+def _total(record: RunRecord, series: RoundSeries, timed: RunRecord) -> Costs:
     """Yield the sum of a series over all rounds, unless there was nothing to count."""
     values = record.rounds[series.name]
     total = float(np.nansum(values))
@@ -235,7 +250,7 @@ def _total(record: RunRecord, series: RoundSeries) -> Costs:
         elif isnan(counted) and series.name == WORK[0]:
             yield series.total, "unknown: an older version did not count them"
     else:
-        yield series.total, WALL_TIME(total)
+        yield series.total, WALL_TIME(float(np.nansum(timed.rounds[series.name])))
 
 
 # Between clients and server: a virtual clock, and privacy.
@@ -269,7 +284,7 @@ def _members(times: Times) -> Iterator[Table]:
     spent = {name: times.get(column, np.empty(0)) for name, column in PARTS.items()}
     parts = np.array(list(spent.values()))
     # The time of an upload that never arrived is unknown.
-    came = np.isfinite(parts).all(0)
+    came = np.isfinite([*parts, times.get("arrival", parts[0])]).all(0)
     if not came.any():
         return
     spent["in all"] = parts.sum(0)

@@ -94,7 +94,7 @@ class TopK(_Memoryless):
         columns = updates.num_sent()
         kept = num_kept(columns, self.keep)
         positions = _least(kept * INDEX_BYTES, (columns + 7) // 8)
-        return Packed(values, _least(kept * number + positions, columns * number))
+        return _smaller(updates, values, kept * number + positions, columns * number)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class RandomK(_Memoryless):
         number = values.element_size()
         # A member that sends no column sends no seed.
         seed = SEED_BYTES * _least(kept, 1)
-        return Packed(values, _least(kept * number + seed, columns * number))
+        return _smaller(updates, values, kept * number + seed, columns * number)
 
 
 @dataclass(frozen=True)
@@ -290,6 +290,22 @@ def _least(a: Tensor | int, b: Tensor | int) -> Tensor | int:
     if isinstance(b, Tensor):
         return b.clamp(max=a)
     return min(a, b)
+
+
+def _smaller(
+    updates: Updates, values: Tensor, packed: Tensor | int, whole: Tensor | int
+) -> Packed:
+    """Return updates packed, or whole where that is no larger: what is paid arrives."""
+    unpacked = packed >= whole
+    if updates.sent is not None:
+        complete = updates.values.masked_fill(~updates.sent, 0.0)
+    else:
+        complete = updates.values
+    if isinstance(unpacked, Tensor):
+        values = torch.where(unpacked[:, None], complete, values)
+    elif unpacked:
+        values = complete
+    return Packed(values, _least(packed, whole))
 
 
 def _per_member(number: Tensor | int, rows: Tensor) -> Tensor | int:

@@ -24,6 +24,7 @@ from hpcfed.errors import UserError, count
 from hpcfed.options.metrics import HEADLINES, METRICS, global_name, label_of
 from hpcfed.results.profiles import read_profile
 from hpcfed.results.run import RunRecord
+from hpcfed.results.stored import longest
 from hpcfed.words import interval, time_text
 
 LEAST_SHARE = 0.05
@@ -61,7 +62,7 @@ def run_content(group: Group, found: Found) -> Content:
         learning.privacy(group),
         learning.clients(group),
         learning.classes(details),
-        costs.timing(first),
+        costs.timing(longest(group.runs)),
         costs.server(first, details),
         learning.depths(group),
         learning.latents(details),
@@ -103,12 +104,21 @@ def _accuracy(group: Group) -> str:
             parts.append(f"{beginning} {interval(last, scale)}{unit}")
     if not parts:
         return ""
-    rounds = count(group.first.rounds_done, "round")
-    sentence = f"{label[0].upper()}{label[1:]} after {rounds}: {'; '.join(parts)}."
+    sentence = (
+        f"{label[0].upper()}{label[1:]} after {_rounds(group)}: {'; '.join(parts)}."
+    )
     known = 100 * last_of_clients(group.seeds)
     if name == "accuracy" and len(known) >= 10:
         sentence += f" The worst tenth of the clients is at {worst_tenth(known):.1f} %."
     return sentence + _target(group)
+
+
+def _rounds(group: Group) -> str:
+    """Say after how many rounds the seeds are judged: some may have ended earlier."""
+    done = sorted(run.rounds_done for run in group.seeds)
+    if done[0] == done[-1]:
+        return count(done[0], "round")
+    return f"{done[0]} to {done[-1]} rounds"
 
 
 def _target(group: Group) -> str:
@@ -145,7 +155,7 @@ def _have_ended(runs: Sequence[RunRecord]) -> bool:
 
 
 def _time(group: Group) -> str:
-    seconds = group.first.rounds["seconds"]
+    seconds = group.processes[0].timed.rounds["seconds"]
     round_text = interval(group.seconds, 1e3)
     whole = time_text(float(np.nansum(seconds)))
     sentence = (
@@ -168,7 +178,8 @@ def _where(group: Group) -> str:
     """Say where the time of all rounds went: a single round that trains the server's
     model may be most of it.
     """
-    totals = group.first.phase_totals()
+    timed = group.processes[0].timed
+    totals = timed.phase_totals()
     whole = sum(totals.values())
     if not whole > 0:
         return ""
@@ -181,7 +192,8 @@ def _where(group: Group) -> str:
             parts.append(f"server {group.first.server_text()}, {share:.0%} of the run")
         else:
             parts.append(f"{phase} {share:.0%}")
-    sentence = f"Where it went: {'; '.join(parts)}."
+    where = f"it went from round {timed.untimed + 1} on" if timed.untimed else "it went"
+    sentence = f"Where {where}: {'; '.join(parts)}."
     uneven = group.first.imbalance()
     if group.ranks > 1 and uneven >= UNEVEN:
         sentence += f" The slowest rank trains {uneven:.2f} times as long as the mean."

@@ -133,7 +133,7 @@ def _network_rows(group: Group, phases: Sequence[str]) -> list[Row]:
     last = group.first.learnings[-1]
     seconds = sum(_learning_seconds(group, phase) for phase in phases)
     whole = fmean(
-        float(process.runs[0].rounds["seconds"].sum()) for process in group.processes
+        float(process.timed.rounds["seconds"].sum()) for process in group.processes
     )
     name, clients, _ = which(group)
     rows: list[Row] = []

@@ -119,6 +119,8 @@ def _frame(view: View, console: Console) -> RenderableType:
 def _hint(view: View) -> str:
     """Return what to do after the end."""
     if isinstance(view, StudyView):
+        if view.status == "stopped":
+            return "start the study again to go on: hpcfed study"
         return f"look at all of it: hpcfed report {view.folder}"
     if view.status in ("stopped", "interrupted"):
         return f"go on with it: hpcfed run --resume {view.folder}"

@@ -235,7 +235,7 @@ def learns_at_end(record: RunRecord) -> bool:
 
 # A study: which of its trials are waiting, running, done or failed.
 
-STATUSES = ("complete", "running", "waiting", "failed")
+STATUSES = ("complete", "running", "stopped", "waiting", "failed")
 SHOWN = 5
 """Number of complete trials whose figures are read: the most recent ones."""
 
@@ -255,7 +255,11 @@ class TrialView:
         """One of `STATUSES`."""
         if self.outcome.status != "waiting":
             return self.outcome.status
-        return "waiting" if self.run is None else "running"
+        if self.run is None:
+            return "waiting"
+        # One that goes on says so within seconds.
+        ended = self.run.status in ("stopped", "interrupted")
+        return "stopped" if ended and self.run.age > SILENT else "running"
 
 
 @dataclass(frozen=True)
@@ -282,14 +286,17 @@ class StudyView:
 
     @property
     def over(self) -> bool:
-        """Whether every trial has ended."""
-        return not self.of_status("waiting") and not self.of_status("running")
+        """Whether every trial has ended, or the study was stopped."""
+        if self.of_status("running"):
+            return False
+        return bool(self.of_status("stopped")) or not self.of_status("waiting")
 
     @property
     def status(self) -> str:
         if not self.over:
             return "running"
-        return "failed" if self.of_status("failed") else "complete"
+        ends = ("stopped", "failed")
+        return next((status for status in ends if self.of_status(status)), "complete")
 
     @property
     def left(self) -> float:
