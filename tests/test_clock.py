@@ -428,7 +428,7 @@ def test_the_time_of_members_by_hand() -> None:
     assert time.came(np.array([5, 7])).tolist() == [True, False]
     (taken,) = costs._members(table)
     assert str(taken.rows[0][1]) == str(TIME(2.1)), "of the two that came"
-    assert str(taken.rows[1][4]) == str(TIME(step * 4))
+    assert str(taken.rows[1][4]) == str(TIME(float(step[0]) * 4))
     back = members(lost=np.ones(3, bool))
     back.close()
     assert np.isfinite(back.table()["arrival"]).tolist() == [True, False, False]

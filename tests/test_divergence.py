@@ -4,12 +4,14 @@ round, after which no local training would meet them.
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from hpcfed.experiment.failures import Failed
+from hpcfed.experiment.failures import Failed, tell_failure
 from hpcfed.federation.cohort import all_finite
 from hpcfed.results.stored import read_run
 from tests.runs import flags, started
@@ -46,6 +48,23 @@ def test_a_model_that_diverges_at_the_end_is_none(
     assert record.status == "failed"
     assert re.search(r"not finite.* in round .* try a smaller --lr", record.error)
     assert not (tmp_path / "run/model.npz").exists()
+
+
+def test_a_lost_connection_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the rank that is left; what the library says stays in its file."""
+    world: Any = SimpleNamespace(
+        alone=False, rank=0, location=SimpleNamespace(host="node")
+    )
+    error = RuntimeError("[/pytorch/tcp/pair.cc:446] Connection reset by peer")
+    tell_failure(world, "evaluate", [tmp_path], error)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "hpcfed: rank 0 on node failed in phase evaluate: the connection to another "
+        "rank was lost: it has ended, or its host"
+    )
+    assert "pair.cc" in (tmp_path / "error-0.txt").read_text()
 
 
 def test_personal_rows_that_are_no_numbers_are_told(tmp_path: Path) -> None:

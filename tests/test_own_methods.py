@@ -188,6 +188,12 @@ def _cut_after(whole: Path, cut: Path, rounds: int) -> None:
         ),
         (
             "from hpcfed.methods import fedavg\nEXTENDS = fedavg\n"
+            "def adapt(row): return row\n"
+            "def rond(fed, state, cohort): return adapt(state)",
+            "nothing calls its function rond; did you mean 'round'?",
+        ),
+        (
+            "from hpcfed.methods import fedavg\nEXTENDS = fedavg\n"
             "def init(fed): return fed.initial_row()",
             "init returns Tensor; a state is a dataclass of tensors",
         ),

@@ -14,6 +14,8 @@ from dataclasses import replace
 from errno import ENOSPC
 from math import isnan
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import pytest
@@ -34,7 +36,7 @@ from hpcfed.results.study import (
 )
 from hpcfed.runtime import launcher
 from hpcfed.runtime.launcher import Launch
-from hpcfed.studies import attempt, execute
+from hpcfed.studies import attempt, execute, start
 from hpcfed.studies.attempt import finished
 from hpcfed.studies.dry_run import completed, speed
 from hpcfed.studies.execute import gather
@@ -679,6 +681,15 @@ def test_a_trial_may_have_been_resumed(finished_trial: Trial) -> None:
     had = record.config | {"resume": "somewhere", "requeue": True, "ranks": 1}
     settings = finished_trial.point.settings
     check_unchanged(finished_trial.folder, had, settings.flat() | {"ranks": 1})
+
+
+def test_what_has_not_run_has_not_failed() -> None:
+    order: Any = SimpleNamespace(trials=[1, 2, 3], out=Path("out"))
+    told = start._closing(1, order, left=2)
+    assert told.startswith("1 trial of 3 failed, 2 trials of 3 not complete yet; start")
+    assert start._closing(0, order) == (
+        "all of 3 trials complete; look at them: hpcfed report out"
+    )
 
 
 def test_an_interrupted_study_says_how_it_goes_on(

@@ -20,6 +20,7 @@ from hpcfed import cli
 from hpcfed.analysis.render import watch as watching
 from hpcfed.analysis.render.watch.frame import curves
 from hpcfed.analysis.render.watch.looking import SILENT, Looker, StudyLooker
+from hpcfed.errors import UserError
 from hpcfed.experiment.failures import Reporting
 from hpcfed.experiment.progress import RunProgress, showing_life
 from hpcfed.results.claim import claimed
@@ -27,6 +28,7 @@ from hpcfed.results.folder import LEARNING, PLAN, SIGN, check_out, empty
 from hpcfed.results.pace import pace, rest
 from hpcfed.results.results import ResultsWriter
 from hpcfed.results.signs import LearningSign, RunSign, leave_sign, read_sign
+from hpcfed.results.stored import read_run
 from hpcfed.runtime.timer import PHASES, Timer
 from hpcfed.server.progress import ProgressLines, leaving_signs
 from hpcfed.words import duration
@@ -394,6 +396,8 @@ def test_a_study_that_was_stopped_is_over(tmp_path: Path, words: Words) -> None:
         os.utime(path, (long_ago, long_ago))
     view = StudyLooker().look(out)
     assert (view.status, view.over) == ("stopped", True)
+    with pytest.raises(UserError, match="none of its runs has ended yet"):
+        read_run(out)
     said = words(out, code=1)
     assert "0 of 2 complete, 1 stopped, 1 waiting" in said
     assert "start the study again to go on" in said

@@ -17,6 +17,12 @@ from hpcfed.runtime.stalls import ending_stalls
 from hpcfed.runtime.timer import Timer
 from hpcfed.runtime.world import World
 
+LOST = (
+    "Connection reset by peer",
+    "Connection closed by peer",
+    "remote process exited",
+)
+"""What gloo and NCCL say when another rank is gone."""
 BEAT = 1.0
 """Seconds between two signs of life of a rank."""
 
@@ -69,10 +75,13 @@ def tell_failure(
     # this code: one line is enough.
     # The traceback still goes to error-RANK.txt, whatever is printed.
     told = isinstance(error, UserError | Diverged | Stopped | ExitCalled)
-    if not told and not _is_disks(error):
+    lost = not world.alone and any(word in str(error) for word in LOST)
+    if not (told or lost or _is_disks(error)):
         remark(trace.rstrip())
     within = "" if phase == "other" else f" in phase {phase}"
     said = one_line(error) + line_of_user(error)
+    if lost:
+        said = "the connection to another rank was lost: it has ended, or its host"
     line = f"{_where(world)} failed{within}: {said}"
     _last_words(world, folders, line, trace)
 

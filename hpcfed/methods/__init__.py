@@ -49,6 +49,7 @@ from hpcfed.methods._interface import (
     Positions,
     Tensor,
 )
+from hpcfed.methods._spelling import check_spelling
 from hpcfed.options import (
     Choice,
     LocalWork,
@@ -222,6 +223,7 @@ def load(name: str) -> Method:
         )
     method = Method(**offered)
     _check_init(name, module, method)
+    check_spelling(name, module, _TAKES)
     _check_kinds(name, method)
     _check_options(name, method.Options)
     return method

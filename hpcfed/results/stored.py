@@ -15,6 +15,7 @@ from hpcfed.results.checkpoints import MARKER
 from hpcfed.results.claim import is_abandoned
 from hpcfed.results.folder import (
     GENERATED,
+    PLAN,
     RECORD,
     STUDY,
     check_one_kind,
@@ -68,6 +69,11 @@ def read_run(folder: Path) -> RunRecord:
             raise UserError(
                 f"{folder} holds a study; look at all of its runs: "
                 f"hpcfed report {folder}"
+            )
+        if (folder / PLAN).is_file():
+            raise UserError(
+                f"{folder} holds a study, and none of its runs has ended yet; look at "
+                f"them: hpcfed watch {folder}"
             )
         below = folders_with_runs(folder)
         if below:

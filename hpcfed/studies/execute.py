@@ -178,7 +178,7 @@ def run_left(
             say(f"{told[trial.folder]}: finished already")
     left = [trial for trial in chosen if trial.folder not in done]
     stacks = deque(singles(left))
-    if most > 1:
+    if most > 1 and left:
         stacks = deque(stacked(left, most))
         for line in describe(stacks):
             say(line)

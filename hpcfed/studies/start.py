@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
@@ -101,10 +102,9 @@ def gather_study(order: StudyOrder) -> int:
     _make(order.out)
     execute.settle(order.every_trial, order.start)
     execute.gather_all(order)
-    incomplete = 0
-    for trial in order.trials:
-        incomplete += read_outcome(trial.outcome).status != "complete"
-    say(_closing(incomplete, order))
+    found = Counter(read_outcome(trial.outcome).status for trial in order.trials)
+    incomplete = len(order.trials) - found["complete"]
+    say(_closing(found["failed"], order, left=incomplete - found["failed"]))
     return incomplete
 
 
@@ -197,12 +197,15 @@ def _claimed(out: Path) -> Iterator[None]:
         yield
 
 
-def _closing(failed: int, order: StudyOrder) -> str:
+def _closing(failed: int, order: StudyOrder, *, left: int = 0) -> str:
     number = len(order.trials)
+    told = []
     if failed:
-        return (
-            f"{count(failed, 'trial')} of {number} failed; "
-            f"start the study again to try them once more: {order.out}"
-        )
+        told.append(f"{count(failed, 'trial')} of {number} failed")
+    if left:
+        told.append(f"{count(left, 'trial')} of {number} not complete yet")
+    if told:
+        again = "start the study again to go on with them"
+        return f"{', '.join(told)}; {again}: {order.out}"
     every = count(number, "trial")
     return f"all of {every} complete; look at them: hpcfed report {order.out}"
