@@ -207,6 +207,9 @@ def test_runs_of_one_process_have_files_of_their_own(tmp_path: Path) -> None:
         folder.mkdir()
     (second / "run.h5").write_bytes(b"of an earlier run")
     ours, theirs = writer(first, 3), writer(second, 3)
+    with h5py.File(tmp_path / "usual", "w", driver="core") as usual:
+        assert ours._file.libver == usual.libver
+    (tmp_path / "usual").unlink()
     blank._image.cache_clear()
     anew = writer(tmp_path, 3)
     write_round(ours, 0)

@@ -23,6 +23,8 @@ def blank_file(
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     access.set_fapl_core(backing_store=False)
+    # As h5py's File does: old readers understand it, and nothing has a time of its own.
+    access.set_libver_bounds(h5py.h5f.LIBVER_EARLIEST, h5py.h5f.LIBVER_LATEST)
     access.set_file_image(_image(declared))
     # HDF5 opens no name twice, though a process may have several active runs, and no
     # image under the name of a file that exists. Nothing is below a file.
