@@ -53,7 +53,7 @@ def test_a_model_that_diverges_at_the_end_is_none(
 def test_a_lost_connection_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the rank that is left; what the library says stays in its file."""
+    """The rank that is left says it; the library's words stay in its file."""
     world: Any = SimpleNamespace(
         alone=False, rank=0, location=SimpleNamespace(host="node")
     )

@@ -235,8 +235,8 @@ def test_objects_are_handed_in(tmp_path: Path) -> None:
 
 
 def test_data_that_changed_is_read_again(tmp_path: Path) -> None:
-    """Of a function that is made anew, of one whose globals changed, and of a file; and
-    a network may have the name of the data.
+    """A function whose surroundings changed is called again, and a table read again. A
+    network may have the name of the data.
     """
     samples = [40]
 

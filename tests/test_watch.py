@@ -380,7 +380,7 @@ def test_a_study_is_shown_by_its_trials(tmp_path: Path, words: Words) -> None:
 
 
 def test_a_study_that_was_stopped_is_over(tmp_path: Path, words: Words) -> None:
-    """As soon as its trial could have gone on, and did not."""
+    """It counts as stopped once its trial could have gone on, and did not."""
     out = tmp_path / "out"
     study(out, "now", "next")
     results = begun(out / "points/now/repeat-0")

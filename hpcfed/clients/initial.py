@@ -210,7 +210,7 @@ def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
 
 def _check_constant(given: Tensor, ours: Tensor, what: str) -> None:
     """Refuse another value than the network's: a constant is never loaded."""
-    if given.shape != ours.shape or not torch.equal(given.to(ours), ours.cpu()):
+    if given.shape != ours.shape or not torch.equal(given.to(ours), ours):
         raise UserError(
             f"{what} has other values than the network, where nothing changes it; make "
             "the network with these values, or leave it out of the file"
