@@ -71,6 +71,7 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], Sample, str]] = {
     "remembering": (networks.Remembering, IMAGES, "vmap"),
     "cumulative": (networks.Cumulative, IMAGES, "loop"),
     "temperature": (networks.Temperature, IMAGES, "vmap"),
+    "following": (networks.Following, IMAGES, "vmap"),
     "belated": (partial(networks.Belated, told=True), IMAGES, "loop"),
     "caching": (networks.Caching, IMAGES, "batched"),
     "lazy": (networks.Lazy, IMAGES, "batched"),
@@ -178,6 +179,7 @@ def test_own_networks_train_as_one_client_alone(name: str, device: str) -> None:
         "counting",
         "remembering",
         "temperature",
+        "following",
     ],
 )
 def test_all_ways_give_the_same_rows(name: str) -> None:

@@ -72,6 +72,15 @@ class Entry:
         return rounded.to(self.whole)
 
 
+def uncounted(buffer: Tensor) -> Tensor:
+    """Return the same memory with a count of changes of its own.
+
+    torch counts the changes in place of a whole row. A backward pass that needs one
+    buffer would refuse to run after a change of another.
+    """
+    return buffer.data
+
+
 class Changes:
     """Buffers that a network has changed, if the change is not in the rows yet.
 

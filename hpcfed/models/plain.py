@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.models.forward import Forward
-from hpcfed.models.layout import Changes, Layout
+from hpcfed.models.layout import Changes, Layout, uncounted
 from hpcfed.models.own import answers
 from hpcfed.models.stacked_layer import Batch
 from hpcfed.models.stacked_layers import StackedDropout
@@ -53,7 +53,7 @@ class PlainNetwork(Forward):
         assert len(like) == 1, "one client at a time"
         own = {name: tensor[0] for name, tensor in tensors.items()}
         for e in self._buffers:
-            own[e.name] = e.taken(own[e.name])
+            own[e.name] = e.taken(uncounted(own[e.name]))
         # functional_call puts buffers that the module assigns anew into `own`;
         # comparing both tables finds them.
         taken = dict(own)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpcfed.models.forward import CaughtCalls, Forward
-from hpcfed.models.layout import Changes, Layout
+from hpcfed.models.layout import Changes, Layout, uncounted
 from hpcfed.models.own import answers
 from hpcfed.models.stacked_layer import Batch, StackedLayer
 from hpcfed.models.stacked_layers import StackedBatchNorm2d, StackedDropout
@@ -88,7 +88,7 @@ class VmapNetwork(Forward):
         by_client = x.unflatten(0, (clients, -1))
         taken = dict(tensors)
         for e in self._buffers:
-            taken[e.name] = e.taken(tensors[e.name])
+            taken[e.name] = e.taken(uncounted(tensors[e.name]))
         caught = self._catching_drops(self._pass.out)
         try:
             # Some attention stays within vmap, such as that of torch's own encoder.

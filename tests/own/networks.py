@@ -360,6 +360,28 @@ class Temperature(Pixels):
         return y / self.level
 
 
+class Following(nn.Module):
+    """Changes buffers in place behind layers whose backward pass needs other buffers."""
+
+    def __init__(self, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> None:
+        super().__init__()
+        self.a = nn.Linear(shape[1] * shape[2], 12)
+        self.norm = nn.BatchNorm1d(12)
+        self.head = nn.Linear(12, classes)
+        self.register_buffer("factor", torch.tensor(0.9))
+        self.register_buffer("level", torch.tensor(1.0))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.factor.mul_(0.99)
+        y = self.factor * self.norm(self.a(x.flatten(1)))
+        if self.training:
+            self.level.mul_(0.9).add_(0.1 * self.norm.weight.detach().mean())
+            self.seen += 1
+        return self.head(y.relu()) / (1 + self.level.abs() + 0.1 * self.seen)
+
+
 class Attribute(Pixels):
     """Remembers something outside of buffers, in one of several ways."""
 
