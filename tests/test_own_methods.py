@@ -4,6 +4,7 @@ they resume, and what is said of those that lack something.
 
 import hashlib
 import os
+import random
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from numpy.random import mtrand
 
 from hpcfed import cli, methods, plugins
 from hpcfed.errors import UserError
 from hpcfed.experiment.failures import Failed
 from hpcfed.results.stored import read_run
-from tests.runs import assert_same_run, flags, mistake, recorded, started
+from tests.runs import assert_same_run, flags, mistake, recorded, rows, started
 
 HALF = '''"""A server that goes half of the way: w ← w + η (mean − w)."""
 
@@ -69,6 +72,37 @@ def here(fed, cohort):
 
 def personal(fed, state, clients):
     return state.rows[clients]
+'''
+
+
+DRAWING = '''"""Draws from every generator that Python has at hand."""
+
+import random
+
+import numpy as np
+from hpcfed.methods import fedavg
+
+EXTENDS = fedavg
+
+
+def noisy(rows):
+    import torch
+
+    return rows + 0.01 * (torch.rand_like(rows) + np.random.randn() + random.random())
+
+
+def init(fed):
+    return fedavg.State(noisy(fed.initial_row()))
+
+
+def round(fed, state, cohort):
+    start = fed.download(noisy(state.w), cohort)
+    rows = noisy(fed.train(start, cohort))
+    return fedavg.State(noisy(fed.mean(fed.upload(rows, cohort), cohort)))
+
+
+def personal(fed, state, clients):
+    return noisy(fedavg.personal(fed, state, clients))
 '''
 
 
@@ -157,6 +191,28 @@ def test_a_resumed_file_goes_on_bit_for_bit(
     half.unlink()
     capsys.readouterr()
     assert "no such file" in mistake(capsys, "run", "--resume", cut)
+
+
+def test_what_a_method_draws_follows_from_its_seed(tmp_path: Path) -> None:
+    """Resumed, and with other seeds that take turns; nobody else's numbers change."""
+    path = tmp_path / "drawing.py"
+    path.write_text(DRAWING)
+    common = flags(clients=3, rounds=2, precision="fp64", snapshot_every=1, method=path)
+    common += ["--checkpoint-every", "1", "--participation", "0.7"]
+    torch.rand(3), random.random()
+    before = torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator()
+    whole, cut, both = tmp_path / "whole", tmp_path / "cut", tmp_path / "both"
+    started(*common, "--seed", 1, "--out", whole)
+    after = torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator()
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+    _cut_after(whole, cut, 1)
+    torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002
+    started("--resume", cut)
+    assert_same_run(cut, whole)
+    started(*common, "--seeds", "0..1", "--out", both)
+    assert_same_run(both / "seed-1", whole, tolerance=1e-12)
+    other = rows(both / "seed-0")
+    assert not np.allclose(other[0], rows(whole)[0])
 
 
 def _cut_after(whole: Path, cut: Path, rounds: int) -> None:

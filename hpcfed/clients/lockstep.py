@@ -34,7 +34,7 @@ from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.data.shards import Shard
 from hpcfed.errors import one_line
 from hpcfed.plugins import without_exits
-from hpcfed.runtime import accelerator
+from hpcfed.runtime import accelerator, draws
 from hpcfed.runtime.timer import Timer
 
 
@@ -237,8 +237,9 @@ class Program(EngineAccess):
         self.call = call
         self.phase = self.timer.switch("other")
         if self._stopped is None:
-            self._pauses.put(None)
-            answer = self._answers.get()
+            with draws.put_aside():
+                self._pauses.put(None)
+                answer = self._answers.get()
             # The call holds rows, which must not outlive the answer.
             self.call = _nothing
         if self._stopped is not None:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed import methods
 from hpcfed.attacks.tampering import tampering
 from hpcfed.clients.dp_sgd import PrivateSteps
 from hpcfed.clients.foreseeing import foresee_kernels
@@ -35,6 +34,7 @@ from hpcfed.experiment.materials import (
     set_arithmetic,
     threads_for_work,
 )
+from hpcfed.experiment.own_method import load_method
 from hpcfed.experiment.serving import open_transport
 from hpcfed.federation.channel.build import build_channel
 from hpcfed.federation.channel.channel import Channel
@@ -254,7 +254,7 @@ class _Assembly:
         return Setup(
             settings=settings,
             world=world,
-            method=methods.load(config.method),
+            method=load_method(config, federation),
             federation=federation,
             engine=engine,
             collectives=self.collectives,

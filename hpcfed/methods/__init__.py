@@ -223,7 +223,7 @@ def load(name: str) -> Method:
         )
     method = Method(**offered)
     _check_init(name, module, method)
-    check_spelling(name, module, _TAKES)
+    check_spelling(name, module, HOOKS)
     _check_kinds(name, method)
     _check_options(name, method.Options)
     return method
@@ -301,13 +301,13 @@ def _check_kinds(name: str, method: Method) -> None:
         given = getattr(method, what)
         if not isinstance(given, tuple) or not all(isinstance(n, str) for n in given):
             raise UserError(f"method {name}: {what} must be a tuple of names")
-    for hook, takes in _TAKES.items():
+    for hook, takes in HOOKS.items():
         function = getattr(method, hook)
         if function is not None:
             _check_takes(name, hook, function, takes)
 
 
-_TAKES = {
+HOOKS = {
     "init": "fed",
     "round": "fed, state, cohort",
     "personal": "fed, state, clients",
@@ -320,7 +320,7 @@ _TAKES = {
     "depths": "fed, state, clients",
     "lead": "fed, state, update, before, after",
 }
-"""The arguments of every function, by position."""
+"""Every function of a method, and its arguments by position."""
 
 
 def _check_takes(name: str, hook: str, function: Any, takes: str) -> None:

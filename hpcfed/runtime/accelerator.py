@@ -201,6 +201,11 @@ def generator_state(device: torch.device) -> Tensor:
     return state
 
 
+def restore_generator(device: torch.device, state: Tensor) -> None:
+    """Give torch's generator of a GPU a state that it had before."""
+    _module(device).set_rng_state(state, device)
+
+
 @contextmanager
 def refusing_to_wait(device: torch.device) -> Iterator[None]:
     """Raise RuntimeError if the host would wait for the GPU within the block. Only
