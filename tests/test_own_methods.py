@@ -5,6 +5,7 @@ they resume, and what is said of those that lack something.
 import hashlib
 import os
 import random
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -18,8 +19,11 @@ from numpy.random import mtrand
 
 from hpcfed import cli, methods, plugins
 from hpcfed.errors import UserError
+from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.failures import Failed
+from hpcfed.experiment.own_method import load_method
 from hpcfed.results.stored import read_run
+from tests.federations import assembled
 from tests.runs import assert_same_run, flags, mistake, recorded, rows, started
 
 HALF = '''"""A server that goes half of the way: w ← w + η (mean − w)."""
@@ -251,14 +255,16 @@ def _cut_after(whole: Path, cut: Path, rounds: int) -> None:
         (
             "from hpcfed.methods import fedavg\nEXTENDS = fedavg\n"
             "def init(fed): return fed.initial_row()",
-            "init returns Tensor; a state is a dataclass of tensors",
+            "init returns a tensor [4810] of torch.float32 on cpu; it must return a state, "
+            "which is a dataclass of tensors",
         ),
         (
             "from dataclasses import dataclass\nfrom hpcfed.methods import fedavg\n"
             "EXTENDS = fedavg\n"
             "@dataclass\nclass State:\n    w: object\n    rounds: int\n"
             "def init(fed): return State(fed.initial_row(), 0)",
-            "returns a state whose rounds is int; every field of a state is a tensor",
+            "init returns State; it must return tensors in every field of a state, and "
+            "this one's rounds is int",
         ),
     ],
 )
@@ -400,6 +406,91 @@ def test_states_that_do_not_fit_are_named(
         started(*few, "--out", tmp_path / "run")
     said = capsys.readouterr().err
     assert "rows of method" in said and "has 2 rows after a round" in said
+
+
+ROWS = "a tensor [4, 4810] of torch.float64 on cpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("def personal(fed, state, clients): pass", f"personal returns None; .*{ROWS}"),
+        ("def personal(fed, state, clients): return state.w.expand(3, -1)", "personal returns a tensor [3, 4810] of"),
+        ("def personal(fed, state, clients): return state.w.expand(4, -1).float()", "of torch.float32 on cpu; it must return"),
+        ("def personal(fed, state, clients): return state.w.expand(4, -1).numpy()", "returns a numpy array [4, 4810]; it must"),
+        ("def personal(fed, state, clients): return [state.w] * 4", "personal returns list; it must return a row for each"),
+        ("def global_row(state): return state.w[None]", "global_row returns a tensor [1, 4810].* None, or the global"),
+        ("def global_row(state): return 0", "global_row returns int; .*row: a tensor [4810] of"),
+        ("def welcome(fed, state, cohort): return state.w", "welcome returns a tensor [4810] of .* for each new client"),
+        ("def lead(fed, state, update, before, after): pass", "lead returns None; it must return a row"),
+        ("def pool(fed, state, round): return [0, 1]", "pool returns list; it must return None, or a numpy"),
+        ("def pool(fed, state, round): import numpy; return numpy.array([1, 9])", "pool returns a numpy array [2]; .*ids"),
+        ("def round(fed, state, cohort): pass", "round returns None; it must return a state, which is"),
+        ("def round(fed, state, cohort): return fedavg.State(None)", "this one's w is None"),
+        ("def round(fed, state, cohort): return fedavg.State(state.w[None])", "w as before .* not a tensor [1, 4810]"),
+        ("def round(fed, state, cohort): return fedavg.State(state.w.float())", "w as before the round, a tensor [4810] of"),
+        ("def round(fed, state, cohort): return Other(state.w)", "a state with the fields w, as before"),
+        ("def finals(fed, state, clients): pass", "finals yields None; it must yield"),
+        ("def finals(fed, state, clients): yield 'other', state.w", "finals yields tuple; .*one of own, and rows"),
+        ("def finals(fed, state, clients): yield 'own', state.w", f"finals yields tuple; .*{ROWS}"),
+        ("def figures(fed, state, clients): yield 'sum', state.w", "figures yields tuple; .*: a tensor [4]"),
+        ("def depths(fed, state, clients): yield None", "depths yields None; it must yield an AtDepth"),
+    ],
+)  # fmt: skip
+def test_what_a_function_returns_is_one_line(
+    text: str, line: str, four: Setup, tmp_path: Path
+) -> None:
+    """Of the wrong kind, shape or type: who, what, and what is expected."""
+    path = tmp_path / "wrong.py"
+    path.write_text(f"{WRONG}\n\n{text}\n")
+    fed = four.federation
+    config = four.settings.config.model_copy(update={"method": str(path)})
+    own, state, clients = load_method(config, fed), four.method.init(fed), np.arange(4)
+    cohort = fed.sample(0)
+    arguments = {
+        "fed": fed, "state": state, "cohort": cohort, "clients": clients, "round": 0,
+        "update": 0, "before": fed.initial_row(), "after": state.w.expand(4, -1),
+    }  # fmt: skip
+    (hook,) = (hook for hook in methods.HOOKS if text.startswith(f"def {hook}("))
+    given = [arguments[name] for name in methods.HOOKS[hook].split(", ")]
+    expected = ".*".join(map(re.escape, line.split(".*")))
+    with pytest.raises(UserError, match=f"^method {path}: .*{expected}") as told:
+        found = getattr(own, hook)(*given)
+        list(found)
+    assert "\n" not in str(told.value)
+
+
+WRONG = """from dataclasses import dataclass
+from hpcfed.methods import Tensor, fedavg
+
+EXTENDS = fedavg
+FINALS, FIGURES = ("own",), ("sum",)
+
+
+@dataclass(frozen=True)
+class Other:
+    v: Tensor
+"""
+
+
+@pytest.fixture(scope="module")
+def four() -> Setup:
+    """A federation of four clients."""
+    return assembled()
+
+
+@pytest.mark.parametrize("options", [{}, {"seeds": "0..1"}])
+def test_a_function_without_a_return_ends_with_2(
+    options: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "forgetful.py"
+    path.write_text(f"{WRONG}\n\ndef personal(fed, state, clients):\n    state.w\n")
+    words = flags(clients=2, rounds=1, method=path, out=tmp_path / "run", **options)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", *words])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "Traceback" not in said
+    assert f"hpcfed: method {path}: personal returns None; it must" in said
 
 
 @pytest.mark.parametrize("options", [{}, {"seeds": "0..1"}])

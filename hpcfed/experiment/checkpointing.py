@@ -8,14 +8,14 @@ the ids of their clients, so the run can resume on any number of ranks.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from hpcfed.errors import UserError, one_line
+from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.federation import Federation
 from hpcfed.options import RunConfig
@@ -287,24 +287,6 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
     """Return a tensor's numbers in host memory."""
     array: np.ndarray = tensor.detach().cpu().numpy()
     return array
-
-
-def check_state(setup: Setup, state: Any, hook: str) -> None:
-    """Refuse a state that is not a dataclass of tensors, before it is used."""
-    method = setup.settings.config.method
-    if not is_dataclass(state) or isinstance(state, type):
-        kind = type(state).__name__
-        raise UserError(
-            f"method {method}: {hook} returns {kind}; a state is a dataclass of tensors"
-        )
-    for field in fields(state):
-        value = getattr(state, field.name)
-        if not isinstance(value, torch.Tensor):
-            kind = type(value).__name__
-            raise UserError(
-                f"method {method}: {hook} returns a state whose {field.name} is "
-                f"{kind}; every field of a state is a tensor"
-            )
 
 
 def check_shared(setup: Setup, state: Any) -> None:

@@ -95,7 +95,6 @@ def _first_state(
         setup.federation.server.begin(str(folder))
     # Also if the run resumes: the first state gives every field's shape and type.
     state = setup.method.init(setup.federation)
-    checkpointing.check_state(setup, state, "init")
     if setup.settings.config.resume is None:
         return 0, state
     return resume.restore_run(setup, folder, found, state, results, progress.say)
@@ -164,7 +163,6 @@ class _Rounds:
         # For methods that take no mean: the clock must advance in every round.
         fed.close_round(cohort)
         if is_first:
-            checkpointing.check_state(setup, state, "round")
             # Report ranks that drift apart now, not after hours.
             with setup.timer.phase("record"):
                 checkpointing.check_shared(setup, state)

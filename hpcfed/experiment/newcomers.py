@@ -178,7 +178,6 @@ def collaborate(
     assert method.adopt is not None, "`check_new_rounds` refuses such methods"
     everyone = fed.everyone(setup.federation.round + 1)
     state = method.adopt(fed, state, everyone)
-    checkpointing.check_state(setup, state, "adopt")
     checkpointing.check_owned(setup, fed, state, "adopt")
     _record_given(fed, everyone, results)
     last = setup.settings.config.new_rounds - 1

@@ -1,17 +1,29 @@
-"""A method of the user's: what its functions draw follows from the seed."""
+"""A method of the user's: what its functions draw follows from the seed, and what they
+return is checked.
+"""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import wraps
+from dataclasses import fields, is_dataclass, replace
+from functools import partial, wraps
 from itertools import count
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from hpcfed import methods
+from hpcfed.errors import UserError
+from hpcfed.experiment.materials import dtype_of
+from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.federation import Federation
 from hpcfed.methods import Method
+from hpcfed.methods._interface import AtDepth
 from hpcfed.options import RunConfig
 from hpcfed.runtime import draws, randomness
 
+Refuse = Callable[[str], None]
+"""Ends the run, given what a function must return."""
 OURS = "hpcfed.methods."
 """Modules whose functions draw no numbers of their own, and have tests."""
 STREAMS = ("finals", "figures", "depths")
@@ -20,7 +32,7 @@ STREAMS = ("finals", "figures", "depths")
 
 def load_method(config: RunConfig, fed: Federation) -> Method:
     """Return the run's method. If it is the user's, its functions are seeded by (seed,
-    round, function), alike on all ranks.
+    round, function), alike on all ranks, and refused if they return what is of no use.
     """
     method = methods.load(config.method)
     if config.method in methods.names():
@@ -45,27 +57,34 @@ class _Watch:
         self._method = method
 
     def function(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, seeded."""
+        """Return the function, seeded and checked."""
+        check = getattr(self, f"_check_{hook}")
 
         @wraps(function)
         def called(*arguments: Any) -> Any:
             with self._seeded(hook, arguments):
-                return function(*arguments)
+                found = function(*arguments)
+            check(partial(self._refuse, hook, found), found, *arguments)
+            return found
 
         return called
 
     def stream(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that yields, seeded for each item."""
+        """Return a function that yields, seeded and checked for each item."""
+        check = getattr(self, f"_check_{hook}")
 
         @wraps(function)
         def called(*arguments: Any) -> Iterator[Any]:
             with self._seeded(hook, arguments):
                 found = function(*arguments)
+            if not isinstance(found, Iterator):
+                self._refuse(hook, found, "nothing: it must yield what it finds")
             for number in count(1):
                 with self._seeded(hook, arguments, number):
                     item = next(found, self)
                 if item is self:
                     return
+                check(partial(self._refuse, hook, item), item, *arguments)
                 yield item
 
         return called
@@ -83,3 +102,149 @@ class _Watch:
         Only `global_row` is not given one.
         """
         return first if isinstance(first, Federation) else self._fed
+
+    def _refuse(self, hook: str, found: Any, wanted: str) -> None:
+        verb = "yields" if hook in STREAMS else "returns"
+        raise UserError(
+            f"method {self._config.method}: {hook} {verb} {_said(found)}; it must "
+            f"{verb[:-1]} {wanted}"
+        )
+
+    # What each function must return.
+
+    def _check_init(self, refuse: Refuse, state: Any, fed: Federation) -> None:
+        self._check_state(refuse, state)
+
+    def _check_adopt(self, refuse: Refuse, state: Any, *_: Any) -> None:
+        self._check_state(refuse, state)
+
+    def _check_round(
+        self, refuse: Refuse, state: Any, fed: Federation, before: Any, cohort: Cohort
+    ) -> None:
+        self._check_state(refuse, state)
+        _check_kept(refuse, state, before)
+
+    def _check_state(self, refuse: Refuse, state: Any) -> None:
+        if not is_dataclass(state) or isinstance(state, type):
+            refuse("a state, which is a dataclass of tensors")
+        for field in fields(state):
+            value = getattr(state, field.name)
+            if not isinstance(value, Tensor):
+                refuse(
+                    "tensors in every field of a state, and this one's "
+                    f"{field.name} is {_said(value)}"
+                )
+
+    def _check_personal(
+        self,
+        refuse: Refuse,
+        rows: Any,
+        fed: Federation,
+        state: Any,
+        clients: np.ndarray,
+    ) -> None:
+        self._check_tensor(
+            refuse, rows, "a row for each of these clients", len(clients)
+        )
+
+    def _check_welcome(
+        self, refuse: Refuse, rows: Any, fed: Federation, state: Any, cohort: Cohort
+    ) -> None:
+        what = "a row for each new client of this rank"
+        self._check_tensor(refuse, rows, what, len(cohort.here))
+
+    def _check_lead(self, refuse: Refuse, rows: Any, *given: Any) -> None:
+        what = "a row for each new client of this rank"
+        self._check_tensor(refuse, rows, what, len(given[-1]))
+
+    def _check_global_row(self, refuse: Refuse, row: Any, state: Any) -> None:
+        if row is not None:
+            self._check_tensor(refuse, row, "None, or the global model's row")
+
+    def _check_tensor(
+        self, refuse: Refuse, found: Any, what: str, *clients: int
+    ) -> None:
+        """Refuse what is not a tensor of rows, or of one row without `clients`."""
+        like = torch.empty(0, dtype=dtype_of(self._config), device=self._fed.device)
+        shape = (*clients, self._fed.layout.num_columns)
+        if not _is_alike(found, shape, like):
+            refuse(f"{what}: {_kind(shape, like)}")
+
+    def _check_pool(
+        self, refuse: Refuse, ids: Any, fed: Federation, *others: Any
+    ) -> None:
+        if ids is None:
+            return
+        wanted = "None, or a numpy array of clients' ids, which ascend"
+        if (
+            not isinstance(ids, np.ndarray)
+            or ids.ndim != 1
+            or ids.dtype.kind not in "iu"
+        ):
+            refuse(wanted)
+        if (np.diff(ids) <= 0).any() or np.setdiff1d(ids, range(len(fed.sizes))).size:
+            refuse(wanted)
+
+    def _check_finals(self, refuse: Refuse, found: Any, *given: Any) -> None:
+        rows = self._named(refuse, found, self._method.FINALS, "rows")
+        what = "a row for each of these clients"
+        self._check_tensor(refuse, rows, what, len(given[-1]))
+
+    def _check_figures(self, refuse: Refuse, found: Any, *given: Any) -> None:
+        values = self._named(refuse, found, self._method.FIGURES, "numbers")
+        count = len(given[-1])
+        if not isinstance(values, Tensor) or values.shape != (count,):
+            refuse(f"numbers for these clients: a tensor [{count}]")
+
+    def _named(
+        self, refuse: Refuse, found: Any, names: tuple[str, ...], what: str
+    ) -> Any:
+        """Return the second part of a name and a tensor."""
+        is_pair = isinstance(found, tuple) and len(found) == 2
+        if not is_pair or found[0] not in names:
+            refuse(f"a name, one of {', '.join(names) or 'none'}, and {what}")
+        return found[1]
+
+    def _check_depths(self, refuse: Refuse, found: Any, *given: Any) -> None:
+        if not isinstance(found, AtDepth):
+            refuse("an AtDepth")
+
+
+def _check_kept(refuse: Refuse, state: Any, before: Any) -> None:
+    """Refuse a state that a checkpoint could not hold in place of the one before."""
+    names = [field.name for field in fields(before)]
+    if [field.name for field in fields(state)] != names:
+        refuse(f"a state with the fields {', '.join(names)}, as before the round")
+    for field in fields(before):
+        was, now = getattr(before, field.name), getattr(state, field.name)
+        shape = was.shape
+        if field.metadata.keys() & {"owned", "varies"}:
+            # The number of clients is checked elsewhere.
+            shape = now.shape[:1] + shape[1:]
+        if "generated" in field.metadata:
+            shape = now.shape
+        if not _is_alike(now, shape, was):
+            refuse(
+                f"{field.name} as before the round, {_kind(shape, was)}, and not "
+                f"{_said(now)}"
+            )
+
+
+def _is_alike(found: Any, shape: tuple[int, ...], like: Tensor) -> bool:
+    """Tell whether this is a tensor of a shape, and of another one's type and device."""
+    if not isinstance(found, Tensor) or found.shape != shape:
+        return False
+    return (found.dtype, found.device.type) == (like.dtype, like.device.type)
+
+
+def _said(value: Any) -> str:
+    """Say what a function has returned."""
+    if isinstance(value, Tensor):
+        return _kind(value.shape, value)
+    if isinstance(value, np.ndarray):
+        return f"a numpy array {list(value.shape)}"
+    return "None" if value is None else type(value).__name__
+
+
+def _kind(shape: tuple[int, ...], like: Tensor) -> str:
+    return f"a tensor {list(shape)} of {like.dtype} on {like.device.type}"
