@@ -493,6 +493,58 @@ def test_a_function_without_a_return_ends_with_2(
     assert f"hpcfed: method {path}: personal returns None; it must" in said
 
 
+ALONE = """from hpcfed.methods import fedavg
+
+EXTENDS = fedavg
+
+
+def round(fed, state, cohort):
+    rows = fed.train(state.w.expand(len(cohort.here), -1), cohort)
+    return fedavg.State(rows.mean(0))
+"""
+SELDOM = """from hpcfed.methods import fedavg
+
+EXTENDS = fedavg
+
+
+def round(fed, state, cohort):
+    return state if fed.round == 0 else fedavg.round(fed, state, cohort)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "deed"),
+    [
+        ({"attack": "sign-flip", "compress": "topk"}, "upload(rows"),
+        ({"devices": "lognormal"}, "upload(rows"),
+        ({"compress_down": "qsgd"}, "download(row"),
+    ],
+)
+def test_a_channel_that_a_method_passes_by_is_one_line(
+    options: dict[str, str], deed: str, tmp_path: Path
+) -> None:
+    """Else the record would say that there was an attack. A method may upload later."""
+    path = tmp_path / "alone.py"
+    path.write_text(ALONE)
+    few = flags(clients=3, rounds=2, method=path, **options)
+    said = ", ".join(f"--{n.replace('_', '-')} {v}" for n, v in options.items())
+    with pytest.raises(
+        UserError, match=rf"^{said}: no effect, .* fed.{re.escape(deed)}, "
+    ):
+        started(*few, "--out", tmp_path / "run")
+    assert read_run(tmp_path / "run").status == "failed"
+    path.write_text(SELDOM)
+    plugins.forget_changed()
+    started(*few, "--out", tmp_path / "seldom")
+
+
+def test_without_a_channel_a_method_may_send_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "alone.py"
+    path.write_text(ALONE)
+    few = flags(clients=3, rounds=1, method=path, attack="label-flip")
+    started(*few, "--out", tmp_path / "run")
+
+
 @pytest.mark.parametrize("options", [{}, {"seeds": "0..1"}])
 def test_an_exit_in_a_round_is_a_failure(
     options: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,7 +2,7 @@
 return is checked.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import partial, wraps
 from itertools import count
@@ -28,6 +28,17 @@ OURS = "hpcfed.methods."
 """Modules whose functions draw no numbers of their own, and have tests."""
 STREAMS = ("finals", "figures", "depths")
 """Functions that yield what they find, one after the other."""
+
+UP = {
+    "attack": "--attack",
+    "privacy": "--privacy",
+    "compress": "--compress",
+    "devices": "--devices",
+}
+"""Options that act on uploads."""
+DOWN = {"compress_down": "--compress-down"}
+NO_PART = ("none", "label-flip")
+"""Values that leave the channel alone; flipped labels are changed before."""
 
 
 def load_method(config: RunConfig, fed: Federation) -> Method:
@@ -123,6 +134,30 @@ class _Watch:
     ) -> None:
         self._check_state(refuse, state)
         _check_kept(refuse, state, before)
+        if fed is self._fed and cohort.log.cohort_size:
+            self._check_carried(state, before)
+
+    def _check_carried(self, state: Any, before: Any) -> None:
+        """Refuse options of the channel if a round has passed it by."""
+        channel, config = self._fed.channel, self._config
+        up = {} if channel.uploads else _asked(config, UP)
+        down = {} if channel.downloads else _asked(config, DOWN)
+        # Some methods do not communicate in every round.
+        if not (up or down) or self._is_unchanged(state, before):
+            return
+        verb, deed = ("upload(rows", "upload") if up else ("download(row", "download")
+        flags = ", ".join(f"{flag} {value}" for flag, value in (up or down).items())
+        raise UserError(
+            f"{flags}: no effect, because method {config.method} has called no "
+            f"fed.{deed}; its round must call fed.{verb}, cohort)"
+        )
+
+    def _is_unchanged(self, state: Any, before: Any) -> bool:
+        """Tell whether a round has left the global row as it was."""
+        if any("in_place" in field.metadata for field in fields(state)):
+            return False
+        row, was = (self._method.global_row(one) for one in (state, before))
+        return row is not None and was is not None and torch.equal(row, was)
 
     def _check_state(self, refuse: Refuse, state: Any) -> None:
         if not is_dataclass(state) or isinstance(state, type):
@@ -208,6 +243,12 @@ class _Watch:
     def _check_depths(self, refuse: Refuse, found: Any, *given: Any) -> None:
         if not isinstance(found, AtDepth):
             refuse("an AtDepth")
+
+
+def _asked(config: RunConfig, flags: Mapping[str, str]) -> dict[str, str]:
+    """Return which of these options a run has, and their values."""
+    given = {flag: str(getattr(config, name)) for name, flag in flags.items()}
+    return {f: value for f, value in given.items() if value not in NO_PART}
 
 
 def _check_kept(refuse: Refuse, state: Any, before: Any) -> None:

@@ -52,6 +52,7 @@ class Exchange:
             if self.channel.packing is not None:
                 download = self.channel.packing(download)
             in_flight.downloads += 1
+            self.channel.downloads += 1
             if not beside:
                 # Of the model only: votes and central noise are relative to this row.
                 in_flight.sent_row = row if row.dim() == 1 else None
@@ -106,6 +107,7 @@ class Exchange:
             received = self._pass_stages(rows, cohort, sent, start)
             rows, size = received.rows, received.size
         in_flight.uploads += 1
+        self.channel.uploads += 1
         with self._timer.phase("upload"):
             self._count_bytes(cohort, _member_bytes(rows, sent, size))
             if start is not None:

@@ -93,3 +93,7 @@ class Channel:
     memory: Memory = field(default_factory=lambda: Memory(0))
     devices: Devices | None = None
     """Devices of the run's clients; None without a virtual clock."""
+    uploads: int = 0
+    """How many uploads have passed so far, of rows or beside them."""
+    downloads: int = 0
+    """The same of downloads."""
