@@ -44,6 +44,10 @@ _packaged: dict[str, tuple[str, str]] = {}
 NOTEBOOK = "notebook"
 _given: dict[str, dict[str, Any]] = {}
 """Objects that a program or a notebook has passed in, by name and kind."""
+_sources: dict[tuple[str, str], str] = {}
+"""What stands for their source, where that is no longer to be found."""
+_handed_in: dict[str, Any] = {}
+"""Objects of files that a program has passed in, by FILE.py or FILE.py:NAME."""
 
 
 def are_used() -> bool:
@@ -86,8 +90,26 @@ def label(text: str) -> str:
     return text.rpartition(":")[2] if is_reference(text) else text
 
 
-def give(thing: Any, kind: str) -> str:
-    """Register an object that a program or a notebook passes in; return its name."""
+def hand_in(thing: Any, name: str) -> None:
+    """Use an object itself, for the rest of a run, in place of what its file says. An
+    error is raised instead.
+    """
+    _handed_in[name] = thing
+
+
+def _in_place_of(name: str) -> Any:
+    """Return what was handed in under this name, if anything."""
+    found = _handed_in.get(name)
+    if isinstance(found, UserError):
+        raise found
+    return found
+
+
+def give(thing: Any, kind: str, source: str | None = None) -> str:
+    """Register an object that a program or a notebook passes in; return its name.
+
+    `source` stands for the object's own, if that is no longer to be found.
+    """
     name = getattr(thing, "__name__", "").rpartition(".")[2]
     if not name.isidentifier():
         # The repr of a module takes many lines.
@@ -99,6 +121,9 @@ def give(thing: Any, kind: str) -> str:
             "that is made by def"
         )
     _given.setdefault(name, {})[kind] = thing
+    _sources.pop((name, kind), None)
+    if source is not None:
+        _sources[name, kind] = source
     return f"{NOTEBOOK}:{name}"
 
 
@@ -121,6 +146,9 @@ def load_object(text: str, kind: str) -> Any:
     """
     if is_given(text):
         return given(text, kind)
+    handed_in = _in_place_of(text)
+    if handed_in is not None:
+        return handed_in
     where, _, name = text.rpartition(":")
     module = load_file(Path(where)) if is_file(where) else _load_package(where, kind)
     if not hasattr(module, name):
@@ -132,6 +160,9 @@ def load_object(text: str, kind: str) -> Any:
 def load_file(path: Path) -> ModuleType:
     """Import a Python file by its path, once; it can import files beside it."""
     path = path.expanduser()
+    handed_in: ModuleType | None = _in_place_of(str(path))
+    if handed_in is not None:
+        return handed_in
     if not path.is_file():
         raise UserError(f"{path}: no such file; give the path of a Python file")
     return _load_file(path.resolve())
@@ -217,7 +248,10 @@ def _note_files() -> None:
 
 
 def forget_changed() -> None:
-    """Forget all imported files if one has changed, as in a running notebook."""
+    """Forget all imported files if one has changed, as in a running notebook, and what
+    an earlier run was handed.
+    """
+    _handed_in.clear()
     changed = set()
     for path, checksum in _loaded.items():
         if not path.is_file() or _checksum(path.read_bytes()) != checksum:
@@ -315,8 +349,11 @@ def checksums(names: Iterable[str]) -> dict[str, str]:
     for text in names:
         where = text.rpartition(":")[0] if is_reference(text) else text
         if is_given(text):
-            things = _given.get(text.partition(":")[2]) or {"": given(text, "object")}
-            sources = [_source(things[kind]) for kind in sorted(things)]
+            name = text.partition(":")[2]
+            things = _given.get(name) or {"": given(text, "object")}
+            sources = []
+            for kind in sorted(things):
+                sources.append(_sources.get((name, kind)) or _source(things[kind]))
             found[text] = _checksum("".join(sources).encode())
         elif is_file(where):
             found |= _of_file(Path(where).expanduser().resolve())

@@ -2,13 +2,15 @@
 return; studies; the notebook.
 """
 
+import functools
+import importlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -218,8 +220,11 @@ def test_objects_are_handed_in(tmp_path: Path) -> None:
     assert list(run.environment["files"]) == ["notebook:mine"]
     plain = hpcfed.run(**options, out=tmp_path / "plain")
     np.testing.assert_array_equal(run.rounds["accuracy"], plain.rounds["accuracy"])
-    with pytest.raises(hpcfed.UserError, match="has no name to record"):
-        hpcfed.run(**{**SMALL, "model": lambda: None})
+    for nameless in (lambda: None, functools.partial(len)):
+        with pytest.raises(hpcfed.UserError, match="has no name to record"):
+            hpcfed.run(**{**SMALL, "model": nameless})
+    with pytest.raises(hpcfed.UserError, match=r"model notebook:len"):
+        hpcfed.run(**{**SMALL, "model": len})
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     with pytest.raises(hpcfed.UserError, match="object of class Sequential") as told:
         hpcfed.run(**{**SMALL, "model": network})
@@ -232,6 +237,131 @@ def test_objects_are_handed_in(tmp_path: Path) -> None:
         hpcfed.run(resume=out)
     resumed = hpcfed.run(resume=out, method=mine, progress=False)
     np.testing.assert_array_equal(resumed.rounds["accuracy"], plain.rounds["accuracy"])
+
+
+NET = """import torch
+from torch import nn
+
+MADE = []
+SCALE = 0.5
+
+
+def scaled(x):
+    return SCALE * x
+
+
+class Net(nn.Module):
+    def __init__(self, shape=(1, 8, 8), classes=10):
+        super().__init__()
+        self.a = nn.Linear(64, classes)
+        MADE.append(type(self))
+
+    def forward(self, x):
+        return scaled(self.a(x.flatten(1)))
+"""
+OWN_DATA = """import numpy as np
+
+SAMPLES = 40
+SOURCE = "handed_data.csv"
+
+
+class Kind:
+    pass
+
+
+def data(kind=Kind, source=SOURCE):
+    inputs, labels = np.arange(2.0 * SAMPLES).reshape(-1, 2), np.arange(SAMPLES) % 2
+    test = {"test_inputs": inputs[:9], "test_labels": labels[:9]}
+    return {"train_inputs": inputs, "train_labels": labels, **test}
+"""
+OWN_METHOD = """from hpcfed import methods
+from hpcfed.methods import fedavg, option
+
+EXTENDS = fedavg
+
+
+class Options(methods.Options):
+    my_share: float = option(0.5, "a share")
+
+
+def global_row(state):
+    return state.w
+"""
+
+
+@pytest.fixture
+def imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., ModuleType]]:
+    """Write a file and import it, as a program would."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = []
+
+    def write(name: str, text: str) -> ModuleType:
+        (tmp_path / f"{name}.py").write_text(text)
+        names.append(name)
+        return importlib.import_module(name)
+
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_the_network_that_was_handed_in_runs(
+    imported: Callable[..., ModuleType],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Under its file's name, if that says the same; else under a name of its own, and
+    this is told. No run goes on with another network than it began with.
+    """
+    net = imported("handed_net", NET)
+    few = {**SMALL, "rounds": 1, "model": net.Net}
+    run = hpcfed.run(**few, out=tmp_path / "same")
+    assert run.config["model"] == f"{tmp_path / 'handed_net.py'}:Net"
+    assert set(net.MADE) == {net.Net}
+    assert capsys.readouterr().err == ""
+    net.SCALE = 2.0
+    run = hpcfed.run(**few, out=tmp_path / "other")
+    assert run.config["model"] == "notebook:Net"
+    said = capsys.readouterr().err
+    assert "the model that was handed in is not what" in said and said.count("\n") == 1
+    with pytest.raises(hpcfed.UserError, match=r"is not what .* says now; leave"):
+        hpcfed.run(resume=tmp_path / "same", rounds=2, model=net.Net, progress=False)
+    options = {"rounds": 2, "model": net.Net, "progress": False}
+    assert len(hpcfed.run(resume=tmp_path / "other", **options).rounds) == 2
+    net.SCALE = 3.0
+    with pytest.raises(hpcfed.UserError, match="has changed since the run began"):
+        hpcfed.run(resume=tmp_path / "other", **{**options, "rounds": 3})
+    net.SCALE = 0.5
+    options = {"rounds": 2, "model": net.Net, "progress": False}
+    assert len(hpcfed.run(resume=tmp_path / "same", **options).rounds) == 2
+
+
+def test_data_and_methods_that_were_handed_in_run(
+    imported: Callable[..., ModuleType], tmp_path: Path
+) -> None:
+    """And not what their files say after an edit. A comment is none."""
+    data = imported("handed_data", OWN_DATA)
+    method = imported("handed_method", OWN_METHOD)
+    few = {**SMALL, "rounds": 1, "dataset": data.data, "method": method}
+
+    def ran(name: str) -> tuple[str, str, float, float]:
+        run = hpcfed.run(**few, out=tmp_path / name)
+        trained = float(run.rounds["trained_samples"].iloc[0])
+        named = [str(run.config[option]) for option in ("dataset", "method")]
+        return named[0], named[1], trained, run.config["my_share"]
+
+    files = tmp_path / "handed_data.py", tmp_path / "handed_method.py"
+    names = f"{files[0]}:data", f"{files[1]}"
+    first = ran("first")
+    assert first[:2] == names and first[3] == 0.5
+    for file, text in zip(files, (OWN_DATA, OWN_METHOD), strict=True):
+        file.write_text(f"# an edit\n\n{text}")
+    assert ran("commented") == first
+    files[0].write_text(OWN_DATA.replace("40", "80"))
+    files[1].write_text(OWN_METHOD.replace("0.5", "0.7"))
+    assert ran("edited") == ("notebook:data", "notebook:handed_method", *first[2:])
 
 
 def test_data_that_changed_is_read_again(tmp_path: Path) -> None:

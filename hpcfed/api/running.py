@@ -1,7 +1,6 @@
 """One run inside a program or a notebook, which afterwards continues as before."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
@@ -10,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from hpcfed import plugins
+from hpcfed.api.handed_in import name_of
 from hpcfed.api.opened import Run, path_of
 from hpcfed.cli import keyword_settings
 from hpcfed.cli.resume import complete, requeued
@@ -18,8 +18,6 @@ from hpcfed.options import Settings, facts, flag_of
 from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.signals import STOPPED, Stop
-
-OURS = "hpcfed.methods."
 
 
 def run(
@@ -55,42 +53,17 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
             # This may be a run, as in `init` and `resume`.
             named[option] = str(Path(value))
     objects = {name: one.names_code for name, one in facts().items() if one.names_code}
+    resumes = named.get("resume") is not None
     for option, kind in objects.items():
         value = options.get(option)
-        if isinstance(value, ModuleType):
-            named[option] = _module_name(value, kind)
-        elif callable(value):
-            named[option] = _reference(value) or plugins.give(value, kind)
-    if named.get("resume") is not None:
+        if isinstance(value, ModuleType) or callable(value):
+            named[option] = name_of(value, kind, resumes=resumes)
+    if resumes:
         # The record names them; it is enough that they have been passed in.
         for option in objects:
             if not isinstance(options.get(option), str):
                 named.pop(option, None)
     return named
-
-
-def _module_name(module: ModuleType, kind: str) -> str:
-    """Return a run's name for a module: one of our methods, a file, or an object."""
-    if module.__name__.startswith(OURS):
-        return module.__name__.removeprefix(OURS).replace("_", "-")
-    file = getattr(module, "__file__", None) or ""
-    return file if plugins.is_file(file) else plugins.give(module, kind)
-
-
-def _reference(thing: Any) -> str | None:
-    """Return FILE.py:NAME or package.module:NAME for an object that can be imported
-    again; None for one that exists only in this program.
-    """
-    name = getattr(thing, "__qualname__", "")
-    module = sys.modules.get(getattr(thing, "__module__", None) or "")
-    # The main program cannot be imported again: it would run once more.
-    if module is None or module.__name__ == "__main__":
-        return None
-    file = getattr(module, "__file__", None) or ""
-    if getattr(module, name, None) is not thing or not plugins.is_file(file):
-        return None
-    in_package = "." in module.__name__
-    return f"{module.__name__ if in_package else file}:{name}"
 
 
 def _command(values: Mapping[str, Any], path: Path | None) -> tuple[str, ...]:
