@@ -29,6 +29,7 @@ from hpcfed.models.choice import choose
 from hpcfed.models.forward import FunctionalDropout
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
+from hpcfed.models.networks import build
 from hpcfed.models.own import Sample, build_own, check_network
 from hpcfed.models.stacked_layer import Batch
 from hpcfed.options import RunConfig
@@ -491,6 +492,15 @@ def test_a_network_that_cannot_be_is_one_line(
     with pytest.raises(UserError, match=line) as caught:
         build_own(name, IMAGES, 10, options)
     assert "\n" not in str(caught.value)
+
+
+def test_first_weights_follow_from_the_seed_whoever_draws_them() -> None:
+    where = "tests/own/networks.py:Foreign"
+    first, again, other = (
+        build(where, shape=(1, 8, 8), classes=10, seed=seed).a.weight  # type: ignore[union-attr]
+        for seed in (3, 3, 4)
+    )
+    assert torch.equal(first, again) and not torch.equal(first, other)  # type: ignore[arg-type]
 
 
 def test_a_network_that_differs_between_ranks_is_one_line() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcfed.models import MODELS, ConvNet, ResNet18
 from hpcfed.models.own import Sample, build_own, load_builder
-from hpcfed.runtime import randomness
+from hpcfed.runtime import draws, randomness
 
 Shape = tuple[int, ...]
 """A sample's shape: channels, height and width of an image, or a table's features."""
@@ -32,14 +32,14 @@ def build(
     A user's network is tried out on a `sample`, by default an image to classify;
     `options` are its builder's keywords. `onto`: see `build_own`.
     """
-    with torch.random.fork_rng(devices=[]):
-        # torch's own initialisation with its own seed, without changing the global
-        # generator.
-        if name not in MODELS:
-            # Before the seed: lines of a user's file may draw when it is loaded.
+    if name not in MODELS:
+        # Before the seed: lines of a user's file may draw when it is loaded.
+        with torch.random.fork_rng(devices=[]):
             load_builder(name)
-        draw = randomness.generator(seed, "initial weights").integers(2**62)
-        torch.manual_seed(int(draw))
+    draw = int(randomness.generator(seed, "initial weights").integers(2**62))
+    # A user's network may also draw numpy's and Python's numbers.
+    with draws.seeded(draw % 2**32, torch.device("cpu")):
+        torch.manual_seed(draw)
         if name not in MODELS:
             sample = sample or Sample(shape, (classes,))
             return build_own(name, sample, classes, options or {}, onto)

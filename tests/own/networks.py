@@ -303,6 +303,19 @@ class Drawn(Pixels):
         return self.logits(x) * self.table * self.known
 
 
+class Foreign(Pixels):
+    """Draws its weights by numpy and Python."""
+
+    def __init__(self, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> None:
+        super().__init__(shape, classes)
+        drawn = np.random.randn(*self.a.weight.shape)  # noqa: NPY002
+        with torch.no_grad():
+            self.a.weight.copy_(torch.from_numpy(drawn) * random.random())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(x)
+
+
 class Warming(Counting):
     """Decides by its count what it does: one client after another."""
 
