@@ -1,5 +1,6 @@
 """Data that users bring: numbers of any shape, tokens, and what is to be predicted."""
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from hpcfed import cli, plugins
 from hpcfed.data import DatasetInfo, PartitionPlan, Reading, loading
 from hpcfed.data import own as own_data
 from hpcfed.data.arrays import held_out
+from hpcfed.data.brought import notes
 from hpcfed.data.datasets import ArrayDataset, Dataset, Split, SyntheticSize
 from hpcfed.data.own import loaded
 from hpcfed.data.partition import Partition, partition
@@ -282,6 +284,42 @@ def test_what_is_wrong_with_a_file_is_one_line(
     if any(part == words for _, words in BAD_TOKENS):
         whole = both_splits({"inputs": TOKENS})
     assert part in refused(save(tmp_path, whole | change))
+
+
+FROM_ONE = LABELS + 1
+IMAGES = RNG.normal(size=(20, 4, 4))
+NO_ZERO = "labels go up to 3, which makes 4 classes, but no sample has 0; number them"
+REMARKS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "from 1": ({"images": IMAGES, "labels": FROM_ONE}, [NO_ZERO]),
+    "gaps": (
+        {"images": IMAGES, "labels": LABELS * 4},
+        ["makes 9 classes, but no sample has 1 and 5 more"],
+    ),
+    "all": ({"images": IMAGES, "labels": LABELS}, []),
+    "given": ({"images": IMAGES, "labels": FROM_ONE, "classes": 5}, []),
+    "one that only tests have": (
+        {"images": IMAGES, "train_labels": FROM_ONE, "test_labels": LABELS},
+        [],
+    ),
+    "whole numbers": (
+        {"inputs": NUMBERS, "targets": LABELS},
+        ["whole numbers, so they are 3 classes; as floats they are numbers to predict"],
+    ),
+    "named classes": ({"inputs": NUMBERS, "labels": LABELS}, []),
+    "numbers": ({"inputs": NUMBERS, "targets": LABELS * 1.0}, []),
+}
+
+
+@pytest.mark.parametrize("kind", REMARKS)
+def test_what_was_taken_for_classes_is_told(kind: str, tmp_path: Path) -> None:
+    arrays, parts = REMARKS[kind]
+    whole = both_splits(arrays)
+    for array in ("train_labels", "test_labels", "classes"):
+        if array in arrays:
+            whole[array] = arrays[array]
+    told = notes(save(tmp_path, whole), root=None, reading=Reading())
+    assert len(told) == len(parts)
+    assert all(part in line for part, line in zip(parts, told, strict=True))
 
 
 # Natural clients
@@ -957,6 +995,11 @@ def test_a_table_says_itself_what_is_for_testing(tmp_path: Path) -> None:
     assert info(whole).classes == 3
     asked = info(whole, dataset_options='{"task": "regression"}')
     assert (asked.task, asked.classes) == ("regression", 1)
+    (told,) = notes(whole, root=None, reading=Reading())
+    assert "column y holds whole numbers, so they are 3 classes; --data" in told
+    for task in ("classification", "regression"):
+        said = Reading(json.dumps({"task": task}))
+        assert notes(whole, root=None, reading=said) == ()
 
 
 TABLE_MISTAKES = [
@@ -1016,3 +1059,15 @@ def test_a_network_that_was_chosen_is_told(
     cli.main(words)
     told = capsys.readouterr().err
     assert "--model is mlp: for samples of 3; --model takes others" in told
+
+
+def test_classes_that_no_sample_has_are_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = save(tmp_path, both_splits({"images": IMAGES, "labels": FROM_ONE}))
+    started(
+        *("--dataset", name, "--clients", "2", "--partition", "iid", "--seeds", "0,1"),
+        *("--rounds", "1", "--device", "cpu", "--model", "mlp"),
+        *("--out", tmp_path / "run"),
+    )
+    assert capsys.readouterr().err.count(NO_ZERO) == 1

@@ -13,7 +13,7 @@ An .npz file and a user's function hold the same arrays:
 Headers, labels, tokens and owners are checked before anything starts, without torch.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,6 +187,30 @@ def _check_finite(source: Source, array: str, values: np.ndarray) -> None:
     if np.abs(values).max() > LARGEST_VALUE:
         raise source.wrong(
             f"{array} holds values beyond {LARGEST_VALUE:g}; scale them down"
+        )
+
+
+def remarks(source: Source, about: Description) -> Iterator[str]:
+    """Say what was taken for classes, where the user may have meant something else."""
+    if about.task != "classification":
+        return
+    array = f"train_{about.targets}"
+    if (about.inputs, about.targets) == ("inputs", "targets"):
+        yield (
+            f"{source.where}: {array} are whole numbers, so they are "
+            f"{about.classes:,} classes; as floats they are numbers to predict"
+        )
+    # A number of classes that is given counts those that no sample has.
+    if "classes" in source.names():
+        return
+    labels = [source.read(f"{split}_{about.targets}") for split in about.splits]
+    empty = np.setdiff1d(np.arange(about.classes), np.concatenate(labels))
+    if len(empty):
+        more = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
+        yield (
+            f"{source.where}: {array} go up to {about.classes - 1}, which makes "
+            f"{about.classes:,} classes, but no sample has {empty[0]}{more}; number them "
+            "0, 1, 2, …, or give `classes`"
         )
 
 

@@ -24,6 +24,7 @@ from hpcfed.data.arrays import (
     check_values,
     find,
     read_all,
+    remarks,
     version,
     with_owned_test,
 )
@@ -85,7 +86,7 @@ def read(name: str, *, root: Path | None, reading: Reading) -> dict[str, np.ndar
 def notes(name: str, *, root: Path | None, reading: Reading) -> tuple[str, ...]:
     """Return what was cut, left out or chosen while the data was read."""
     with _opened(name, root, _plain(reading)) as source:
-        return source.notes
+        return *source.notes, *remarks(source, about(name, root=root, reading=reading))
 
 
 def texts(name: str, *, root: Path | None, reading: Reading) -> InMemory:

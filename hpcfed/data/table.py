@@ -80,12 +80,13 @@ def read_table(path: Path, options: str) -> InMemory:
     table = _read(path)
     roles = _roles(table, json.loads(options))
     inputs = _inputs(table, roles)
-    arrays = _targets(table, roles)
+    arrays, told = _targets(table, roles)
     arrays["inputs"] = inputs
     if roles.client:
         _check_filled(table, roles.client)
         arrays["clients"] = np.array(table.column(roles.client))
-    return InMemory(str(path), _split(table, roles, arrays), whole="the table")
+    parts = _split(table, roles, arrays)
+    return InMemory(str(path), parts, whole="the table", notes=told)
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,10 @@ def _inputs(table: _Table, roles: _Roles) -> np.ndarray:
     return np.concatenate(features, axis=1)
 
 
-def _targets(table: _Table, roles: _Roles) -> dict[str, np.ndarray]:
-    """Return classes, numbered in their order, or numbers to predict."""
+def _targets(
+    table: _Table, roles: _Roles
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Return classes in their order or numbers to predict, and what was presumed."""
     numbers = _numbers(table, roles.target)
     if roles.task == "regression" and numbers is None:
         raise UserError(
@@ -226,10 +229,18 @@ def _targets(table: _Table, roles: _Roles) -> dict[str, np.ndarray]:
     whole = numbers is None or bool((numbers == np.round(numbers)).all())
     if roles.task == "regression" or (roles.task is None and not whole):
         assert numbers is not None
-        return {"targets": numbers}
+        return {"targets": numbers}, ()
     values = np.array(table.column(roles.target)) if numbers is None else numbers
     classes, labels = np.unique(values, return_inverse=True)
-    return {"labels": labels.astype(np.int64), "classes": np.array(len(classes))}
+    told: tuple[str, ...] = ()
+    if roles.task is None and numbers is not None:
+        told = (
+            f"{table.path}: column {roles.target} holds whole numbers, so they are "
+            f'{len(classes):,} classes; --dataset-options \'{{"task": "regression"}}\' '
+            "predicts them as numbers",
+        )
+    found = {"labels": labels.astype(np.int64), "classes": np.array(len(classes))}
+    return found, told
 
 
 def _numbers(table: _Table, name: str) -> np.ndarray | None:
