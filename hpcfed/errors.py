@@ -5,11 +5,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 GRACE = 2.0
 """Seconds for the root to print a mistake before the launcher ends the job."""
+LONGEST_VALUE = 200
+"""Characters of a value that a message still shows."""
 
 
 class UserError(Exception):
@@ -123,6 +125,20 @@ def one_line(error: BaseException) -> str:
 def count(number: int, noun: str) -> str:
     """Return `1 rank` or `2 ranks`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def shown(value: object) -> str:
+    """Return a value as Python writes it, in one line; arrays are told by their shape."""
+    if isinstance(value, Mapping):
+        items = [f"{name!r}: {shown(item)}" for name, item in value.items()]
+        return f"{{{', '.join(items)}}}"
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"{type(value).__name__} of shape {list(shape)}"
+    text = repr(value)
+    if isinstance(value, str) or ("\n" not in text and len(text) <= LONGEST_VALUE):
+        return text
+    return f"an object of class {type(value).__name__}"
 
 
 def shortened(text: str) -> str:

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from hpcfed.errors import UserError, did_you_mean, one_line
+from hpcfed.errors import UserError, did_you_mean, one_line, shown
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _FILE = "hpcfed_file_"
@@ -112,12 +112,8 @@ def give(thing: Any, kind: str, source: str | None = None) -> str:
     """
     name = getattr(thing, "__name__", "").rpartition(".")[2]
     if not name.isidentifier():
-        # The repr of a module takes many lines.
-        what = repr(thing)
-        if "\n" in what:
-            what = f"an object of class {type(thing).__name__}"
         raise UserError(
-            f"{kind}: {what} has no name to record; give a class, or a function "
+            f"{kind}: {shown(thing)} has no name to record; give a class, or a function "
             "that is made by def"
         )
     _given.setdefault(name, {})[kind] = thing

@@ -364,6 +364,17 @@ def test_data_and_methods_that_were_handed_in_run(
     assert ran("edited") == ("notebook:data", "notebook:handed_method", *first[2:])
 
 
+@pytest.mark.parametrize("option", ["dataset", "alpha", "dataset_options"])
+def test_arrays_are_told_by_their_shapes(option: str) -> None:
+    arrays = {"train_inputs": np.zeros((40, 4)), "train_labels": torch.zeros(40)}
+    with pytest.raises(hpcfed.UserError) as told:
+        hpcfed.run(**SMALL, **{option: arrays})
+    line = str(told.value)
+    assert "ndarray of shape [40, 4], 'train_labels': Tensor of shape [40]}" in line
+    assert "\n" not in line and "0., 0." not in line
+    assert ("has no name to record; give" in line) == (option == "dataset")
+
+
 def test_data_that_changed_is_read_again(tmp_path: Path) -> None:
     """A function whose surroundings changed is called again, and a table read again. A
     network may have the name of the data.

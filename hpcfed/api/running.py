@@ -56,7 +56,7 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
     resumes = named.get("resume") is not None
     for option, kind in objects.items():
         value = options.get(option)
-        if isinstance(value, ModuleType) or callable(value):
+        if isinstance(value, ModuleType) or callable(value) or _is_data(value):
             named[option] = name_of(value, kind, resumes=resumes)
     if resumes:
         # The record names them; it is enough that they have been passed in.
@@ -64,6 +64,11 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(options.get(option), str):
                 named.pop(option, None)
     return named
+
+
+def _is_data(value: object) -> bool:
+    """Tell whether a value is arrays or samples: only a function of them has a name."""
+    return hasattr(value, "__len__") and not isinstance(value, str)
 
 
 def _command(values: Mapping[str, Any], path: Path | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from hpcfed import methods, plugins
 from hpcfed.cli.parser import CommandParser
 from hpcfed.cli.resume import resumed
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, shown
 from hpcfed.options import (
     GROUPS,
     Settings,
@@ -208,7 +208,7 @@ def keyword_settings(options: Mapping[str, Any], path: Path | None = None) -> Se
     from_file = {} if path is None else read_toml(path)
     sources = {name: f"{path}: {name}" for name in from_file}
     for name, value in given.items():
-        sources[name] = f"{name}={value!r}"
+        sources[name] = f"{name}={shown(value)}"
     values = {**from_file, **given}
     method_options = methods.load(method_of(values)).Options
     return resolve(values, sources, method_options, ranks=launched().size)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, shown
 from hpcfed.options.adapters import adapter_choices
 from hpcfed.options.data import text_choices
 from hpcfed.options.declare import Choice, Facts, OptionGroup
@@ -262,8 +262,8 @@ def _refusal(
     kind = NUMBERS.get(error["type"])
     if kind is not None:
         # A flag's source shows the value already.
-        shown = source.endswith(f" {error['input']}")
-        got = "" if shown else f", got {error['input']!r}"
+        told = source.endswith(f" {error['input']}")
+        got = "" if told else f", got {shown(error['input'])}"
         return UserError(f"{source}: must be {kind}{got}")
     if error["type"] == "string_pattern_mismatch":
         # The default shows the pattern better than a regular expression does.
@@ -271,4 +271,4 @@ def _refusal(
     else:
         message = error["msg"].replace("Input should be", "must be")
         message = message.replace("Value error, ", "")
-    return UserError(f"{source}: {message}, got {error['input']!r}")
+    return UserError(f"{source}: {message}, got {shown(error['input'])}")
