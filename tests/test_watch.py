@@ -4,6 +4,7 @@ pace of a run.
 
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -23,12 +24,13 @@ from hpcfed.analysis.render.watch.looking import SILENT, Looker, StudyLooker
 from hpcfed.errors import UserError
 from hpcfed.experiment.failures import Reporting
 from hpcfed.experiment.progress import RunProgress, showing_life
-from hpcfed.results.claim import claimed
-from hpcfed.results.folder import LEARNING, PLAN, SIGN, check_out, empty
+from hpcfed.results.claim import claimed, hold
+from hpcfed.results.folder import LEARNING, PLAN, SIGN, STUDY_CLAIM, check_out, empty
 from hpcfed.results.pace import pace, rest
 from hpcfed.results.results import ResultsWriter
 from hpcfed.results.signs import LearningSign, RunSign, leave_sign, read_sign
 from hpcfed.results.stored import read_run
+from hpcfed.results.study import write_listing
 from hpcfed.runtime.timer import PHASES, Timer
 from hpcfed.server.progress import ProgressLines, leaving_signs
 from hpcfed.words import duration
@@ -401,6 +403,40 @@ def test_a_study_that_was_stopped_is_over(tmp_path: Path, words: Words) -> None:
     said = words(out, code=1)
     assert "0 of 2 complete, 1 stopped, 1 waiting" in said
     assert "start the study again to go on" in said
+
+
+@pytest.mark.parametrize("begun_already", [False, True])
+def test_a_study_without_its_process_is_over(
+    begun_already: bool, tmp_path: Path, words: Words
+) -> None:
+    """Interrupted between two trials, or before the first round of one; not while a
+    process of it is at work, nor if another machine or jobs of Slurm run it.
+    """
+    out = tmp_path / "out"
+    study(out, "now", "next")
+    log = out / "points/now/repeat-0.log"
+    log.parent.mkdir(parents=True)
+    if begun_already:
+        log.touch()
+    for host in ("", "elsewhere"):
+        write_listing(out, "a sweep", ["now/repeat-0", "next/repeat-0"], host=host)
+        assert StudyLooker().look(out).status == "running"
+    here = socket.gethostname()
+    write_listing(out, "a sweep", ["now/repeat-0", "next/repeat-0"], host=here)
+    with claimed(out, STUDY_CLAIM):
+        assert StudyLooker().look(out).status == "running"
+    if begun_already:
+        with open(log, "a") as file:
+            hold(file.fileno())
+            assert StudyLooker().look(out).status == "running"
+    (out / STUDY_CLAIM).touch()  # as if it had been killed
+    view = StudyLooker().look(out)
+    assert (view.status, view.over) == ("stopped", True)
+    counts = "0 of 2 complete, 2 waiting"
+    if begun_already:
+        counts = "0 of 2 complete, 1 stopped, 1 waiting"
+    said = words(out, code=1)
+    assert counts in said and "start the study again to go on" in said
 
 
 def test_a_plan_leads_nowhere_else(tmp_path: Path) -> None:

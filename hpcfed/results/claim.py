@@ -8,10 +8,11 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
 from hpcfed.errors import UserError
-from hpcfed.results.folder import CLAIM, JOB, STUDY_CLAIM
+from hpcfed.results.folder import CLAIM, JOB, POINTS, STACKS, STUDY_CLAIM
 from hpcfed.results.publish import publish
 
 LONGEST = 1000
@@ -65,6 +66,17 @@ def _locked(path: Path) -> int:
 def is_abandoned(folder: Path) -> bool:
     """Tell whether no process here holds a folder's claim: its run was killed."""
     return _is_locked(folder / CLAIM) is False
+
+
+def is_study_abandoned(out: Path) -> bool:
+    """Tell whether no process here runs the study in a folder: it ended or was killed.
+    Runs that outlived it hold their logs.
+    """
+    claim = out / STUDY_CLAIM
+    if claim.exists() and _is_locked(claim) is not False:
+        return False
+    logs = chain(out.glob(f"{POINTS}/*/*.log"), out.glob(f"{STACKS}/*.log"))
+    return not any(map(is_held, logs))
 
 
 def hold(descriptor: int) -> None:

@@ -95,11 +95,15 @@ class Listing:
 
     title: str
     trials: list[str]
+    host: str = ""
+    """The machine whose process runs them, one after the other; empty: jobs do."""
 
 
-def write_listing(out: Path, title: str, trials: Sequence[str]) -> None:
+def write_listing(
+    out: Path, title: str, trials: Sequence[str], *, host: str = ""
+) -> None:
     """Write the names of the trials that will run."""
-    content = {"title": title, "trials": list(trials)}
+    content = asdict(Listing(title, list(trials), host))
     with writing(out / PLAN):
         publish(json.dumps(content, indent=1).encode(), out / PLAN)
 
@@ -112,7 +116,7 @@ def read_listing(folder: Path) -> Listing:
     except (OSError, ValueError):
         return Listing("", _begun(folder))
     safe = [name for name in listing.trials if fullmatch(_TRIAL, name)]
-    return Listing(listing.title, safe)
+    return replace(listing, trials=safe)
 
 
 def _begun(folder: Path) -> list[str]:

@@ -5,6 +5,7 @@ or gather what has run.
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -73,7 +74,7 @@ def run_study(order: StudyOrder) -> int:
     """Run the chosen trials here, and gather all; return how many failed."""
     _make(order.out)
     with _claimed(order.out):
-        _write_listing(order)
+        _write_listing(order, host=socket.gethostname())
         failed = execute.run_trials(order)
     say(_closing(failed, order))
     return failed
@@ -171,9 +172,9 @@ def _sbatch(words: Sequence[str], *, dry_run: bool) -> str | None:
     return answer.stdout.strip().partition(";")[0]
 
 
-def _write_listing(order: StudyOrder) -> None:
+def _write_listing(order: StudyOrder, *, host: str = "") -> None:
     names = [str(trial) for trial in order.trials]
-    write_listing(order.out, order.study.title, names)
+    write_listing(order.out, order.study.title, names, host=host)
 
 
 def _make(out: Path) -> None:

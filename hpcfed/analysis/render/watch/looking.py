@@ -5,6 +5,7 @@ machine.
 has changed. The signs of life beside it say what the run is doing in between.
 """
 
+import socket
 import time
 from dataclasses import dataclass, replace
 from math import isnan, nan
@@ -15,7 +16,7 @@ import numpy as np
 
 from hpcfed.errors import UserError
 from hpcfed.options.metrics import HEADLINES
-from hpcfed.results.claim import is_abandoned
+from hpcfed.results.claim import is_abandoned, is_study_abandoned
 from hpcfed.results.folder import (
     LEARNING,
     PLAN,
@@ -249,6 +250,8 @@ class TrialView:
     outcome: Outcome
     run: RunView | None = None
     """What it has recorded, if that was read."""
+    abandoned: bool = False
+    """Whether the study's process is gone."""
 
     @property
     def status(self) -> str:
@@ -257,6 +260,8 @@ class TrialView:
             return self.outcome.status
         if self.run is None:
             return "waiting"
+        if self.abandoned and self.run.status == "starting":
+            return "stopped"
         # One that goes on says so within seconds.
         ended = self.run.status in ("stopped", "interrupted")
         return "stopped" if ended and self.run.age > SILENT else "running"
@@ -269,6 +274,8 @@ class StudyView:
     folder: Path
     title: str
     trials: tuple[TrialView, ...]
+    abandoned: bool = False
+    """Whether its process is gone, so that nothing will start what still waits."""
 
     def of_status(self, status: str) -> list[TrialView]:
         """Return the trials of a status, in the study's order."""
@@ -289,14 +296,16 @@ class StudyView:
         """Whether every trial has ended, or the study was stopped."""
         if self.of_status("running"):
             return False
-        return bool(self.of_status("stopped")) or not self.of_status("waiting")
+        waits = self.of_status("waiting") and not self.abandoned
+        return bool(self.of_status("stopped")) or not waits
 
     @property
     def status(self) -> str:
         if not self.over:
             return "running"
-        ends = ("stopped", "failed")
-        return next((status for status in ends if self.of_status(status)), "complete")
+        if self.of_status("stopped") or self.of_status("waiting"):
+            return "stopped"
+        return "failed" if self.of_status("failed") else "complete"
 
     @property
     def left(self) -> float:
@@ -329,13 +338,18 @@ class StudyLooker:
     def look(self, folder: Path) -> StudyView:
         """Look at the folder of a study."""
         listing = read_listing(folder)
-        trials = [self._look_at(folder, name) for name in listing.trials]
+        # Before the trials: an outcome may be written meanwhile. On another machine
+        # locks may not be seen.
+        gone = listing.host == socket.gethostname() and is_study_abandoned(folder)
+        trials = []
+        for name in listing.trials:
+            trials.append(replace(self._look_at(folder, name), abandoned=gone))
         ended = [trial for trial in trials if trial.status == "complete"]
         shown = {trial.name for trial in sorted(ended, key=_ended_at)[-SHOWN:]}
         for number, trial in enumerate(trials):
             if trial.name in shown and trial.run is None:
                 trials[number] = self._with_run(trial)
-        return StudyView(folder, listing.title, tuple(trials))
+        return StudyView(folder, listing.title, tuple(trials), gone)
 
     def _look_at(self, folder: Path, name: str) -> TrialView:
         if name in self._ended:
