@@ -5,9 +5,12 @@ pace of a run.
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,6 +181,23 @@ def test_the_end_of_a_watcher_is_not_the_runs(
         watching, "time", SimpleNamespace(**vars(time) | {"sleep": interrupt})
     )
     assert "which goes on undisturbed" in words(tmp_path)
+
+
+def test_a_reader_that_leaves_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `hpcfed watch DIR --once | head -1`."""
+    add_round(begun(tmp_path / "run"), 0)
+    read, write = os.pipe()
+    os.close(read)
+    closed = open(write, "w")  # noqa: SIM115 closed below
+    monkeypatch.setattr(sys, "stdout", closed)
+    monkeypatch.setattr(sys, "stderr", StringIO())
+    with pytest.raises(SystemExit) as left:
+        cli.main(["watch", str(tmp_path / "run"), "--once"])
+    assert left.value.code == 0
+    with suppress(BrokenPipeError):
+        closed.close()
 
 
 def test_a_folder_is_waited_for_and_a_strange_one_refused(

@@ -42,8 +42,7 @@ def command(arguments: list[str]) -> None:
     parser.set_defaults(every=10.0)
     options = parser.parse_args(arguments)
     # Late: most command lines read no HDF5.
-    from rich.console import Console
-
+    from hpcfed.analysis.render.console import Piped
     from hpcfed.analysis.render.watch import watch
 
     code = watch(
@@ -51,7 +50,7 @@ def command(arguments: list[str]) -> None:
         once=options.once,
         wait=options.wait,
         every=options.every,
-        console=Console(),
+        console=Piped(),
     )
     if code:
         sys.exit(code)

@@ -16,9 +16,16 @@ MOST_LETTERS = 4000
 """Most letters of a table's line; longer ones are cut."""
 
 
-class Output(Console):
+class Piped(Console):
+    """A console whose reader may leave, as in `| head`: that is not an error."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # handled by the command line; rich would exit with 1
+
+
+class Output(Piped):
     """A console that prints tables at full width, because a narrow terminal would cut
-    digits off numbers. `| head` is not an error.
+    digits off numbers.
     """
 
     def __init__(self) -> None:
@@ -27,9 +34,6 @@ class Output(Console):
         super().__init__(force_terminal=None if launched().alone else False)
         # Lines wrap at the terminal's edge, so no digit is lost.
         self.width = max(self.width, WIDEST)
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # handled by the command line; rich would exit with 1
 
 
 def say(console: Console, *lines: str) -> None:
