@@ -3,6 +3,7 @@ they say nothing of it where a run has none.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,20 @@ def test_show_tells_when_seeds_reached_the_target(tmp_path: Path) -> None:
     assert "virtual time" in caught.get()
     assert rows["seed 1"][-5:] == ["6", "h", "0", "min", "3"]
     assert rows["mean ±"][-7:-3] == ["4", "h", "30", "min"]
+
+
+def test_seeds_of_the_same_length_have_one_status(tmp_path: Path) -> None:
+    console = Console(width=200)
+    with console.capture() as caught:
+        show_seeds([four_rounds(), four_rounds(seed=1)], tmp_path, console)
+    assert caught.get().count("status: ") == 1 and "fewer seeds" not in caught.get()
+
+
+def test_a_page_warns_of_any_seed_that_is_not_complete() -> None:
+    seeds = [four_rounds(), replace(four_rounds(seed=1), status="failed", error="no")]
+    (group,) = groups([Process(tuple(seeds), 1, "run")])
+    *_, last = run_content(group, Found()).warnings
+    assert last.startswith("seed 1: status: failed") and last.endswith(": no")
 
 
 def test_curves_are_means_where_all_seeds_have_a_value() -> None:

@@ -10,13 +10,14 @@ import pytest
 from rich.console import Console
 
 from hpcfed import cli
-from hpcfed.analysis.render.show import show
+from hpcfed.analysis.render.show import show, show_seeds
+from hpcfed.analysis.run_findings import read_files
 from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.loop import Patience, judged_figure
 from hpcfed.experiment.run import run, run_setup
 from hpcfed.results.stored import read_run, read_seeds
 from tests.federations import assembled
-from tests.runs import flags, mistake, same, started
+from tests.runs import flags, mistake, one_reading, same, started
 from tests.stopped_run import StopAfter
 
 IDLE: dict[str, Any] = {
@@ -141,15 +142,30 @@ def test_seeds_that_ended_apart_are_made_longer_by_themselves(
 
 
 def test_seeds_stop_by_themselves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Each has a status of its own, and the machine is told of until the last ends."""
+    monkeypatch.setattr("hpcfed.experiment.run.sampling", one_reading)
     words = flags(clients=3, rounds=30, participation=0.4, early_stop=1, lr=0.1)
     # Whether a round is better may hang on one image, and in float32 on a rounding.
     words += ["--precision", "fp64"]
     together = started(*words, "--seeds", "0..2", "--out", tmp_path / "together")
     said = capsys.readouterr().err
-    rounds = [record.rounds_done for record in read_seeds(together)]
+    records = read_seeds(together)
+    rounds = [record.rounds_done for record in records]
     assert len(set(rounds)) > 1 and max(rounds) < 30
+    text = io.StringIO()
+    show_seeds(records, together, Console(file=text, width=300))
+    for seed, done in enumerate(rounds):
+        assert f"seed {seed}: status: complete, {done} of 30 rounds" in text.getvalue()
+    fewer = f"From round {min(rounds) + 1} to {max(rounds)} fewer seeds advanced."
+    assert fewer in text.getvalue()
+    shortest_first = sorted(records, key=lambda record: record.rounds_done)
+    telemetry = read_files(shortest_first).details.telemetry
+    assert telemetry is not None
+    assert telemetry.moments["rounds"][-1] == max(rounds)
     assert said.count("has stopped early in round") == 3
     words += ["--seed", "1", "--out", str(tmp_path / "alone")]
     assert read_run(started(*words)).rounds_done == rounds[1]

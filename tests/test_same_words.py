@@ -92,7 +92,7 @@ def test_terminal_page_and_json_say_the_same(
     page.feed((tmp_path / "page.html").read_text())
 
     runs = read_seeds(folder) if seeds else [read_run(folder)]
-    found = run_findings(runs, read_files(runs[0]))
+    found = run_findings(runs, read_files(runs))
     shown = {section for section, tables in found.items() if tables}
     needed = {"accuracy", "clients", "classes", "time", "costs", "machine"}
     assert shown == (needed if seeds else needed | {"virtual-time", "privacy"})

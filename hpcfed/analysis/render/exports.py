@@ -106,8 +106,8 @@ def telemetry_csv_text(every: Sequence[Group]) -> str:
     lines: list[list[Any]] = [["source", *MOMENTS, "of", "name", *FIGURES]]
     for _, process, run in _runs(every):
         telemetry = None
-        if run is process.runs[0] and (run.folder / RECORD).is_file():
-            telemetry = read_files(run).details.telemetry
+        if run is process.timed and (run.folder / RECORD).is_file():
+            telemetry = read_files([run]).details.telemetry
         if telemetry is None:
             continue
         when = np.stack([telemetry.moments[name] for name in MOMENTS], axis=1)

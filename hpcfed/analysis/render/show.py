@@ -44,6 +44,15 @@ def status(record: RunRecord) -> str:
     return f"{line}: {record.error}" if record.error else line
 
 
+def statuses(records: Sequence[RunRecord]) -> list[str]:
+    """Return the status that all seeds have, as usual; else that of each by its seed."""
+    lines = [status(record) for record in records]
+    if len(set(lines)) == 1:
+        return lines[:1]
+    seeds = [record.facts["seed"] for record in records]
+    return [f"seed {seed}: {line}" for seed, line in zip(seeds, lines, strict=True)]
+
+
 def _lost_patience(record: RunRecord) -> bool:
     """Tell whether a run ended early because it no longer improved. Only that and
     reaching the target complete a run early.
@@ -83,8 +92,7 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
     """Print several seeds of a run in `folder`."""
     seeds = count(len(records), "seed")
     say(console, f"{title(records[0])}, {seeds} at once")
-    # Seeds usually have the same status: then it is printed once.
-    say(console, *dict.fromkeys(map(status, records)))
+    say(console, *statuses(records))
     _print_findings(records, console)
     say(console, "")
     if len(records) > 1:
@@ -96,15 +104,19 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
 
 
 def of_first(records: Sequence[RunRecord]) -> str:
-    """Say which tables describe a single seed."""
-    return (
+    """Say which tables describe a single seed, and where fewer than all advanced."""
+    line = (
         "Time, memory and energy are those of all seeds at once. Classes, traffic and "
         f"other costs are those of seed {records[0].facts['seed']}."
     )
+    done = sorted(record.rounds_done for record in records)
+    if done[0] < done[-1]:
+        line += f" From round {done[0] + 1} to {done[-1]} fewer seeds advanced."
+    return line
 
 
 def _print_findings(records: Sequence[RunRecord], console: Console) -> None:
-    files = read_files(records[0])
+    files = read_files(records)
     found = run_findings(records, files)
     if found:
         console.print()
@@ -117,5 +129,5 @@ def shown_json(records: Sequence[RunRecord], *, seeds: bool) -> dict[str, Any]:
     """Return a run or its seeds as JSON values: everything recorded, and the tables."""
     summaries = [run_summary(record) for record in records]
     content = {"seeds": summaries} if seeds else summaries[0]
-    found = run_findings(records, read_files(records[0]))
+    found = run_findings(records, read_files(records))
     return {**content, "tables": as_json(found)}

@@ -5,14 +5,13 @@ same in the same words.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hpcfed.analysis.findings import Table
 from hpcfed.analysis.run_findings import costs, depths, learning, machine
 from hpcfed.analysis.run_findings.costs import Times
 from hpcfed.analysis.run_findings.learning import Runs
 from hpcfed.errors import UserError
-from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import RunDetails, longest, read_clock, read_details
 
 Findings = Mapping[str, Sequence[Table]]
@@ -29,13 +28,19 @@ class RunFiles:
     """Why some of it could not be read."""
 
 
-def read_files(record: RunRecord) -> RunFiles:
-    """Read the files that belong to a record, as far as they are readable."""
+def read_files(runs: Runs) -> RunFiles:
+    """Read the files that belong to a run, as far as they are readable; with several
+    seeds, those of the first, and what the machine did until the last has ended.
+    """
+    first, timed = runs[0], longest(runs)
     times: Times = {}
     try:
-        details = read_details(record.folder)
-        if record.has_clock:
-            times = read_clock(record.folder, record.rounds_done)
+        details = read_details(first.folder)
+        if timed is not first:
+            telemetry = read_details(timed.folder).telemetry
+            details = replace(details, telemetry=telemetry)
+        if first.has_clock:
+            times = read_clock(first.folder, first.rounds_done)
     except UserError as error:
         return RunFiles(problem=str(error))
     return RunFiles(details, times)
@@ -61,7 +66,7 @@ def run_findings(runs: Runs, files: RunFiles) -> Findings:
         "server": list(costs.of_server(first)),
         "depths": list(depths.of_depths(runs)),
         "costs": [costs.of_costs(first, timed)],
-        "machine": list(machine.of_machine(first, files.details.telemetry)),
+        "machine": list(machine.of_machine(timed, files.details.telemetry)),
     }
 
 

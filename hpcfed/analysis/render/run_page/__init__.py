@@ -17,7 +17,7 @@ from hpcfed.analysis.render.run_page import costs, learning
 from hpcfed.analysis.render.run_page.machine import machine
 from hpcfed.analysis.render.run_page.profile import operators, profile
 from hpcfed.analysis.render.sections import origin
-from hpcfed.analysis.render.show import of_first, status, title
+from hpcfed.analysis.render.show import of_first, statuses, title
 from hpcfed.analysis.run_findings import read_files, run_findings
 from hpcfed.analysis.run_findings.learning import last_of_clients, worst_tenth
 from hpcfed.errors import UserError, count
@@ -41,11 +41,11 @@ def is_one_run(every: list[Group], found: Found) -> bool:
 def run_content(group: Group, found: Found) -> Content:
     """Return the content of a run's page."""
     first = group.first
-    files = read_files(first)
+    files = read_files(group.seeds)
     problems = [*found.unread, *([files.problem] if files.problem else [])]
     warnings = [f"left out: {line}" for line in problems]
-    if first.status != "complete":
-        warnings.append(status(first))
+    if any(run.status != "complete" for run in group.seeds):
+        warnings += statuses(group.seeds)
     made = []
     try:
         profiled = read_profile(first.folder)
