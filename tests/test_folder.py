@@ -797,3 +797,27 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr(os, "fsync", fsync)
     return found
+
+
+@pytest.mark.parametrize(
+    ("words", "link"),
+    [
+        ("run --model mlp --rounds 1 --out gone", "--out gone"),
+        ("run --model mlp --rounds 1 --out gone/below", "--out gone/below: gone"),
+        ("study quick --out gone", "--out gone"),
+        ("doctor --out gone", "--out gone"),
+        ("report quick --figures gone", "--figures gone"),
+        ("examples gone", "examples gone"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_one_line(
+    words: str,
+    link: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gone").symlink_to("nowhere/at/all")
+    leads = "is a link to nowhere/at/all, which does not exist; make that folder, or"
+    assert f"hpcfed: {link} {leads} name another" in mistake(capsys, *words.split())

@@ -6,6 +6,7 @@ from pathlib import Path
 from hpcfed import shipped
 from hpcfed.cli.parser import CommandParser
 from hpcfed.errors import UserError, count, say
+from hpcfed.results.publish import check_folder
 
 SUMMARY = "examples, ready studies and Slurm scripts, to read or to copy"
 EXAMPLES = """\
@@ -51,6 +52,7 @@ def _is_example(path: Path) -> bool:
 
 def _copy(folder: Path) -> None:
     """Copy files that are missing; say which existing ones were kept."""
+    check_folder("examples", folder)
     files = shipped.files_below(shipped.top())
     kept = []
     for path in files:

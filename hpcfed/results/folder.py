@@ -15,7 +15,12 @@ from re import fullmatch
 
 from hpcfed.errors import UserError
 from hpcfed.options.run import seed_folder
-from hpcfed.results.publish import check_no_result, check_target, write_plain
+from hpcfed.results.publish import (
+    check_folder,
+    check_no_result,
+    check_target,
+    write_plain,
+)
 from hpcfed.results.safe import check_answers
 
 RUNS = Path("runs")
@@ -107,11 +112,8 @@ def runs(folder: Path) -> list[Path]:
 
 def records(folder: Path) -> list[Path]:
     """Return the records of all runs in a folder, if they exist."""
-    found = []
-    for run in (folder, *seed_folders(folder)):
-        if (run / RECORD).is_file():
-            found.append(run / RECORD)
-    return found
+    folders = (folder, *seed_folders(folder))
+    return [run / RECORD for run in folders if (run / RECORD).is_file()]
 
 
 def folders_with_runs(folder: Path) -> list[Path]:
@@ -305,10 +307,9 @@ def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
     """
     # Old checkpoints are removed as whole folders, including any run inside them.
     _check_free("--out", out)
+    check_folder("--out", out)
     if not out.exists():
         return
-    if not out.is_dir():
-        raise UserError(f"--out {out} is a file; name a folder")
     check_plain(out)
     holds_record = any((run / RECORD).exists() for run in runs(out))
     if holds_record:

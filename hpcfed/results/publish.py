@@ -46,13 +46,20 @@ def check_target(option: str, path: Path) -> None:
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that cannot be made, since it or one above it is a file."""
+    """Refuse a folder that cannot be made, since it or one above it is a file, or a link
+    that leads nowhere.
+    """
     for path in (folder, *folder.parents):
         if path.is_dir():
             return
+        where = "" if path == folder else f": {path}"
         if path.exists():
-            where = "" if path == folder else f": {path}"
             raise UserError(f"{option} {folder}{where} is a file; name a folder")
+        if path.is_symlink():
+            raise UserError(
+                f"{option} {folder}{where} is a link to {os.readlink(path)}, which does "
+                "not exist; make that folder, or name another"
+            )
 
 
 def check_no_result(option: str, path: Path) -> None:

@@ -19,7 +19,7 @@ from hpcfed import shipped
 from hpcfed.errors import UserError, count, printable, say
 from hpcfed.results.claim import claimed
 from hpcfed.results.folder import POINTS, RUNS, STUDY, STUDY_CLAIM
-from hpcfed.results.publish import check_target, make_durably
+from hpcfed.results.publish import check_folder, check_target, make_durably
 from hpcfed.results.study import read_outcome, write_listing
 from hpcfed.runtime.launcher import launched, launcher
 from hpcfed.studies import execute
@@ -178,6 +178,7 @@ def _write_listing(order: StudyOrder, *, host: str = "") -> None:
 
 
 def _make(out: Path) -> None:
+    check_folder("--out", out)
     try:
         # The folder of trials marks this as a study's folder from the start.
         make_durably(out / POINTS)

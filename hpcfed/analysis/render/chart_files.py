@@ -13,6 +13,7 @@ from hpcfed.analysis.render.charts.themes import PAPER
 from hpcfed.analysis.render.sections.section import Section
 from hpcfed.errors import UserError
 from hpcfed.results.folder import check_export
+from hpcfed.results.publish import check_folder
 
 FORMATS = ("pdf", "svg", "png")
 COLUMN = 3.4
@@ -45,8 +46,7 @@ def check_chart_files(
     formats(kinds)
     if inches is not None and not WIDTHS[0] <= inches <= WIDTHS[1]:
         raise UserError(f"--width {inches:g}: from 1 to 20 inches")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--figures {folder} is a file; name a folder")
+    check_folder("--figures", folder)
     # Whatever the files will be called.
     check_export("--figures", folder / "chart")
 
