@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -697,3 +698,23 @@ def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=pieces.append, flush=list))
     remark("hpcfed: one\ntwo")
     assert [piece for piece in pieces if piece] == ["hpcfed: one\ntwo\n"]
+
+
+@pytest.mark.parametrize(
+    "command", ["list", "--version", "run --help", "show --help", ""]
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_ranks_one_runs_what_is_for_one_process(
+    command: str,
+    rank: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", str(rank))
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_NUM_APP_CTX", "1")
+    monkeypatch.setenv("OMPI_ARGV", f"-m hpcfed {command}".strip())
+    with suppress(SystemExit):
+        cli.main(command.split())
+    said = capsys.readouterr()
+    assert bool(said.out + said.err) == (rank == 0)

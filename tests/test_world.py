@@ -17,7 +17,7 @@ from hpcfed.clients.placement import place
 from hpcfed.errors import UserError
 from hpcfed.runtime import energy, machine, mpi
 from hpcfed.runtime.environment import capture
-from hpcfed.runtime.launcher import Launch, launched
+from hpcfed.runtime.launcher import Launch, is_copy, launched
 from hpcfed.runtime.location import Location, locate, threads_for
 from hpcfed.runtime.process_group import choose_backend, nccl_on_shared_gpus
 from hpcfed.runtime.world import World
@@ -81,6 +81,31 @@ HYDRA = {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
 )
 def test_launchers_are_recognised(variables: dict[str, str], expected: Launch) -> None:
     assert launched(variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("started", "words", "expected"),
+    [
+        ("-m hpcfed show runs/a", "show runs/a", True),
+        ("show runs/a b", "show|runs/a b", True),
+        ("-m hpcfed", "", True),
+        # A script may have given each rank words of its own.
+        ("-c hpcfed show runs/$OMPI_COMM_WORLD_RANK", "show runs/1", False),
+        ("mine.py", "show runs/a", False),
+        ("mine.py", "list", False),
+    ],
+)
+def test_copies_of_one_command_are_recognised(
+    started: str, words: str, expected: bool
+) -> None:
+    ours = words.split("|") if "|" in words else words.split()
+    variables = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    variables |= {"OMPI_ARGV": started, "OMPI_NUM_APP_CTX": "1"}
+    assert is_copy(ours, variables) is expected
+    assert not is_copy(ours, variables | {"OMPI_COMM_WORLD_RANK": "0"})
+    assert not is_copy(ours, variables | {"OMPI_NUM_APP_CTX": "2"})
+    srun = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0"}
+    assert not is_copy(ours, srun)
 
 
 def rank_at(host: str, device: str, cores: tuple[int, ...] = (0, 1)) -> Location:

@@ -27,7 +27,7 @@ from hpcfed.cli import (
 )
 from hpcfed.cli.parser import CommandParser
 from hpcfed.errors import UserError, remark, tell, unknown
-from hpcfed.runtime.launcher import launched, leave, telling_a_good_end
+from hpcfed.runtime.launcher import is_copy, launched, leave, telling_a_good_end
 from hpcfed.version import source
 
 COMMANDS: dict[str, ModuleType] = {
@@ -48,6 +48,8 @@ COMMANDS: dict[str, ModuleType] = {
 """A command's module has SUMMARY, EXAMPLES and a function `command(arguments)`."""
 UNLISTED = {"stack": study.run_stack}
 """Commands that hpcfed starts itself; the help does not list them."""
+ALONE = {"watch", "show", "report", "privacy", "attack", "list", "examples"}
+"""Commands of one process: of several ranks, only the first runs them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         # A locale may lack ← or ö: replace them. Python's stderr already does.
         sys.stdout.reconfigure(errors="replace")
+    if _is_for_one(words) and is_copy(words):
+        return
     try:
         with telling_a_good_end():
             _dispatch(words)
@@ -72,6 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0)
     except OSError as error:
         _fail(error)
+
+
+def _is_for_one(words: Sequence[str]) -> bool:
+    """Tell whether one process is enough for a command, as for any command's help."""
+    name = words[0] if words else "--help"
+    return (
+        name in ALONE or name.startswith("-") or not {"-h", "--help"}.isdisjoint(words)
+    )
 
 
 def _refuse(error: UserError) -> NoReturn:

@@ -73,6 +73,21 @@ def _read(
     return None
 
 
+def is_copy(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether mpirun has started this very command line several times, and this
+    process is not the first of them.
+
+    Only Open MPI says what it has started. Elsewhere a script may have given each rank
+    other words, as in `srun bash -c 'hpcfed show runs/$SLURM_PROCID'`.
+    """
+    ours = " ".join(words).split()
+    started = environment.get("OMPI_ARGV", "").split()
+    same = started[len(started) - len(ours) :] == ours
+    # Several programs in one mpirun have words of their own.
+    one_program = environment.get("OMPI_NUM_APP_CTX") == "1"
+    return same and one_program and launched(environment).rank > 0
+
+
 @contextmanager
 def telling_a_good_end() -> Iterator[None]:
     """Make the root write to the file that ENDED names when the block ends
