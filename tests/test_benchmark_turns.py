@@ -1,5 +1,6 @@
 """`hpcfed benchmark --by-turns`: two programs at the same work, and what is told apart."""
 
+import signal
 import sys
 from math import exp, inf, log, nan, sqrt
 from pathlib import Path
@@ -17,6 +18,7 @@ from hpcfed.benchmark.result import TimedRun
 from hpcfed.benchmark.turns import Installation, program_of, ratios_of
 from hpcfed.errors import UserError
 from hpcfed.results.stored import read_run
+from hpcfed.runtime.signals import STOPPED
 from tests.runs import mistake
 
 TINY = """
@@ -223,6 +225,36 @@ def test_a_program_that_fails_is_one_line(
     assert "a run has failed: ValueError: it broke" in said
     assert "other.log" in said
     assert not (tmp_path / "out/turns.json").exists()
+
+
+def test_a_signal_ends_both_programs_and_says_what_stays(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ours, theirs = (program(tmp_path, tiny, name) for name in ("ours", "theirs"))
+    # In the midst of the first run of the second pair.
+    package = theirs / "hpcfed/__init__.py"
+    text = package.read_text()
+    signals = "if seed: import os; os.kill(os.getppid(), 15); time.sleep(600)"
+    package.write_text(text.replace("    shutil", f"    {signals}\n    shutil"))
+    monkeypatch.setattr(turns, "PACKAGE", ours / "hpcfed")
+    out = tmp_path / "out"
+    words = ["benchmark", str(tiny / "tiny.toml"), "--by-turns", str(theirs)]
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*words, "--runs", "2", "--out", str(out)])
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == STOPPED
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"stopped; the runs in {out} stay, without a verdict; go on with: " in said
+    assert said.endswith("the same command and --overwrite, which begins anew")
+    assert read_run(out / "this-0").status == "complete"
+    assert not (out / "turns.json").exists()
 
 
 def test_a_slower_or_wrong_program_is_told_and_other_work_is_refused(

@@ -8,6 +8,7 @@ hardly prolong it. `benchmarks/harness/noise.py` shows how often this is right.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 from hpcfed.analysis.statistics import CONFIDENCE, Estimate
@@ -30,13 +32,14 @@ from hpcfed.benchmark.result import (
     software_of,
     timed,
 )
-from hpcfed.benchmark.running import Say
+from hpcfed.benchmark.running import ANEW, Say
 from hpcfed.benchmark.verification import Check, check_learning
-from hpcfed.errors import UserError, count, printable
+from hpcfed.errors import UserError, count, printable, remark
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import check_start, read_run
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.machine import load
+from hpcfed.runtime.signals import SIGNALS, STOPPED
 from hpcfed.version import PACKAGE
 from hpcfed.words import interval
 from hpcfed.words import ratio as ratio_text
@@ -136,6 +139,7 @@ def take_turns(
     )
     records: dict[str, list[RunRecord]] = {THIS: [], OTHER: []}
     with ExitStack() as players:
+        players.enter_context(_stopping(out))
         made = {}
         for side, program in programs.items():
             made[side] = players.enter_context(_started(program, out / f"{side}.log"))
@@ -152,6 +156,31 @@ def take_turns(
                 f"pair {seed + 1} of {number}, seed {seed}: {ours:.4g} s, {theirs:.4g} s"
             )
     return judge(benchmark, records[THIS], records[OTHER], before)
+
+
+@contextmanager
+def _stopping(out: Path) -> Iterator[None]:
+    """Let a signal end the block, and say what stays."""
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not disturb the end
+        raise _Heard
+
+    before = {number: signal.signal(number, heard) for number in SIGNALS}
+    try:
+        yield
+    except _Heard:
+        remark(
+            f"hpcfed: stopped; the runs in {out} stay, without a verdict; go on with: {ANEW}"
+        )
+        raise SystemExit(STOPPED) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Heard(BaseException):
+    """A signal has come."""
 
 
 def _folder(out: Path, side: str, seed: int) -> Path:
