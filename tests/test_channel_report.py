@@ -152,6 +152,21 @@ def test_seeds_of_the_same_length_have_one_status(tmp_path: Path) -> None:
     assert caught.get().count("status: ") == 1 and "fewer seeds" not in caught.get()
 
 
+def test_memory_before_a_resume_on_other_ranks_is_not_counted() -> None:
+    """The peaks of those ranks are unknown, as are their phases."""
+    resumed = four_rounds(ranks=2)
+    resumed.phases[:3] = NAN
+    told = shown(resumed)
+    assert "peak memory of a rank, from round 4 on " in told
+    assert "peak memory of a rank, mean, from round 4 on " in told
+    (group,) = grouped(resumed)
+    page = {section.id: section for section in run_content(group, Found()).sections}
+    titles = [chart.title for chart in page["costs"].charts]
+    assert "peak memory of every rank, from round 4 on" in titles
+    told = shown(four_rounds(ranks=2))
+    assert "peak memory of a rank  " in told and ", from round" not in told
+
+
 def test_a_page_warns_of_any_seed_that_is_not_complete() -> None:
     seeds = [four_rounds(), replace(four_rounds(seed=1), status="failed", error="no")]
     (group,) = groups([Process(tuple(seeds), 1, "run")])

@@ -188,10 +188,12 @@ def _costs(record: RunRecord, timed: RunRecord) -> Costs:
         yield "sent by new clients in their rounds", BYTES(sent)
     if not isnan(record.newcomer_bytes):
         yield "sent to a new client to begin with", BYTES(record.newcomer_bytes)
-    yield "peak memory of a rank", BYTES(float(timed.peak_memory.max()))
+    # What other ranks took before a resume says nothing of these.
+    since = f", from round {timed.untimed + 1} on" if timed.untimed else ""
+    yield f"peak memory of a rank{since}", BYTES(float(timed.peak_memory.max()))
     if len(timed.peak_memory) > 1:
         average = float(timed.peak_memory.mean())
-        yield "peak memory of a rank, mean", BYTES(average)
+        yield f"peak memory of a rank, mean{since}", BYTES(average)
     for series in totals:
         if series.unit != "bytes":
             yield from _total(record, series, timed)

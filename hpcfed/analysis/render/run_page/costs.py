@@ -147,6 +147,8 @@ def traffic_and_memory(run: RunRecord) -> Section:
         ranks = [f"rank {rank}" for rank in range(len(peaks))]
         heights = {"peak": peaks.tolist()}
         x, title = "ranks that host clients", "peak memory of every rank"
+        if run.untimed:
+            title += f", from round {run.untimed + 1} on"
         section.charts.append(bars(title, ranks, heights, Axis("MiB"), x))
     section.text.append(
         "Traffic is what the method's own accounting says. Memory is that of the "
