@@ -274,6 +274,25 @@ def test_seeds_are_shown_together_as_far_as_all_have_come(
     ]
 
 
+def test_a_seed_that_has_ended_early_does_not_hold_the_others_up(
+    tmp_path: Path,
+) -> None:
+    """The last accuracies of two and of four rounds are 0.51 and 0.53."""
+    writers = {}
+    for seed, rounds in {3: 4, 11: 2}.items():
+        writers[seed] = begun(tmp_path / f"seed-{seed}", seed=seed, stacked_seeds=2)
+        for round in range(rounds):
+            add_round(writers[seed], round, seconds=1.0)
+    writers[11].finish("complete")
+    view = Looker().look(tmp_path)
+    assert (view.status, view.done, view.left) == ("running", 4, 4.0)
+    np.testing.assert_allclose(view.series("accuracy"), [NAN, 0.51, NAN, 0.53])
+    assert view.last("accuracy") == pytest.approx(0.52)
+    writers[3].finish("complete")
+    view = Looker().look(tmp_path)
+    assert (view.status, view.done) == ("complete", 4)
+
+
 def test_what_the_server_learns_is_shown(tmp_path: Path, words: Words) -> None:
     """Signs are left now and then, and removed at the end."""
     add_round(begun(tmp_path), 0)
@@ -455,8 +474,11 @@ def test_a_study_without_its_process_is_over(
     counts = "0 of 2 complete, 2 waiting"
     if begun_already:
         counts = "0 of 2 complete, 1 stopped, 1 waiting"
-    said = words(out, code=1)
+    said = words(out, "--once", code=1)
     assert counts in said and "start the study again to go on" in said
+    rows = [line.split()[:2] for line in said.splitlines() if "/repeat-0" in line]
+    first = "stopped" if begun_already else "waiting"
+    assert rows == [["now/repeat-0", first], ["next/repeat-0", "waiting"]]
 
 
 def test_a_plan_leads_nowhere_else(tmp_path: Path) -> None:

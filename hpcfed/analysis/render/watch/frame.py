@@ -253,7 +253,7 @@ def _facts(view: RunView) -> Text:
 
 # A study.
 
-MOST_ROWS = {"failed": 8, "complete": SHOWN, "running": 12, "waiting": 4}
+MOST_ROWS = {"failed": 8, "complete": SHOWN, "running": 12, "stopped": 8, "waiting": 4}
 """Most rows of each status, in the order of the table."""
 
 

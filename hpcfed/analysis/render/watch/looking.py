@@ -78,8 +78,12 @@ class RunView:
 
     @property
     def done(self) -> int:
-        """Rounds that all seeds have done; seeds may be a round apart."""
-        return min((record.rounds_done for record in self.records), default=0)
+        """Rounds that all seeds at work have done, which may be a round apart; others
+        have ended early.
+        """
+        rounds = [one.rounds_done for one in self.records if one.status == self.status]
+        ends = max if self.status == "complete" else min
+        return ends(rounds, default=0)
 
     @property
     def metric(self) -> str:
@@ -87,21 +91,24 @@ class RunView:
         return HEADLINES[self.records[0].task]
 
     def series(self, name: str) -> np.ndarray:
-        """Return the mean of a series over seeds, for rounds that all of them have."""
-        columns = []
-        for record in self.records:
-            values = record.rounds.get(name)
-            if values is not None:
-                columns.append(values[: self.done])
-        if not columns:
-            return np.full(self.done, np.nan)
-        return np.mean(columns, axis=0)
+        """Return the mean of a series over the seeds that have a value in a round."""
+        total, known = np.zeros(self.done), np.zeros(self.done)
+        for values in self._values(name):
+            there = ~np.isnan(values)
+            total[: len(values)][there] += values[there]
+            known[: len(values)] += there
+        return np.divide(total, known, out=np.full(self.done, nan), where=known > 0)
+
+    def _values(self, name: str) -> list[np.ndarray]:
+        """Return a series of every seed, which may have ended early."""
+        found = [record.rounds.get(name, np.empty(0)) for record in self.records]
+        return [values[: self.done] for values in found]
 
     def last(self, name: str) -> float:
-        """Return the latest known mean of a series over seeds; NaN without any."""
-        values = self.series(name)
-        known = values[~np.isnan(values)]
-        return float(known[-1]) if len(known) else nan
+        """Return the mean of every seed's latest known value; NaN without any."""
+        known = [values[~np.isnan(values)] for values in self._values(name)]
+        lasts = [float(values[-1]) for values in known if len(values)]
+        return mean(lasts) if lasts else nan
 
     @property
     def pace(self) -> float:
