@@ -239,14 +239,19 @@ def test_objects_are_handed_in(tmp_path: Path) -> None:
     np.testing.assert_array_equal(resumed.rounds["accuracy"], plain.rounds["accuracy"])
 
 
-NET = """import torch
+NET = """import logging
+
+import torch
 from torch import nn
 
+LOG = logging.getLogger(__name__)
 MADE = []
+NAME = __name__
 SCALE = 0.5
 
 
 def scaled(x):
+    LOG.debug(NAME)
     return SCALE * x
 
 

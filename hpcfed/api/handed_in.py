@@ -135,10 +135,11 @@ def _text(value: Any, home: str) -> str:
         return type(value).__name__
     if isinstance(value, ModuleType):
         return value.__name__
-    if isinstance(value, str | bytes | tuple):
+    if isinstance(value, str | bytes | tuple) and value != home:
         return repr(value)
-    # A class has another name once its file is imported by its path.
-    return re.sub(rf"(?<![\w.]){home}\.", "", ADDRESS.sub("", repr(value)))
+    # Its module has another name once the file is imported by its path; so have a class
+    # and a logger there.
+    return re.sub(rf"\b{re.escape(home)}\b", "here", ADDRESS.sub("", repr(value)))
 
 
 def _parts_of_class(owner: Any) -> dict[str, Any]:
