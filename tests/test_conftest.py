@@ -2,6 +2,7 @@
 processes that begin with torch imported.
 """
 
+import gc
 import signal
 import subprocess
 from pathlib import Path
@@ -50,6 +51,11 @@ def test_failures_are_told_at_once_and_leave_no_arithmetic(
     first, *traceback = told.read_text().splitlines()
     assert first == f"FAILED {name}"
     assert any("planted" in line for line in traceback)
+
+
+def test_what_was_imported_is_no_garbage() -> None:
+    """Not to be looked through again and again: torch alone brings 100,000 objects."""
+    assert gc.isenabled() and gc.get_freeze_count() > 100_000
 
 
 def test_a_warm_process_ends_as_its_program_does(tmp_path: Path, warm: Command) -> None:
