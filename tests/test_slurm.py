@@ -206,7 +206,9 @@ def submitted(slurm: Command, folder: Path) -> str:
         ROOT / "slurm/run.sbatch",
         *QUICK[:-4],
     ]
-    words += ["--rounds", ROUNDS, "--evaluate-every", 10, "--out", folder / "run"]
+    # It shall last, and leave the cores to others meanwhile.
+    words += ["--simulate-training", "100ms", "--rounds", ROUNDS]
+    words += ["--evaluate-every", 10, "--out", folder / "run"]
     job = slurm("sbatch", *words)
     assert job.returncode == 0, job.stderr
     for _ in range(600):
