@@ -282,7 +282,9 @@ def test_cells_at_once_are_the_same_cells(
     assert code == 1 and table_of(out) == parallel and len(parallel) > 2
 
 
-def test_a_signal_stops_all_cells_at_work(tmp_path: Path) -> None:
+def test_a_signal_stops_all_cells_at_work(
+    tmp_path: Path, warm: Command, warm_python: str
+) -> None:
     path, out = tmp_path / "study.toml", tmp_path / "out"
     path.write_text(STUDY)
     words = [
@@ -300,7 +302,12 @@ def test_a_signal_stops_all_cells_at_work(tmp_path: Path) -> None:
     ]
     words += ["--set", "rounds=5000"]  # no cell may end before the other has begun
     cells = [out / "digits/4" / name for name in ("fedavg", "fedavg-ft")]
-    command = [sys.executable, "-m", "benchmarks.paper", *map(str, words)]
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import runpy, sys\nsys.executable = {warm_python!r}\n"
+        'runpy.run_module("benchmarks.paper", run_name="__main__", alter_sys=True)\n'
+    )
+    command = warm(program, *words)
     environment = os.environ | {
         "PYTHONPATH": str(BENCHMARKS.parent),
         "OMP_NUM_THREADS": "1",
