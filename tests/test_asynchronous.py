@@ -508,7 +508,7 @@ def test_a_buffer_averages_running_statistics() -> None:
         ("--deadline 3 --partial", "--deadline: method fedbuff waits for no client"),
         ("--devices none", "--devices none, but clients of method fedbuff"),
         ("--concurrency 30", "--concurrency 30, but there are 20 clients"),
-        ("--aggregation median", "method fedbuff takes no mean of uploads"),
+        ("--aggregation median", "method fedbuff takes no mean of all uploads"),
         ("--staleness-b 2", "--staleness-b changes nothing without --staleness hinge"),
         ("--staleness constant --staleness-a 2", "--staleness-a changes nothing"),
     ],

@@ -693,11 +693,11 @@ def test_an_attack_has_its_phase_and_hurts_and_a_defence_helps(tmp_path: Path) -
         ),
         (
             "--aggregation median --method local",
-            "but method local takes no mean of uploads",
+            "but method local takes no mean of all uploads",
         ),
         (
             "--aggregation krum --method pfedhn",
-            "but method pfedhn takes no mean of uploads",
+            "but method pfedhn takes no mean of all uploads",
         ),
     ],
 )

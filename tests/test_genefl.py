@@ -817,7 +817,7 @@ def test_a_gpu_computes_what_a_cpu_does(
         ),
         (
             "run --method genefl --aggregation median",
-            "method genefl takes no mean of uploads",
+            "method genefl takes no mean of all uploads",
         ),
         ("attack", "attack needs idlg, as in: hpcfed attack idlg --out"),
         ("attack dlg", "did you mean 'idlg'?"),

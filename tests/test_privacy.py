@@ -577,6 +577,11 @@ def test_methods_take_privacy_where_one_mean_is_all_they_read(method: str) -> No
         "per-fedavg", "pfedme",
     }  # fmt: skip
     assert (method in averaging) == methods.load(method).PRIVATE_MEAN
+    page = (
+        Path(__file__).parents[1] / "hpcfed/federation/channel/README.md"
+    ).read_text()
+    said = page.split("one mean of uploads a round:")[1].split("Other methods")[0]
+    assert (method in averaging) == (f"`{method}`" in said)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ def check_aggregation(config: AggregationOptions, method: MethodTraits) -> None:
     rule, uploads = config.aggregation, config.cohort_size
     if rule != "mean" and not method.averages:
         raise UserError(
-            f"--aggregation {rule}, but method {config.method} takes no mean of uploads"
+            f"--aggregation {rule}, but method {config.method} takes no mean of all "
+            "uploads"
         )
     if rule == "sign-majority" and not promises_of(config.method).votes:
         raise UserError(

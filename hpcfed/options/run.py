@@ -191,9 +191,8 @@ class RunOptions(OptionGroup):
     resume: Path | None = option(
         None,
         "continue the run in this folder from its last checkpoint, or make a "
-        "complete run longer with more --rounds; other options allowed are --device, "
-        "--backend, --requeue, --accept-changes, --tensorboard, --wandb, --mlflow "
-        "and --overwrite, which starts anew if there is no checkpoint",
+        "complete run longer with more --rounds; options that change no number may be "
+        "given anew, such as --device; --overwrite starts anew if there is no checkpoint",
         changes="nothing",
         study_sets=True,
         calibration=LEFT_OUT,
