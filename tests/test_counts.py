@@ -19,9 +19,11 @@ from hpcfed import cli, methods
 from hpcfed.analysis.groups import Process
 from hpcfed.cli import keyword_settings
 from hpcfed.clients.schedule import Length, num_samples
+from hpcfed.experiment.data import Dealt, deal
 from hpcfed.experiment.run import run
 from hpcfed.models.cost import cost
 from hpcfed.models.own import Sample as Shape
+from hpcfed.plan.shares import client_size
 from hpcfed.plan.speeds import Ceilings
 from hpcfed.plan.work import local_work, run_work
 from hpcfed.profile.timeline import Timeline
@@ -157,6 +159,66 @@ def test_what_methods_train_by_hand(name: str, tmp_path: Path) -> None:
     planned = run_work(keyword_settings({**COMMON, **options}))
     flops = counted["train_flops"].sum() + counted["finetune_flops"].sum()
     assert planned.clients == pytest.approx(flops, rel=1e-12)
+
+
+DEALT: dict[str, dict[str, Any]] = {
+    "new clients hold a share": {"new_clients": 4, "new_updates": 1},
+    "the method validates": {"method": "genfed"},
+    "validation": {"validation": 300},
+    "supplement": {
+        "supplement": True,
+        "supplement_below": 1000,
+        "supplement_share": 0.5,
+    },
+    "synthetic": {
+        "dataset": "synthetic",
+        "train_per_client": 40,
+        "test_per_client": 2,
+        "validation": 80,
+    },
+}
+
+
+@pytest.mark.parametrize("name", DEALT)
+def test_plans_count_what_is_dealt_out(name: str, tmp_path: Path) -> None:
+    options = {"partition": "iid", "model": "mlp", "clients": 4, "rounds": 2}
+    options |= {"epochs": 1, "device": "cpu", "evaluate_every": 2, **DEALT[name]}
+    folder = run(keyword_settings({**options, "out": tmp_path / "run"}))
+    assert folder is not None
+    counted = read_run(folder).rounds
+    flops = counted["train_flops"].sum() + counted["finetune_flops"].sum()
+    planned = run_work(keyword_settings(options)).clients
+    assert planned == pytest.approx(flops, rel=1e-12)
+
+
+def test_points_that_differ_in_other_options_deal_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dealt = []
+
+    def dealing(*args: Any, **more: Any) -> Dealt:
+        dealt.append(args)
+        return deal(*args, **more)
+
+    monkeypatch.setattr("hpcfed.plan.shares.deal", dealing)
+    for lr in (0.1, 0.2):
+        for alpha in (0.51, 0.52):
+            run_work(keyword_settings({"model": "mlp", "lr": lr, "alpha": alpha}))
+    assert len(dealt) == 2
+
+
+def test_data_that_is_to_be_downloaded_is_dealt_evenly(tmp_path: Path) -> None:
+    config = keyword_settings(
+        {
+            "dataset": "mnist",
+            "data_root": tmp_path,
+            "download": True,
+            "clients": 4,
+            "new_clients": 6,
+            "validation": 1000,
+        }
+    ).config
+    assert client_size(config) == 5900
 
 
 def train_seconds(record: RunRecord) -> float:

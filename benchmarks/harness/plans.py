@@ -34,10 +34,10 @@ from hpcfed.plan.rounds import (
     fit_rates,
     plan_round,
     rank_loads,
-    train_sizes,
 )
 from hpcfed.plan.server import LearningPlan, plan_learning
 from hpcfed.plan.server_calibration import measure_server
+from hpcfed.plan.shares import train_sizes
 from hpcfed.plan.speeds import ASSUMED, measured_link
 from hpcfed.results.stored import read_run
 from hpcfed.server.options import server_options

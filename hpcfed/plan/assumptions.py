@@ -1,7 +1,7 @@
 """What a plan assumes if nothing was measured, or other work than that of the run."""
 
 from dataclasses import replace
-from math import inf, isnan
+from math import inf
 
 import torch
 
@@ -15,11 +15,10 @@ from hpcfed.plan.constants import (
     RoundPoint,
     Spread,
 )
-from hpcfed.plan.rounds import samples_and_rows, train_sizes
+from hpcfed.plan.rounds import samples_and_rows
 from hpcfed.plan.work import (
     FLOAT,
     FORWARD_AND_BACKWARD,
-    client_size,
     described_footprint,
     local_work,
 )
@@ -51,11 +50,7 @@ def assumed(settings: Settings, work: MeasuredWork) -> Calibration:
         on_gpu = accelerator.kind() is not None
     kind = "cuda" if on_gpu else "cpu"
     flops = UNMEASURED[kind]
-    size = client_size(config)
-    if isnan(size):
-        # Unknown without the data: deal it out as a run would.
-        size = float(train_sizes(config).mean())
-    in_round, judged = local_work(settings, size)
+    in_round, judged = local_work(settings)
     # Seconds of a client's step, and of its training before an evaluation.
     client_step = in_round.flops / max(1.0, in_round.steps) / flops
     finetuning = judged.flops / flops

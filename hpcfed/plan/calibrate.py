@@ -42,8 +42,9 @@ from hpcfed.plan.constants import (
 from hpcfed.plan.rounds import mean_load, rank_loads
 from hpcfed.plan.server import PLANNED
 from hpcfed.plan.server_calibration import measure_server
+from hpcfed.plan.shares import has_own_data
 from hpcfed.plan.speeds import Ceilings
-from hpcfed.plan.work import client_bytes, has_own_data
+from hpcfed.plan.work import client_bytes
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.runtime import accelerator

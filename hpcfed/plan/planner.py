@@ -12,8 +12,9 @@ from hpcfed.clients.network import client_layout
 from hpcfed.models.layout import Layout
 from hpcfed.options import Settings
 from hpcfed.plan.constants import Calibration
-from hpcfed.plan.rounds import RoundPlan, Target, plan_round, rank_loads, train_sizes
+from hpcfed.plan.rounds import RoundPlan, Target, plan_round, rank_loads
 from hpcfed.plan.server import LearningPlan, plan_learning
+from hpcfed.plan.shares import train_sizes
 from hpcfed.plan.speeds import LinkSpeed
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.schedule import banked_rows, num_learnings

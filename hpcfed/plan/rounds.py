@@ -7,13 +7,11 @@ from statistics import fmean
 
 import numpy as np
 
-from hpcfed import methods
 from hpcfed.analysis.costmodel import Range, fit_cost, ranged
 from hpcfed.clients.placement import LONGEST, client_loads, place
 from hpcfed.clients.schedule import num_steps
 from hpcfed.clients.stacks import CPU_ACTIVATIONS, MEMORY_SHARE, floats_of_client
-from hpcfed.experiment.data import deal, load_alone
-from hpcfed.options import LocalWork, RunConfig, Settings
+from hpcfed.options import LocalWork, Settings
 from hpcfed.plan.constants import Calibration, MeasuredWork, RoundPoint, Spread
 from hpcfed.plan.speeds import LinkSpeed, measured_link, ring_allreduce
 from hpcfed.plan.work import FLOAT, length_of, trainings_each
@@ -38,18 +36,6 @@ class Load:
     """Local steps of its longest client."""
     steps: float
     """Local steps of all its clients."""
-
-
-def train_sizes(config: RunConfig) -> np.ndarray:
-    """Return each client's number of training samples, as a run would assign them."""
-    # Known without dealing out samples, which may take seconds for many clients.
-    even = config.dataset == "synthetic" and config.partition == "iid"
-    if even or config.partition == "dominant":
-        return np.full(config.clients, config.train_per_client)
-    validates = methods.load(config.method).VALIDATES
-    dealt = deal(config, load_alone(config), validates=validates)
-    lists = dealt.partition.train[: config.clients]
-    return np.array([len(samples) for samples in lists])
 
 
 def rank_loads(

@@ -4,7 +4,6 @@ Plans, dry runs of studies and profiles all use these counts. Converting them to
 is left to modules with measurements.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -28,6 +27,7 @@ from hpcfed.models.frozen import HALF
 from hpcfed.models.layout import Layout
 from hpcfed.options import RunConfig, Settings, Training
 from hpcfed.plan.bank import answer_work, learning_work
+from hpcfed.plan.shares import client_size, stored_samples
 from hpcfed.server.diffusion import Schedule
 from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
 from hpcfed.server.options import ServerOptions, server_options
@@ -47,7 +47,9 @@ class RunWork:
     """What a whole run has to do."""
 
     clients: float
-    """FLOPs of all local training and fine-tuning, as declared by the method."""
+    """FLOPs of all local training and fine-tuning, as declared by the method; without
+    the updates of new clients, which no run counts either.
+    """
     server: float
     """FLOPs of training the server's model."""
     sent: float
@@ -127,8 +129,6 @@ def trained(
     fisher: int = 0,
 ) -> ClientTraining:
     """Count what a client with `size` samples trains."""
-    if math.isnan(size) and (trainings or fisher):
-        return ClientTraining(math.nan, math.nan, math.nan)
     samples = steps = flops = 0.0
     for one in trainings:
         multiply_adds = sample.training
@@ -201,32 +201,9 @@ def _sent_in_a_round(config: RunConfig, layout: Layout) -> float:
     return clients * (packed(config.compress) + down)
 
 
-def has_own_data(config: RunConfig) -> bool:
-    """Tell whether a client's samples are independent of the number of clients."""
-    return config.dataset == "synthetic" or config.partition == "dominant"
-
-
-def client_size(config: RunConfig) -> float:
-    """Return the mean number of a client's training samples; NaN if unknown."""
-    if has_own_data(config):
-        return float(config.train_per_client)
-    samples = config.data().samples
-    if samples is None:
-        return math.nan
-    clients = config.clients
-    if config.partition == "natural":
-        # Clients that are not chosen keep their samples.
-        clients = config.data().owners
-    return samples[0] / clients
-
-
 def client_bytes(config: RunConfig) -> float:
     """Return the bytes of a client's samples, which are float32 on their device."""
-    data = config.data()
-    each = float(config.train_per_client + config.test_per_client)
-    if not has_own_data(config) and data.samples is not None:
-        each = sum(data.samples) / config.clients
-    return FLOAT * each * prod(data.shape)
+    return FLOAT * stored_samples(config) * prod(config.data().shape)
 
 
 def network_sizes(

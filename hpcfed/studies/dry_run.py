@@ -8,7 +8,6 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan
 from statistics import median
 
 from hpcfed.errors import count, printable
@@ -55,7 +54,7 @@ def speed(
     rates, starts = [], []
     for point, done, rounds, process in measured:
         at_one = Speed(1.0, 0.0, 0).seconds(point, done)  # seconds at 1 FLOP/s
-        if rounds > 0 and not math.isnan(at_one):
+        if rounds > 0:
             rates.append(at_one / rounds)
         if not math.isnan(process):
             starts.append(process - rounds)
@@ -86,8 +85,8 @@ def print_dry_run(order: StudyOrder) -> None:
         total += left * seconds
         print(f"{point.number}: {point.name}")
         print(
-            f"   {_ranks(point)}, {_most(point)}{_flops(work.clients)} of clients, "
-            f"{_flops(work.server)} of the server, {work.sent / 2**20:,.0f} MiB sent; "
+            f"   {_ranks(point)}, {_most(point)}{flops_text(work.clients)} of clients, "
+            f"{flops_text(work.server)} of the server, {work.sent / 2**20:,.0f} MiB sent; "
             f"{_time(seconds)} × {left} of {order.study.repeats}"
         )
         words = shlex.join(execute.command(trial, order.start))
@@ -144,15 +143,7 @@ def _most(point: Point) -> str:
     return "at most " if point.settings.config.partial else ""
 
 
-def _flops(number: float) -> str:
-    if isnan(number):
-        return "unknown work"
-    return flops_text(number)
-
-
 def _time(seconds: float) -> str:
-    if isnan(seconds):
-        return "unknown time"  # the data set's size is unknown
     if seconds < 120:
         return f"about {seconds:.0f} s"
     if seconds < 7200:
