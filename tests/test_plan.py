@@ -12,6 +12,7 @@ from hpcfed.analysis.costmodel import Range
 from hpcfed.cli import keyword_settings, main
 from hpcfed.clients.network import client_layout
 from hpcfed.clients.waiting import SHIFT
+from hpcfed.data.datasets import SPLITS
 from hpcfed.errors import UserError
 from hpcfed.options import LocalWork, Settings, check
 from hpcfed.options.units import parse_bytes_per_second, parse_seconds
@@ -58,7 +59,7 @@ from hpcfed.plan.server import (
     zero_preparation,
 )
 from hpcfed.plan.speeds import LinkSpeed, measured_link, ring_allreduce
-from hpcfed.plan.work import NetworkSize
+from hpcfed.plan.work import NetworkSize, client_bytes
 from hpcfed.runtime.launcher import Launch
 
 ALONE = Launch("alone", 0, 1)
@@ -701,6 +702,27 @@ def test_tables_of_a_plan(
     out = capsys.readouterr().out
     assert "64 clients, 64 in a round" in out
     assert "the whole run:" in out
+
+
+@pytest.mark.parametrize("counts", [{"clients": 2}, {"clients": 1, "new_clients": 1}])
+def test_memory_holds_the_samples_of_clients_that_are_chosen(
+    counts: dict[str, int], tmp_path: Path
+) -> None:
+    owners = np.repeat(np.arange(4), 10)
+    arrays = {"inputs": np.ones((40, 3)), "targets": owners % 2, "clients": owners}
+    path = tmp_path / "own.npz"
+    parts = {f"{part}_{name}": arrays[name] for part in SPLITS for name in arrays}
+    np.savez(path, **parts)
+    config = keyword_settings({"dataset": f"file:{path}", "model": "mlp", **counts})
+    # Ten samples of three numbers for training, and ten for testing.
+    assert client_bytes(config.config) == 4 * 20 * 3
+
+
+def test_new_clients_keep_their_samples_from_memory() -> None:
+    values = {"model": "mlp", "partition": "iid"}
+    few = keyword_settings({**values, "clients": 4, "new_clients": 4}).config
+    many = keyword_settings({**values, "clients": 8}).config
+    assert client_bytes(few) == pytest.approx(client_bytes(many), rel=0.1)
 
 
 @pytest.mark.parametrize(
