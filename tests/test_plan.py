@@ -654,6 +654,23 @@ def test_server_ranks_of_a_file_are_left_to_the_plan(
     assert list(planned([str(settings_file)], capsys)["rounds"]) == ["1"]
 
 
+@pytest.mark.parametrize("model", ["span", "tokens"])
+def test_a_run_is_not_planned_whole_without_its_server(
+    model: str, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = planned([str(settings_file)], capsys)
+    assert rounds["whole"] == rounds["all_rounds"]
+    text = settings_file.read_text().replace("fedavg", "pfedgpa")
+    settings_file.write_text(f'{text}server_model = "{model}"\n')
+    found = planned([str(settings_file)], capsys)
+    assert found["whole"] is None
+    assert found["all_rounds"]["middle"] > 0
+    main(["plan", str(settings_file)])
+    out = capsys.readouterr().out
+    assert "all rounds, without the server's learning:" in out
+    assert "the whole run" not in out
+
+
 def test_progress_of_a_calibration_is_no_part_of_the_json(
     settings_file: Path,
     capsys: pytest.CaptureFixture[str],
@@ -709,7 +726,8 @@ def test_memory_holds_the_samples_of_clients_that_are_chosen(
     counts: dict[str, int], tmp_path: Path
 ) -> None:
     owners = np.repeat(np.arange(4), 10)
-    arrays = {"inputs": np.ones((40, 3)), "targets": owners % 2, "clients": owners}
+    arrays: dict[str, Any] = {"inputs": np.ones((40, 3)), "clients": owners}
+    arrays["targets"] = owners % 2
     path = tmp_path / "own.npz"
     parts = {f"{part}_{name}": arrays[name] for part in SPLITS for name in arrays}
     np.savez(path, **parts)

@@ -126,7 +126,8 @@ def make_plan(request: PlanRequest, settings: Settings) -> Plan:
         per_node = constants.machine.units if constants.machine.kind == "cpu" else 1
     planner = Planner(settings, constants, link, per_node=per_node)
     rounds = {number: planner.round(number) for number in _doublings(ranks)}
-    made = Plan(notes, rounds, [], [], None, planner.whole(ranks))
+    found = planner.all_rounds(ranks)
+    made = Plan(notes, rounds, [], [], None, found, found)
     room = room_of_rank(constants.machine, min(ranks, per_node))
     notes += _base_notes(settings, constants.machine.kind, room)
     server = server_options(settings)
@@ -134,6 +135,7 @@ def make_plan(request: PlanRequest, settings: Settings) -> Plan:
         unplanned = _not_planned(server, constants)
         if unplanned:
             notes.append(f"the server's model: {unplanned}")
+            made = replace(made, whole=None)
         else:
             made = _with_server(made, planner, server, ranks, room)
     # Ranks that also train the server's model hold both.
@@ -339,6 +341,10 @@ def print_plan(plan: Plan, settings: Settings) -> None:
         if best.server_ranks:
             whose = f"{best.workers} workers and --server-ranks {best.server_ranks}"
         say(console, f"ends soonest with: {whose}")
+    if plan.whole is None:
+        seconds = _with_interval(plan.all_rounds)
+        say(console, f"all rounds, without the server's learning: {seconds}")
+        return
     say(console, f"the whole run: {_with_interval(plan.whole)}")
 
 

@@ -45,8 +45,12 @@ class Plan:
     """The server's learning by ranks and ZeRO stage; empty without a server."""
     splits: list[Split]
     best: Split | None
-    whole: Range
-    """Seconds of all rounds and learnings on all ranks, with the best split."""
+    all_rounds: Range
+    """Seconds of all rounds if all ranks are workers, without the server's learning."""
+    whole: Range | None
+    """Seconds of all rounds and learnings on all ranks, with the best split; None if
+    the server's learning is not planned.
+    """
 
 
 class Planner:
@@ -92,7 +96,7 @@ class Planner:
             rows=banked_rows(options, self._settings.config),
         )
 
-    def whole(self, ranks: int) -> Range:
+    def all_rounds(self, ranks: int) -> Range:
         """Predict the seconds of all rounds on `ranks` workers."""
         config = self._settings.config
         found = self.round(ranks)
@@ -112,7 +116,7 @@ class Planner:
         return Split(
             server_ranks=server_ranks,
             workers=workers,
-            seconds=self.whole(workers) + learning.seconds * times,
+            seconds=self.all_rounds(workers) + learning.seconds * times,
             # Ranks with both roles hold both.
             memory=max(memory) if server_ranks else sum(memory),
         )
