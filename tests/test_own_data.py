@@ -1019,7 +1019,10 @@ TABLE_MISTAKES = [
     ("a,y\n1,2\n3,4", '{"task": "sorting"}', "it may be classification or regression"),
     ("a,y\n1,x\n3,z", '{"task": "regression"}', "holds words"),
     ("a,y,split\n1,2,train\n3,4,dev", "{}", "must say train or test"),
-    ("a,y\n1,2\nnan,4\n5,6", "{}", "NaN or infinite"),
+    ("a,y\n1,2\nnan,4\n5,6", "{}", "column a has numbers, and nan in sample 2"),
+    ("a,y\n1,2\n3,4\n-inf,6", "{}", "column a has numbers, and -inf in sample 3"),
+    ("a,y\n1,2\n3,4\n5,1e400", "{}", "column y has numbers, and 1e400 in sample 3"),
+    ("a,y\n1,NaN\n3,4", "{}", "column y has numbers, and NaN in sample 1"),
 ]
 
 

@@ -84,7 +84,7 @@ def read_table(path: Path, options: str) -> InMemory:
     arrays["inputs"] = inputs
     if roles.client:
         _check_filled(table, roles.client)
-        arrays["clients"] = np.array(table.column(roles.client))
+        arrays["clients"] = np.array(table.cells[roles.client])
     parts = _split(table, roles, arrays)
     return InMemory(str(path), parts, whole="the table", notes=told)
 
@@ -95,9 +95,6 @@ class _Table:
     names: list[str]
     cells: dict[str, list[str]]
     """The texts of every column, by its name."""
-
-    def column(self, name: str) -> list[str]:
-        return self.cells[name]
 
 
 @dataclass(frozen=True)
@@ -205,7 +202,7 @@ def _inputs(table: _Table, roles: _Roles) -> np.ndarray:
         if numbers is not None:
             features.append(numbers[:, None])
             continue
-        words, which = np.unique(table.column(name), return_inverse=True)
+        words, which = np.unique(table.cells[name], return_inverse=True)
         if len(words) > MOST_WORDS:
             raise UserError(
                 f"{table.path}: column {name} has {len(words)} different words; leave it "
@@ -230,7 +227,7 @@ def _targets(
     if roles.task == "regression" or (roles.task is None and not whole):
         assert numbers is not None
         return {"targets": numbers}, ()
-    values = np.array(table.column(roles.target)) if numbers is None else numbers
+    values = np.array(table.cells[roles.target]) if numbers is None else numbers
     classes, labels = np.unique(values, return_inverse=True)
     told: tuple[str, ...] = ()
     if roles.task is None and numbers is not None:
@@ -245,22 +242,30 @@ def _targets(
 
 def _numbers(table: _Table, name: str) -> np.ndarray | None:
     """Return a column as numbers; None if it holds words."""
-    cells = table.column(name)
+    cells = table.cells[name]
     _check_filled(table, name)
     try:
-        return np.array(cells, dtype=np.float64)
+        numbers = np.array(cells, dtype=np.float64)
     except ValueError:
         _check_words(table, name)
         return None
+    strange = np.flatnonzero(~np.isfinite(numbers))
+    if len(strange):
+        first = int(strange[0])
+        raise _missing(table, name, f"has numbers, and {cells[first]}", first + 1)
+    return numbers
 
 
 def _check_filled(table: _Table, name: str) -> None:
-    cells = table.column(name)
-    if "" in cells:
-        raise UserError(
-            f"{table.path}: column {name} is empty in sample {cells.index('') + 1}; fill "
-            "it in, or leave out the column or the sample"
-        )
+    if "" in table.cells[name]:
+        raise _missing(table, name, "is empty", table.cells[name].index("") + 1)
+
+
+def _missing(table: _Table, name: str, what: str, sample: int) -> UserError:
+    return UserError(
+        f"{table.path}: column {name} {what} in sample {sample}; fill it in, or leave "
+        "out the column or the sample"
+    )
 
 
 def _check_words(table: _Table, name: str) -> None:
@@ -268,19 +273,16 @@ def _check_words(table: _Table, name: str) -> None:
     would be a column of words.
     """
     numbers, others = 0, []
-    for number, cell in enumerate(table.column(name), start=1):
+    for number, cell in enumerate(table.cells[name], start=1):
         try:
             float(cell)
             numbers += 1
         except ValueError:
             others.append((cell, number))
-    missing = [number for cell, number in others if cell.lower() in MISSING]
+    missing = [other for other in others if other[0].lower() in MISSING]
     if numbers and missing:
-        cell = table.column(name)[missing[0] - 1]
-        raise UserError(
-            f"{table.path}: column {name} has numbers, and {cell} in sample {missing[0]}; "
-            "fill it in, or leave out the column or the sample"
-        )
+        cell, number = missing[0]
+        raise _missing(table, name, f"has numbers, and {cell}", number)
     if numbers > len(others) and launched().rank == 0:
         cell, number = others[0]
         remark(
@@ -313,9 +315,8 @@ def _split(
 def _for_testing(table: _Table, roles: _Roles) -> np.ndarray:
     if roles.split is None:
         # As if all samples belonged to one client.
-        samples = len(table.column(roles.target))
-        return held_out(np.zeros(samples, dtype=np.int64))
-    said = np.char.lower(np.array(table.column(roles.split)))
+        return held_out(np.zeros(len(table.cells[roles.target]), dtype=np.int64))
+    said = np.char.lower(np.array(table.cells[roles.split]))
     strange = np.setdiff1d(said, ["train", "test"])
     if len(strange) or len(np.unique(said)) < 2:
         raise UserError(
