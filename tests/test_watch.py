@@ -437,11 +437,17 @@ def test_a_study_that_was_stopped_is_over(tmp_path: Path, words: Words) -> None:
         os.utime(path, (long_ago, long_ago))
     view = StudyLooker().look(out)
     assert (view.status, view.over) == ("stopped", True)
-    with pytest.raises(UserError, match="none of its runs has ended yet"):
+    with pytest.raises(UserError, match="whose runs are not gathered yet"):
         read_run(out)
     said = words(out, code=1)
     assert "0 of 2 complete, 1 stopped, 1 waiting" in said
     assert "start the study again to go on" in said
+
+
+def test_points_that_ran_by_their_numbers_are_a_study(tmp_path: Path) -> None:
+    (tmp_path / "points/lr=0.1/repeat-0").mkdir(parents=True)
+    with pytest.raises(UserError, match="study whose runs are not gathered yet"):
+        read_run(tmp_path)
 
 
 @pytest.mark.parametrize("begun_already", [False, True])

@@ -16,6 +16,7 @@ from hpcfed.results.claim import is_abandoned
 from hpcfed.results.folder import (
     GENERATED,
     PLAN,
+    POINTS,
     RECORD,
     STUDY,
     check_one_kind,
@@ -70,10 +71,11 @@ def read_run(folder: Path) -> RunRecord:
                 f"{folder} holds a study; look at all of its runs: "
                 f"hpcfed report {folder}"
             )
-        if (folder / PLAN).is_file():
+        # Points that were run by their numbers leave no list.
+        if (folder / PLAN).is_file() or (folder / POINTS).is_dir():
             raise UserError(
-                f"{folder} holds a study, and none of its runs has ended yet; look at "
-                f"them: hpcfed watch {folder}"
+                f"{folder} holds a study whose runs are not gathered yet; look at them: "
+                f"hpcfed watch {folder}"
             )
         below = folders_with_runs(folder)
         if below:
