@@ -859,6 +859,17 @@ def test_dp_sgd_is_its_algorithm_sample_by_sample() -> None:
     torch.testing.assert_close(rows, expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_dp_sgd_without_noise_and_limit_is_plain_sgd(nesterov: bool) -> None:
+    rows = []
+    for private in ({"sample_noise": 0.0, "sample_clip": 1e9}, {}):
+        s = assembled(clients=40, nesterov=nesterov, weight_decay=0.01, **private)
+        fed = s.federation
+        cohort = fed.invite(0, np.array([3, 17]))
+        rows.append(fed.train(fed.download(fed.initial_row(), cohort), cohort))
+    torch.testing.assert_close(*rows, rtol=0, atol=1e-12)
+
+
 def test_a_sample_changes_a_step_by_two_norms_at_most() -> None:
     """Whatever it is: also one whose gradient is not finite."""
     rows = []

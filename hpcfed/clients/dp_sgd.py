@@ -126,7 +126,10 @@ class PrivateSteps(EngineAccess):
             gradient += self._multiplier * self._clip * noise
             gradient = gradient / number + recipe.weight_decay * parameters
             velocity = recipe.momentum * velocity + gradient
-            change = recipe.lr * velocity
+            if recipe.nesterov:
+                change = recipe.lr * (gradient + recipe.momentum * velocity)
+            else:
+                change = recipe.lr * velocity
             if job.columns is not None:
                 mask = job.columns[: len(parameters)].to(row.device)
                 change = change.where(mask, 0)
