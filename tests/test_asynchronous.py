@@ -511,6 +511,10 @@ def test_a_buffer_averages_running_statistics() -> None:
         ("--aggregation median", "method fedbuff takes no mean of all uploads"),
         ("--staleness-b 2", "--staleness-b changes nothing without --staleness hinge"),
         ("--staleness constant --staleness-a 2", "--staleness-a changes nothing"),
+        (
+            "--clients 4 --rounds 2 --buffer 9",
+            "--buffer changes nothing without --rounds 3 or more: 8 uploads never fill",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(words: str, said: str) -> None:
@@ -518,6 +522,22 @@ def test_what_makes_no_sense_is_refused_in_one_line(words: str, said: str) -> No
     with pytest.raises(UserError) as refused:
         check(parse_run(settings_of), Launch("none", 0, 1))
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_short_run_has_a_buffer_that_it_fills() -> None:
+    few = ["--method=fedbuff", "--clients=4", "--rounds=2"]
+    made = parse_run(few)
+    assert made.flat()["buffer"] == 4
+    assert "--buffer is 4: the run has only 8 uploads" in str(made.choices[-1])
+    # As many as one step takes, and what only a round among new clients fills.
+    for more, buffer in (
+        (["--rounds=3"], 10),
+        (["--buffer=8"], 8),
+        (["--buffer=9", "--new-clients=20", "--new-rounds=1"], 9),
+    ):
+        made = parse_run([*few, *more])
+        check(made, Launch("none", 0, 1))
+        assert made.flat()["buffer"] == buffer
 
 
 def test_a_timetable_of_another_run_is_refused() -> None:

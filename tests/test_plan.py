@@ -334,6 +334,7 @@ COUNTING = [
     {"attack": "ipm", "attackers": 0.02},
     {"evaluate_clients": 100},
     {"method": "fedbuff", "concurrency": 50},
+    {"method": "fedbuff", "cohort": 10, "rounds": 100, "buffer": 900},
     {"aggregation": "multi-krum", "krum_keep": 20},
     {"aggregation": "krum", "tolerance": 0.4},
     {"aggregation": "multi-krum", "tolerance": 0.45, "attack": "mimic"},

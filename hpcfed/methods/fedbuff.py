@@ -10,21 +10,34 @@ mean replaces them.
 An update that is not finite counts as one of the B and has no weight.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from hpcfed.errors import count
 from hpcfed.methods import _asynchronous, _server_optimiser, _waves, fedavg
 from hpcfed.methods._asynchronous import Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.methods._server_optimiser import server_rate
 from hpcfed.methods._waves import Received
-from hpcfed.options import option
+from hpcfed.options import Choice, Need, RunConfig, option
 from hpcfed.runtime.device import on_device
 
 EXTENDS = fedavg
+
+
+def _uploads(run: Any) -> int:
+    """Return the uploads of all rounds, or of those among new clients if more."""
+    of_new = run.new_rounds * run.cohort_among(run.new_clients)
+    return int(max(run.rounds * run.cohort_size, of_new))
+
+
+def _enough(run: Any) -> str:
+    rounds = -(-run.buffer // run.cohort_size)
+    return f"--rounds {rounds} or more: {count(_uploads(run), 'upload')} never fill it"
 
 
 class Options(_asynchronous.Options, _server_optimiser.RateOptions):
@@ -33,7 +46,18 @@ class Options(_asynchronous.Options, _server_optimiser.RateOptions):
         "B: number of updates per step of the server, as in 10",
         ge=1,
         counts="uploads",
+        needs=Need(_enough, lambda run: run.buffer <= _uploads(run)),
     )
+
+    def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
+        yield from super().fit(config, ranks)
+        uploads = config.rounds * config.cohort_size
+        if uploads < self.buffer:
+            yield Choice(
+                "buffer",
+                config.cohort_size,
+                f"the run has only {count(uploads, 'upload')}; --buffer takes others",
+            )
 
 
 @dataclass(frozen=True)
