@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed import methods
-from hpcfed.clients.job import Losses, RateSchedule, Recipe, TrainingJob
+from hpcfed.clients.job import Losses, Recipe, TrainingJob
 from hpcfed.errors import UserError
 from hpcfed.kernels import adam, sgd
 from hpcfed.kernels.adam import AdamRule
 from hpcfed.options import Options, check, resolve
+from hpcfed.options.rates import RateSchedule
 from hpcfed.options.settings import Settings
 from hpcfed.runtime.launcher import Launch
 from tests.federations import assembled
@@ -271,6 +272,24 @@ def test_schedules_by_hand() -> None:
     )
 
 
+@pytest.mark.parametrize("total", [1, 2, 3, 10, 11, 20])
+@pytest.mark.parametrize("kind", ["step", "cosine", "warmup", "warmup-cosine"])
+@pytest.mark.parametrize("warmup", [None, 1, 2])
+def test_a_schedule_knows_whether_it_acts(
+    kind: Any, warmup: int | None, total: int
+) -> None:
+    """And whether a longer run would have begun otherwise."""
+    for more in ({}, {"drop": 1.0, "lowest": 1.0}, {"drop_every": 2}):
+        schedule = RateSchedule(kind, warmup=warmup, **more)  # type: ignore[arg-type]
+        factors = rates(schedule, total)
+        assert schedule.acts(total) == any(factor != 1 for factor in factors)
+        for longer in (total + 1, 3 * total):
+            alike = factors == rates(schedule, longer)[:total]
+            assert schedule.begins_alike(total, longer) == alike
+        acting = [n for n in range(total, total + 99) if schedule.acts(n)]
+        assert schedule.least(total) == min(acting, default=total)
+
+
 def test_recipes_are_plain_unless_more_is_asked_for() -> None:
     plain = Recipe(
         1, 8, 0.1, momentum=0.0, weight_decay=0.0, clip=0.0, steps=0, repeat=1,
@@ -442,6 +461,14 @@ def test_adam_has_a_rate_of_its_own() -> None:
         ({"lr_step_size": 2}, "without --lr-schedule step"),
         ({"lr_schedule_by": "step"}, "without --lr-schedule cosine"),
         ({"lr_schedule": "cosine", "rounds": 1}, "--rounds 2 or more"),
+        (
+            {"lr_schedule": "cosine", "rounds": 1, "new_clients": 3},
+            "--rounds 2 or more",
+        ),
+        (
+            {"lr_schedule": "warmup-cosine", "rounds": 2},
+            "--lr-schedule changes nothing without --rounds 3 or more",
+        ),
         ({"lr_schedule": "cosine", "lr_min": 0.2}, "--lr-min 0.2 is above --lr 0.05"),
         (
             {"lr_schedule": "warmup-cosine", "lr_warmup": 20},

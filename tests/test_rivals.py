@@ -700,6 +700,10 @@ def test_a_gpu_computes_the_same(tmp_path: Path, mpirun: Callable) -> None:
             "fedbuff --server-lr-schedule warmup --server-lr-warmup 30",
             "--server-lr-warmup 30, but there are only 20 rounds",
         ),
+        (
+            "fedbuff --server-lr-schedule warmup --rounds 10",
+            "--server-lr-schedule changes nothing without --rounds 11 or more",
+        ),
         ("scaffold --nesterov", "--nesterov changes nothing without"),
         ("fedyogi --server-beta2 1", "must be less than 1"),
         ("apfl --apfl-alpha 1.5", "must be less than or equal to 1"),
@@ -750,7 +754,7 @@ def test_servers_have_the_papers_numbers() -> None:
         ("--server-lr-schedule step --server-lr-step-size 4 --rounds 5", None),
         (
             "--server-lr-schedule step --server-lr-step-size 5 --rounds 5",
-            "only 5 rounds",
+            "--rounds 6 or more",
         ),
         ("--server-lr-schedule step --server-lr-step-factor 1", None),
         ("--server-lr-schedule step --server-lr-step-factor 1.1", "or equal to 1"),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import torch
@@ -15,63 +15,11 @@ from hpcfed.clients.schedule import Length, Work, num_samples, num_steps, work_o
 from hpcfed.data.shards import Shard
 from hpcfed.models.cost import Cost
 from hpcfed.models.layout import Layout
+from hpcfed.options.rates import RateSchedule
 from hpcfed.runtime.device import on_device
 
 if TYPE_CHECKING:  # it knows the sizes of stacks, which know jobs
     from hpcfed.clients.footprint import Footprint
-
-ScheduleKind = Literal["constant", "step", "cosine", "warmup", "warmup-cosine"]
-
-
-class RateSchedule(NamedTuple):
-    """Factors on the learning rate, over rounds or over a client's local steps."""
-
-    kind: ScheduleKind
-    drop_every: int | None = None
-    """Rounds or steps between two drops of "step"; None: a third of all."""
-    drop: float = 0.1
-    """The factor of each drop."""
-    lowest: float = 0.0
-    """The share of the rate that the cosine falls to."""
-    warmup: int | None = None
-    """Rounds or steps in which the rate rises to its full value; None: a tenth."""
-
-    def factors(self, at: Tensor, total: Tensor) -> Tensor:
-        """Return the factor at each position `at`, counted from 0, of `total`.
-
-        Positions beyond the last have the last one's factor.
-        """
-        at = torch.minimum(at, total - 1)
-        # Shares below are in float64: torch would divide whole numbers in float32.
-        if self.kind == "constant":
-            return torch.ones_like(at, dtype=torch.float64)
-        if self.kind == "step":
-            # Never 0: options read 0 as None, and a third is rounded up.
-            every = -(-total // 3) if self.drop_every is None else self.drop_every
-            return self.drop ** (at // every).double()
-        if self.kind == "cosine":
-            return self._cosine(at.double() / total)
-        warmup = -(-total // 10)
-        if self.warmup is not None:
-            warmup = torch.full_like(total, self.warmup)
-        # Not from 0, where the first round or step would change nothing.
-        rising = (at + 1).double() / warmup
-        if self.kind == "warmup":
-            return rising.clamp(max=1)
-        # At least 1: a client may have fewer steps than the warm-up.
-        left = (total - warmup).clamp(min=1)
-        falling = self._cosine((at - warmup).double() / left)
-        return torch.where(at < warmup, rising, falling)
-
-    def _cosine(self, share: Tensor) -> Tensor:
-        """Return the factor after this share of the total, like CosineAnnealingLR."""
-        height = (1 + torch.cos(torch.pi * share)) / 2
-        return self.lowest + (1 - self.lowest) * height
-
-    def factor(self, at: int, total: int) -> float:
-        """Return the factor at position `at`, counted from 0, of `total`."""
-        return float(self.factors(torch.tensor(at), torch.tensor(total)))
-
 
 Optimiser = Literal["sgd", "adam", "adamw"]
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from hpcfed.clients.answers import agreement
 from hpcfed.clients.job import (
     Losses,
-    RateSchedule,
     Recipe,
     RowEngine,
     Score,
@@ -104,13 +103,7 @@ class LocalTraining:
         lr = c.lr * c.lr_decay**round
         schedule = None
         if c.lr_schedule != "constant":
-            schedule = RateSchedule(
-                c.lr_schedule,
-                drop_every=c.lr_step_size,
-                drop=c.lr_step_factor,
-                lowest=c.lr_min / c.lr,
-                warmup=c.lr_warmup,
-            )
+            schedule = c.rate_schedule
             # One factor for the whole round; otherwise the engine applies the schedule
             # per step.
             if c.lr_schedule_by == "round":

@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 
 from hpcfed import options
-from hpcfed.clients.job import RateSchedule
 from hpcfed.errors import UserError
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.options import Need, RunConfig, option
+from hpcfed.options.rates import RateSchedule
 from hpcfed.options.training import check_within
 
 EXTENDS = fedavg
@@ -50,8 +50,8 @@ class RateOptions(options.Options):
         "how --server-lr changes from round to round, beside --server-lr-decay; warmup "
         "rises to it and stays",
         needs=Need(
-            "--rounds 2 or more",
-            lambda run: run.server_lr_schedule == "constant" or run.rounds > 1,
+            lambda run: f"--rounds {run.server_schedule.least(run.rounds)} or more",
+            lambda run: run.server_schedule.least(run.rounds) == run.rounds,
         ),
     )
     server_lr_step_size: int | None = option(
@@ -80,8 +80,8 @@ class RateOptions(options.Options):
     )
     server_lr_warmup: int | None = option(
         None,
-        "rounds in which the server's schedules with warmup rise (default: a tenth of "
-        "all)",
+        "N rounds in which the server's schedules with warmup rise; the first has 1/N of "
+        "the rate, so 1 is no rise (default: a tenth of all)",
         ge=0,
         counts="rounds",
         needs=Need(
@@ -89,6 +89,18 @@ class RateOptions(options.Options):
             lambda run: run.server_lr_schedule.startswith("warmup"),
         ),
     )
+
+    @property
+    def server_schedule(self) -> RateSchedule:
+        """How the server's learning rate changes, beside --server-lr-decay."""
+        return RateSchedule(
+            self.server_lr_schedule,
+            drop_every=self.server_lr_step_size,
+            drop=self.server_lr_step_factor,
+            # A share, because the schedule only knows factors on the rate.
+            lowest=self.server_lr_min / self.server_lr,
+            warmup=self.server_lr_warmup,
+        )
 
     def check(self, config: RunConfig) -> None:
         super().check(config)
@@ -106,17 +118,7 @@ def server_rate(fed: Federation[RateOptions], round: int) -> float:
     o = fed.options
     # Rounds count from 0, so the first one has the full rate.
     rate = o.server_lr * o.server_lr_decay**round
-    if o.server_lr_schedule == "constant":
-        return rate
-    schedule = RateSchedule(
-        o.server_lr_schedule,
-        drop_every=o.server_lr_step_size,
-        drop=o.server_lr_step_factor,
-        # A share, because the schedule only knows factors on the rate.
-        lowest=o.server_lr_min / o.server_lr,
-        warmup=o.server_lr_warmup,
-    )
-    return rate * schedule.factor(round, fed.config.rounds)
+    return rate * o.server_schedule.factor(round, fed.config.rounds)
 
 
 class Options(RateOptions):

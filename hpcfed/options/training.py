@@ -10,6 +10,7 @@ from hpcfed.errors import UserError, count, unknown
 from hpcfed.models import MODELS, ModelInfo, hugging_face
 from hpcfed.options.declare import Choice, Need, option
 from hpcfed.options.partition import PartitionOptions
+from hpcfed.options.rates import RateSchedule
 from hpcfed.options.tomlfile import Table, parse_table
 from hpcfed.options.traits import MethodTraits
 
@@ -281,11 +282,14 @@ class OptimiserOptions(TrainingOptions):
         "how the learning rate changes, beside --lr-decay",
         also="scheduler lr_scheduler learning_rate_schedule",
         needs=Need(
-            "--rounds 2 or more, or --lr-schedule-by step",
+            lambda run: (
+                f"--rounds {run.rate_schedule.least(run.rounds)} or more, or "
+                "--lr-schedule-by step"
+            ),
             lambda run: (
                 run.lr_schedule == "constant"
                 or run.lr_schedule_by == "step"
-                or has_later_rounds(run)
+                or run.rate_schedule.least(run.rounds) == run.rounds
             ),
         ),
     )
@@ -323,8 +327,8 @@ class OptimiserOptions(TrainingOptions):
     )
     lr_warmup: int | None = option(
         None,
-        "rounds or steps in which the schedule warmup-cosine rises to --lr (default: a "
-        "tenth of all; 0: it never rises)",
+        "N rounds or steps in which the schedule warmup-cosine rises to --lr; the first "
+        "has 1/N of it, so 1 is no rise (default: a tenth of all; 0: it never rises)",
         zero=True,
         ge=0,
         counts="rounds",
@@ -334,6 +338,17 @@ class OptimiserOptions(TrainingOptions):
             lambda run: run.lr_schedule == "warmup-cosine",
         ),
     )
+
+    @property
+    def rate_schedule(self) -> RateSchedule:
+        """How the learning rate changes, beside --lr-decay."""
+        return RateSchedule(
+            self.lr_schedule,
+            drop_every=self.lr_step_size,
+            drop=self.lr_step_factor,
+            lowest=self.lr_min / self.lr,
+            warmup=self.lr_warmup,
+        )
 
 
 def optimiser_choices(config: OptimiserOptions) -> Iterable[Choice]:
