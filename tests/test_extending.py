@@ -136,14 +136,31 @@ def test_a_run_that_is_stopped_before_it_is_longer_is_told_how_to_go_on(
     assert read_run(out).rounds_done == 3
 
 
+@pytest.mark.parametrize(
+    ("client", "server", "told"),
+    [
+        ("cosine", "step", ["--lr-schedule cosine", "--server-lr-schedule step"]),
+        ("step --lr-step-size 2", "warmup --server-lr-warmup 2", []),
+        ("step", "step --server-lr-step-size 1", ["--lr-schedule step"]),
+    ],
+)
 def test_a_schedule_over_rounds_is_told_when_they_change(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    client: str,
+    server: str,
+    told: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Unless what is done is the beginning of the longer schedule, too."""
     out = tmp_path / "run"
-    started(*flags(**SMALL, rounds=2, lr_schedule="cosine", out=out))
-    started("--resume", out, "--rounds", 3)
+    words = f"--method fedavgm --lr-schedule {client} --server-lr-schedule {server}"
+    started(*words.split(), *flags(**SMALL, rounds=3, out=out))
+    capsys.readouterr()
+    cli.parse_run(["--resume", str(out), "--rounds", "4"])
     said = capsys.readouterr().err
-    assert "from here on --lr-schedule cosine counts 3 rounds" in said
+    assert said.count("from here on") == len(told)
+    for schedule in told:
+        assert f"from here on {schedule} counts 4 rounds; the rounds that are" in said
 
 
 def test_a_run_starts_from_given_weights(tmp_path: Path) -> None:

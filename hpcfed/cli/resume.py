@@ -9,6 +9,7 @@ from typing import Any
 from hpcfed import methods, plugins
 from hpcfed.errors import UserError, no_checkpoint, remark
 from hpcfed.options import Settings, facts, named, resolve
+from hpcfed.options.rates import RateSchedule
 from hpcfed.results import checkpoints
 from hpcfed.results.claim import begun_by, this_job, was_requeued
 from hpcfed.results.folder import (
@@ -121,15 +122,17 @@ def _check_longer(folder: Path, settings: Settings, planned: int) -> None:
     if launched().rank != 0:
         return
     # Only some methods have a schedule of the server's learning rate.
-    of_server = settings.flat().get("server_lr_schedule", "constant")
-    schedules = {"--server-lr-schedule": of_server}
+    none = RateSchedule("constant")
+    schedules = {
+        "--server-lr-schedule": getattr(settings.options, "server_schedule", none)
+    }
     if config.lr_schedule_by == "round":
-        schedules["--lr-schedule"] = config.lr_schedule
-    for flag, kind in schedules.items():
-        if kind != "constant":
+        schedules["--lr-schedule"] = config.rate_schedule
+    for flag, schedule in schedules.items():
+        if not schedule.begins_alike(planned, config.rounds):
             remark(
-                f"hpcfed: from here on {flag} {kind} counts {config.rounds} rounds; the "
-                f"rounds that are done have counted {planned}"
+                f"hpcfed: from here on {flag} {schedule.kind} counts {config.rounds} "
+                f"rounds; the rounds that are done have counted {planned}"
             )
 
 
