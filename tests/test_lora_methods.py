@@ -1,5 +1,6 @@
 """Methods about adapters against naive loops over clients and dense products."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,21 @@ def test_a_personal_rank_leaves_something_to_share() -> None:
     s = assembled_with("dual-lora", personal_rank=RANK)
     with pytest.raises(UserError, match="--personal-rank 3 leaves nothing to share"):
         s.settings.options.check(s.settings.config)
+
+
+def test_a_single_component_has_no_half() -> None:
+    s = assembled_with("dual-lora", lora=1)
+    for change, refused in (
+        ({}, True),
+        ({"lora": 2}, False),
+        ({"resume": Path("run")}, False),
+    ):
+        config = s.settings.config.model_copy(update=change)
+        said = pytest.raises(UserError, match="--lora 1 has no half to stay with each")
+        with said if refused else nullcontext():
+            s.settings.options.check(config)
+    shared = assembled_with("dual-lora", lora=1, personal_rank=0)
+    shared.settings.options.check(shared.settings.config)
 
 
 def test_fedex_lora_is_the_exact_mean_of_products() -> None:

@@ -30,6 +30,12 @@ class Options(_adapters.Options):
                 f"--personal-rank {personal} leaves nothing to share of --lora {rank}; "
                 "give a smaller one"
             )
+        # Runs of older versions may still go on.
+        if personal is None and rank == 1 and config.resume is None:
+            raise UserError(
+                "--lora 1 has no half to stay with each client; use --lora 2 or more, or "
+                "--personal-rank 0 to share it"
+            )
 
 
 def init(fed: Federation[Options]) -> State:
