@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hpcfed import cli, methods
+from hpcfed.clients.dp_sgd import PrivateSteps
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import run_setup
@@ -23,6 +24,7 @@ from hpcfed.federation.channel.channel import Upload
 from hpcfed.federation.channel.clipping import ClipNorm, Clipping, QuantileStep
 from hpcfed.federation.channel.noise import CentralNoise, LocalNoise
 from hpcfed.federation.cohort import Cohort
+from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.options import RunConfig, check_privacy
 from hpcfed.options.channel import channel_parts
@@ -923,6 +925,8 @@ def test_epsilon_of_samples_counts_the_epochs_that_were_trained(
         ),
         ({"method": "scaffold"}, "clients of this method correct gradients"),
         ({"method": "clustered-fedavg"}, "looks at clients' data"),
+        ({"lora": 2, "send_frozen": True}, r"frozen parameters \(fc1.base.weight\)"),
+        ({"lora": 2, "method": "fedex-lora"}, "leave out --send-frozen, and methods"),
     ],
 )
 def test_dp_sgd_that_would_not_hold_ends_in_one_line(
@@ -934,6 +938,15 @@ def test_dp_sgd_that_would_not_hold_ends_in_one_line(
         s = within_clients(**values)
         state = s.method.init(s.federation)
         s.method.round(s.federation, state, s.federation.sample(0))
+
+
+def test_dp_sgd_refuses_buffers_before_frozen_parameters() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    network[0].requires_grad_(False)
+    network.register_buffer("seen", torch.zeros(3))
+    engine: Any = SimpleNamespace(layout=Layout.of(network, send_frozen=True))
+    with pytest.raises(UserError, match="this network has buffers that training"):
+        PrivateSteps(engine, network, clip=1.0, multiplier=1.0, count=lambda *_: None)
 
 
 def test_a_release_counts_once_and_in_order() -> None:

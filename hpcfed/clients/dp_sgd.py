@@ -24,6 +24,7 @@ from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.job import EngineAccess, Losses, RowEngine, TrainingJob
 from hpcfed.clients.schedule import training_samples
 from hpcfed.errors import UserError
+from hpcfed.models.layout import Layout
 from hpcfed.models.own import answers
 from hpcfed.runtime import randomness
 
@@ -54,11 +55,7 @@ class PrivateSteps(EngineAccess):
         self._count = count
         self._samples = 0
         _check_network(network)
-        if self.layout.num_parameters < self.layout.num_columns:
-            raise UserError(
-                "--sample-noise would not hold: this network has buffers that "
-                "training changes without gradients, and no noise is added to them"
-            )
+        _check_layout(self.layout, network)
 
     @property
     def samples(self) -> int:
@@ -176,6 +173,21 @@ def _check_network(network: nn.Module) -> None:
             )
         if isinstance(module, _DropoutNd) and module.p > 0:
             raise UserError(f"--sample-noise does not work with dropout ({name})")
+
+
+def _check_layout(layout: Layout, network: nn.Module) -> None:
+    buffers = {name for name, _ in network.named_buffers()}
+    untrained = [e.name for e in layout.entries if not e.trainable]
+    if buffers.intersection(untrained):
+        raise UserError(
+            "--sample-noise would not hold: this network has buffers that "
+            "training changes without gradients, and no noise is added to them"
+        )
+    if untrained:
+        raise UserError(
+            "--sample-noise does not work where rows hold frozen parameters "
+            f"({untrained[0]}); leave out --send-frozen, and methods that need it"
+        )
 
 
 def _check_job(job: TrainingJob) -> None:
