@@ -454,6 +454,29 @@ def test_fednovas_steps_weigh_as_the_paper_has_it() -> None:
     np.testing.assert_allclose(plain, [(1 - 0.9**m) / 0.1 for m in (1, 2, 3, 4)], rtol=1e-13)  # fmt: skip
 
 
+def test_fednova_counts_the_steps_of_finite_updates_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s = assembled(method="fednova", **UNEVEN_CLIENTS)
+    fed, train, loop = s.federation, s.federation.train, Loop(s)
+
+    def spoilt(rows: Tensor, cohort: Any, **how: Any) -> Tensor:
+        trained = train(rows, cohort, **how).clone()
+        trained[0] = float("nan")
+        return trained
+
+    monkeypatch.setattr(fed, "train", spoilt)
+    cohort = fed.sample(0)
+    state = s.method.round(fed, s.method.init(fed), cohort)
+    (bad,) = cohort.log.excluded
+    shares = loop.cohort(0)
+    lost = shares.pop(bad)
+    left = {client: share / (1 - lost) for client, share in shares.items()}
+    monkeypatch.setattr(loop, "cohort", lambda round: left)
+    (expected,) = fednova(loop, "fednova", 1)
+    torch.testing.assert_close(state.w, expected["w"], rtol=1e-9, atol=1e-12)
+
+
 def test_scaffolds_variates_are_mean_gradients_along_the_steps() -> None:
     """By plain SGD the mean, by momentum each gradient as often as it comes back."""
     for momentum in (0.0, 0.6):

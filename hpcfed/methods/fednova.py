@@ -12,9 +12,10 @@ import torch
 from hpcfed import options
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.methods import fedavg
-from hpcfed.methods._interface import Cohort, Federation
+from hpcfed.methods._interface import Cohort, Federation, Tensor
 from hpcfed.methods._steps import accumulated
 from hpcfed.options import option
+from hpcfed.runtime.device import on_device
 
 EXTENDS = fedavg
 
@@ -40,11 +41,27 @@ def round(
     rows = fed.upload(rows, cohort)
     rows, cohort = fed.arrived(rows, cohort)
     weight = accumulated(fed, cohort, fed.recipe(cohort.round), mu)
-    tau_eff = weight.new_tensor(cohort.weights) @ weight
-    factor = (tau_eff / weight)[cohort.chosen].to(w.dtype)
+    here = on_device(cohort.chosen, w.device)
+    tau_eff = _mean_of_finite(fed, weight, rows, cohort, here)
+    factor = (tau_eff / weight)[here].to(w.dtype)
     # w + τ_eff (rowᵢ − w) / ‖aᵢ‖₁
     # lerp also takes factors above 1, for clients with few steps.
     normalised = torch.lerp(w, rows, factor[:, None])
     statistics = slice(fed.layout.num_parameters, None)
     normalised[:, statistics] = rows[:, statistics]
     return fedavg.State(fed.mean(normalised, cohort))
+
+
+def _mean_of_finite(
+    fed: Federation, numbers: Tensor, rows: Tensor, cohort: Cohort, here: Tensor
+) -> Tensor:
+    """Return the weighted mean of a number per member, without members whose rows are
+    not finite: the mean of rows leaves these out, too.
+    """
+    finite = numbers.new_zeros(len(numbers))
+    finite[here] = rows.isfinite().all(1).to(finite.dtype)
+    finite = fed.sum(finite)
+    shares = numbers.new_tensor(cohort.weights) * finite
+    # Shares of all members add up to 1 already, up to a rounding error.
+    total = shares.sum().where(~finite.all(), 1)
+    return shares @ numbers / total
