@@ -2,7 +2,7 @@
 return is checked.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import partial, wraps
 from itertools import count
@@ -19,7 +19,7 @@ from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.federation import Federation
 from hpcfed.methods import Method
 from hpcfed.methods._interface import AtDepth
-from hpcfed.options import RunConfig
+from hpcfed.options import RunConfig, flag_of, named
 from hpcfed.runtime import draws, randomness
 
 Refuse = Callable[[str], None]
@@ -29,14 +29,6 @@ OURS = "hpcfed.methods."
 STREAMS = ("finals", "figures", "depths")
 """Functions that yield what they find, one after the other."""
 
-UP = {
-    "attack": "--attack",
-    "privacy": "--privacy",
-    "compress": "--compress",
-    "devices": "--devices",
-}
-"""Options that act on uploads."""
-DOWN = {"compress_down": "--compress-down"}
 NO_PART = ("none", "label-flip")
 """Values that leave the channel alone; flipped labels are changed before."""
 
@@ -140,8 +132,8 @@ class _Watch:
     def _check_carried(self, state: Any, before: Any) -> None:
         """Refuse options of the channel if a round has passed it by."""
         channel, config = self._fed.channel, self._config
-        up = {} if channel.uploads else _asked(config, UP)
-        down = {} if channel.downloads else _asked(config, DOWN)
+        up = {} if channel.uploads else _asked(config, "uploads")
+        down = {} if channel.downloads else _asked(config, "downloads")
         # Some methods do not communicate in every round.
         if not (up or down) or self._is_unchanged(state, before):
             return
@@ -245,10 +237,10 @@ class _Watch:
             refuse("an AtDepth")
 
 
-def _asked(config: RunConfig, flags: Mapping[str, str]) -> dict[str, str]:
-    """Return which of these options a run has, and their values."""
-    given = {flag: str(getattr(config, name)) for name, flag in flags.items()}
-    return {f: value for f, value in given.items() if value not in NO_PART}
+def _asked(config: RunConfig, what: str) -> dict[str, str]:
+    """Return the flags that a run has for uploads or downloads, and their values."""
+    given = {name: str(getattr(config, name)) for name in named(acts_on=what)}
+    return {flag_of(n): value for n, value in given.items() if value not in NO_PART}
 
 
 def _check_kept(refuse: Refuse, state: Any, before: Any) -> None:

@@ -38,6 +38,7 @@ class CompressionOptions(RunOptions):
         "how clients pack their updates: the largest or random columns (topk, "
         "randomk), columns rounded to a few levels (qsgd) or to their sign (sign), "
         "matrices of low rank (powersgd); as in --compress topk --keep 0.05",
+        acts_on="uploads",
         told="always",
         off=True,
         also="compression compressor quantization sparsification",
@@ -46,6 +47,7 @@ class CompressionOptions(RunOptions):
         "none",
         "how the server packs what it sends, by the same options; as in "
         "--compress-down qsgd",
+        acts_on="downloads",
         told="always",
         off=True,
         also="compress_downlink downlink_compression server_compression",

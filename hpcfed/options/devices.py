@@ -42,6 +42,7 @@ class DeviceOptions(CompressionOptions):
         "how fast clients' devices are, which turns on the virtual clock: none, "
         "lognormal, uniform, or file:TRACE.csv with a line client,speed,downlink,uplink "
         "for each client, as in --devices lognormal --deadline 30",
+        acts_on="uploads",
         told="always",
         off=True,
         also="device_profile device_capacity system_heterogeneity",

@@ -65,6 +65,7 @@ class MaliciousOptions(RunOptions):
     attack: str = option(
         "none",
         "what malicious clients do; `hpcfed list` names all",
+        acts_on="uploads",
         told="always",
         off=True,
         also="attack_type attack_method",

@@ -35,6 +35,7 @@ class PrivacyOptions(
         "Gaussian noise on clipped updates: central, a trusted server adds it to "
         "their mean; local, each client to its own before it sends it. Clients then "
         "have equal weights, whatever data they have",
+        acts_on="uploads",
         told="always",
         off=True,
     )

@@ -15,8 +15,8 @@ from hpcfed.options.data import DataOptions
 from hpcfed.options.partition import PartitionOptions
 
 # A data set of texts may be in the tokens of the model.
-_OF_DATA = (*DataOptions.declared(), "partition", "model")
-_OF_PARTITION = (*_OF_DATA, *PartitionOptions.declared(), "clients", "new_clients")
+_OF_DATA = (*DataOptions.declared(), "model")
+_OF_PARTITION = (*_OF_DATA, *PartitionOptions.declared(), "clients")
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ def _shares(config: RunConfig) -> _Shares:
     problem = _reduced(config, _OF_PARTITION).model_copy(
         update={
             "data_seed": config.seed_of_data,
+            "new_clients": config.new_clients,
             "supplement_below": config.supplement_below or config.batch_size,
         }
     )
@@ -106,7 +107,8 @@ def _dealt(config: RunConfig, validates: bool) -> _Shares:
 
 def _of_files(config: RunConfig) -> RunConfig:
     """Return what decides on the contents of files: no seed does."""
-    return _reduced(config, _OF_DATA).model_copy(update={"data_seed": 0})
+    update = {"data_seed": 0, "partition": config.partition}
+    return _reduced(config, _OF_DATA).model_copy(update=update)
 
 
 @lru_cache(maxsize=1)
