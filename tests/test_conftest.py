@@ -55,6 +55,11 @@ def test_failures_are_told_at_once_and_leave_no_arithmetic(
 
 def test_what_was_imported_is_no_garbage() -> None:
     """Not to be looked through again and again: torch alone brings 100,000 objects."""
+    collection = conftest.pytest_collection()
+    next(collection)
+    assert not gc.isenabled()
+    with pytest.raises(StopIteration):
+        next(collection)
     assert gc.isenabled() and gc.get_freeze_count() > 100_000
 
 

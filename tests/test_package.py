@@ -103,7 +103,7 @@ def test_copies_of_examples_never_replace_a_file(
     assert mine.read_text() == "mine"
     original = (ROOT / "slurm/run.sbatch").read_bytes()
     assert (tmp_path / "slurm/run.sbatch").read_bytes() == original
-    assert f"cannot copy to {mine}" in mistake(capsys, "examples", mine)
+    assert f"{mine} is a file; name a folder" in mistake(capsys, "examples", mine)
 
 
 def test_a_ready_study_is_found_by_its_name_unless_there_is_a_file(
