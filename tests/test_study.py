@@ -661,6 +661,70 @@ def test_other_seeds_do_not_replace_a_complete_run(
         execute.check_finished([more])
 
 
+@pytest.fixture
+def two_seeds(tmp_path: Path, finished_trial: Trial) -> Trial:
+    """A complete trial of two seeds, and its study.h5."""
+    text = (
+        "[common]\nmodel = 'mlp'\nrounds = 2\nseeds = [0, 1]\n[sweep]\nclients = [4]\n"
+    )
+    (only,) = trials(Study(), planned(tmp_path, text), tmp_path / "out")
+    for seed, folder in enumerate(only.run_folders):
+        shutil.copytree(finished_trial.folder, folder)
+        with h5py.File(folder / "run.h5", "a") as file:
+            file.attrs["seed"] = seed
+    write_outcome(only.outcome, Outcome("complete", seconds=2.0))
+    gather(tmp_path / "out/study.h5", Study(), "", [only])
+    return only
+
+
+@pytest.mark.parametrize("lost", ["", "seed-1"])
+def test_gathering_keeps_a_run_that_only_the_study_has(
+    lost: str, two_seeds: Trial, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = two_seeds.folder.parents[2]
+    gone = two_seeds.folder / lost
+    words = ["study", str(out.parent / "study.toml"), "--out", str(out)]
+    cli.main([*words, "--gather"])
+    assert "all of 1 trial complete" in capsys.readouterr().out
+    before = (out / "study.h5").read_bytes()
+    shutil.rmtree(gone)
+    said = mistake(capsys, *words, "--gather")
+    assert f"{gone} is missing, and only {out}/study.h5 has that run; put" in said
+    said = mistake(capsys, *words, "--only", "clients=4", "--gather")
+    assert (out / "study.h5").read_bytes() == before
+    # Without it, what is left is no complete trial.
+    (out / "study.h5").rename(out / "kept")
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--gather"])
+    assert "1 trial of 1 failed" in capsys.readouterr().out
+    (trial,) = read_gathered(out / "study.h5").trials
+    assert trial.outcome.status == "failed" and "is missing" in trial.outcome.error
+
+
+def test_a_lost_seed_is_told_as_that(
+    two_seeds: Trial, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(two_seeds.run_folders[1])
+    out = two_seeds.folder.parents[2]
+    said = mistake(capsys, "study", out.parent / "study.toml", "--out", out)
+    assert f"{two_seeds.run_folders[1]} is missing beside complete runs of" in said
+
+
+def test_other_points_do_not_drop_what_only_the_study_has(two_seeds: Trial) -> None:
+    """What runs again, or was tried again, is replaced; nothing else is."""
+    order: Any = SimpleNamespace(out=two_seeds.folder.parents[2])
+    execute.check_kept(order)
+    shutil.rmtree(two_seeds.folder)
+    execute.check_kept(order, again=[two_seeds.folder])
+    with pytest.raises(UserError, match="put the folder back"):
+        execute.check_kept(order)
+    write_outcome(two_seeds.outcome, Outcome("failed", "exit code 1: x"))
+    execute.check_kept(order)
+    (order.out / "study.h5").write_text("damaged")
+    two_seeds.outcome.unlink()
+    execute.check_kept(order)
+
+
 def test_a_failed_trial_makes_room_for_nobody_else(trial: Trial) -> None:
     """A seed that is at work, and a user's own file, stay where they are."""
     (trial.folder / "seed-0").mkdir(parents=True)

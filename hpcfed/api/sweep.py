@@ -12,7 +12,7 @@ from hpcfed.api.opened import Run, path_of, table_of
 from hpcfed.errors import UserError
 from hpcfed.options.metrics import global_name
 from hpcfed.results.folder import records
-from hpcfed.results.study import read_outcome
+from hpcfed.studies.attempt import outcome_of
 from hpcfed.studies.plan import Trial
 from hpcfed.studies.start import order_of, run_study
 
@@ -47,7 +47,7 @@ class Sweep:
         for trial in self.trials:
             about: dict[str, Any] = {
                 "trial": str(trial),
-                "status": read_outcome(trial.outcome).status,
+                "status": outcome_of(trial).status,
             }
             for name in swept:
                 about[name] = trial.point.given.get(name)

@@ -9,7 +9,7 @@ submitted study; without the list, a reader could not tell what is still to come
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from math import nan
 from pathlib import Path
@@ -22,11 +22,12 @@ from pydantic import TypeAdapter
 
 from hpcfed.errors import UserError, one_line, printable
 from hpcfed.results.as_json import parsed, plain, read_json
-from hpcfed.results.folder import PLAN, POINTS, records
+from hpcfed.results.folder import PLAN, POINTS, RECORD, records
 from hpcfed.results.publish import publish
 from hpcfed.results.reading import record_of
 from hpcfed.results.run import RunRecord
 from hpcfed.results.safe import Reader, check, check_file, readable, reading
+from hpcfed.results.sandbox import try_out
 
 FORMAT, SCHEMA = "hpcfed study", 1
 TABLE = ("name", "status", "error", "command", "options")
@@ -211,6 +212,28 @@ def copy_run(source: Path, file: h5py.File, number: int) -> None:
     except (OSError, KeyError, ValueError, RuntimeError):
         # Seeds copied before are useless without this one.
         file.pop(group, None)
+
+
+def kept_alone(path: Path) -> dict[Path, Path]:
+    """Return the folders of trials that a study.h5 has as complete and of which a run
+    has no record any more, with that run's folder; none if the file cannot be read.
+    """
+    alone: dict[Path, Path] = {}
+    # A missing or damaged file keeps nothing.
+    with suppress(UserError):
+        try_out([path])
+        with readable(path, "a study"), reading(path) as file:
+            columns = file.texts("trials/name"), file.texts("trials/status")
+            for number, (name, status) in enumerate(zip(*columns, strict=True)):
+                group, folder = f"runs/{number:05}", path.parent / POINTS / name
+                known = fullmatch(_TRIAL, name) and status == "complete"
+                if not known or group not in file or (folder / RECORD).is_file():
+                    continue
+                for seed in file.within(group).names():
+                    if not (folder / seed / RECORD).is_file():
+                        # A run without --seeds is in the trial's own folder.
+                        alone[folder] = folder / seed if records(folder) else folder
+    return alone
 
 
 def read_gathered(path: Path) -> StudyRecord:

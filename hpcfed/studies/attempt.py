@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import takewhile
 from math import isinf
 from pathlib import Path
@@ -17,6 +18,7 @@ from hpcfed.errors import UserError, count, printable
 from hpcfed.results.claim import claimed, hold
 from hpcfed.results.folder import (
     JOB,
+    RECORD,
     check_plain,
     empty,
     remove_empty_seeds,
@@ -26,7 +28,7 @@ from hpcfed.results.folder import (
 from hpcfed.results.publish import check_target, make_durably
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
-from hpcfed.results.study import Outcome, write_outcome, writing
+from hpcfed.results.study import Outcome, read_outcome, write_outcome, writing
 from hpcfed.runtime.launcher import environment_of
 from hpcfed.runtime.signals import STOPPED
 from hpcfed.studies.plan import Trial
@@ -96,6 +98,16 @@ def finished(trial: Trial) -> list[RunRecord] | None:
         return None
     complete = all(record.status == "complete" for record in records)
     return records if complete else None
+
+
+def outcome_of(trial: Trial) -> Outcome:
+    """Return how a trial went; one that has lost a run since is not complete."""
+    outcome = read_outcome(trial.outcome)
+    lost = [run for run in trial.run_folders if not (run / RECORD).is_file()]
+    if outcome.status != "complete" or not lost:
+        return outcome
+    reason = f"{RECORD} of {lost[0].name} is missing"
+    return replace(outcome, status="failed", error=reason)
 
 
 def _prepare(trial: Trial, *, goes_on: bool) -> None:

@@ -20,12 +20,13 @@ from hpcfed.results.stored import changed_files, is_complete
 from hpcfed.results.study import (
     Outcome,
     TrialSource,
+    kept_alone,
     read_outcome,
     write_outcome,
     write_study,
 )
 from hpcfed.runtime.launcher import Start
-from hpcfed.studies.attempt import attempt, attempt_stack, finished
+from hpcfed.studies.attempt import attempt, attempt_stack, finished, outcome_of
 from hpcfed.studies.plan import Study, StudyOrder, Trial
 from hpcfed.studies.stacks import (
     Stack,
@@ -90,11 +91,15 @@ def _check_options(trial: Trial, records: Sequence[RunRecord]) -> None:
 def _check_seeds(trial: Trial) -> None:
     """Refuse to run a trial again if it would replace complete runs of other seeds."""
     wanted = trial.run_folders
-    all_there = all(folder.exists() for folder in wanted)
-    for folder in runs(trial.folder):
-        of_other_seeds = folder not in wanted or not all_there
-        if of_other_seeds and is_complete(folder):
+    lost = [folder for folder in wanted if not folder.exists()]
+    for folder in filter(is_complete, runs(trial.folder)):
+        if folder not in wanted:
             raise UserError(f"{folder} was run with other seeds; name another --out")
+        if lost:
+            raise UserError(
+                f"{lost[0]} is missing beside complete runs of other seeds; put it back, "
+                f"or move {trial.folder} elsewhere to run all seeds"
+            )
 
 
 def wait_for_runs(trials: Sequence[Trial], out: Path) -> None:
@@ -132,6 +137,7 @@ def run_trials(order: StudyOrder) -> int:
     # Before the first trial, so that a run with other options does not end the study
     # half-way.
     done = check_finished(order.trials)
+    check_kept(order, again=[trial.folder for trial in order.trials])
     settle(order.every_trial, order.start)
     next_time = 0.0
 
@@ -148,6 +154,20 @@ def run_trials(order: StudyOrder) -> int:
     return failed
 
 
+def check_kept(order: StudyOrder, *, again: Collection[Path] = ()) -> None:
+    """Refuse to gather if that would drop runs whose folders are gone, unless their
+    trials run `again`, or were tried again since.
+    """
+    path = order.out / STUDY
+    for folder, run in kept_alone(path).items():
+        tried = read_outcome(folder.with_suffix(".json")).status == "failed"
+        if folder not in again and not tried:
+            raise UserError(
+                f"{run} is missing, and only {path} has that run; put the folder back, or "
+                f"move {STUDY} elsewhere to gather without it"
+            )
+
+
 def gather_all(order: StudyOrder) -> None:
     """Combine what every trial of a study has left, in the study's file."""
     gather(order.out / STUDY, order.study, order.text, order.every_trial)
@@ -158,7 +178,7 @@ def gather(path: Path, study: Study, text: str, every: Sequence[Trial]) -> None:
     sources = []
     for trial in every:
         options = {**trial.point.given, "ranks": trial.point.ranks}
-        outcome = read_outcome(trial.outcome)
+        outcome = outcome_of(trial)
         sources.append(TrialSource(str(trial), trial.folder, outcome, options))
     write_study(path, title=study.title, warmup=study.warmup, text=text, trials=sources)
 

@@ -20,9 +20,10 @@ from hpcfed.errors import UserError, count, printable, say
 from hpcfed.results.claim import claimed
 from hpcfed.results.folder import POINTS, RUNS, STUDY, STUDY_CLAIM
 from hpcfed.results.publish import check_folder, check_target, make_durably
-from hpcfed.results.study import read_outcome, write_listing
+from hpcfed.results.study import write_listing
 from hpcfed.runtime.launcher import launched, launcher
 from hpcfed.studies import execute
+from hpcfed.studies.attempt import outcome_of
 from hpcfed.studies.plan import (
     Point,
     StudyOrder,
@@ -101,9 +102,10 @@ def gather_study(order: StudyOrder) -> int:
             f"{order.out} has no run of this study yet; start it without --gather"
         )
     _make(order.out)
+    execute.check_kept(order)
     execute.settle(order.every_trial, order.start)
     execute.gather_all(order)
-    found = Counter(read_outcome(trial.outcome).status for trial in order.trials)
+    found = Counter(outcome_of(trial).status for trial in order.trials)
     incomplete = len(order.trials) - found["complete"]
     say(_closing(found["failed"], order, left=incomplete - found["failed"]))
     return incomplete
