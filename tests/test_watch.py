@@ -437,7 +437,9 @@ def test_a_study_that_was_stopped_is_over(tmp_path: Path, words: Words) -> None:
         os.utime(path, (long_ago, long_ago))
     view = StudyLooker().look(out)
     assert (view.status, view.over) == ("stopped", True)
-    with pytest.raises(UserError, match="whose runs are not gathered yet"):
+    with pytest.raises(
+        UserError, match=r"runs without study.h5; make it: hpcfed study"
+    ):
         read_run(out)
     said = words(out, code=1)
     assert "0 of 2 complete, 1 stopped, 1 waiting" in said

@@ -24,6 +24,7 @@ from hpcfed.results.folder import (
     checkpoint_folder,
     failures,
     folders_with_runs,
+    records,
     runs,
 )
 from hpcfed.results.format import CLOCK_COLUMNS
@@ -73,6 +74,11 @@ def read_run(folder: Path) -> RunRecord:
             )
         # Points that were run by their numbers leave no list.
         if (folder / PLAN).is_file() or (folder / POINTS).is_dir():
+            if any(map(records, (folder / POINTS).glob("*/*"))):
+                raise UserError(
+                    f"{folder} holds a study's runs without {STUDY}; make it: hpcfed study "
+                    f"FILE --out {folder} --gather, or look at them: hpcfed report {folder}"
+                )
             raise UserError(
                 f"{folder} holds a study whose runs are not gathered yet; look at them: "
                 f"hpcfed watch {folder}"
