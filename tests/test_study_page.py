@@ -413,6 +413,18 @@ def test_a_run_that_did_not_end_counts_where_that_is_asked_for(
     assert "status: running, 3 of 3 rounds" in words and "pfedgpa" in words
 
 
+def test_unfinished_runs_are_named_only_where_there_are_some(
+    reported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(reported / "runs/server", tmp_path / "run")
+    (tmp_path / "run/run.h5").write_text("damaged")
+    page = tmp_path / "page.html"
+    with pytest.raises(SystemExit):
+        cli.main(["report", str(tmp_path), "--out", str(page)])
+    said = capsys.readouterr().err
+    assert said.endswith("there is no complete run among them\n")
+
+
 def test_a_long_curve_is_drawn_in_means(
     reported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

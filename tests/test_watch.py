@@ -446,6 +446,18 @@ def test_a_study_that_was_stopped_is_over(tmp_path: Path, words: Words) -> None:
     assert "start the study again to go on" in said
 
 
+def test_a_run_starts_only_while_it_is_claimed(tmp_path: Path, words: Words) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    said = words(run, "--once")
+    assert "starting" not in said and "there is no run.h5, and no process here" in said
+    assert f"hpcfed run --resume {run}" in " ".join(said.split())
+    for claim in (run, run / "seed-1"):
+        claim.mkdir(exist_ok=True)
+        with claimed(claim):
+            assert "a run is starting" in words(run, "--once")
+
+
 def test_points_that_ran_by_their_numbers_are_a_study(tmp_path: Path) -> None:
     (tmp_path / "points/lr=0.1/repeat-0").mkdir(parents=True)
     with pytest.raises(UserError, match="study whose runs are not gathered yet"):

@@ -22,6 +22,8 @@ class Found:
     processes: list[Process] = field(default_factory=list)
     unfinished: list[tuple[str, str, str]] = field(default_factory=list)
     """Name, status and error of runs that are not complete."""
+    usable: int = 0
+    """Number of these that `unfinished` would take."""
     studies: list[StudyRecord] = field(default_factory=list)
     single_runs: int = 0
     """Number of runs outside of any study."""
@@ -63,6 +65,7 @@ def joined(sides: Sequence[Found], *, apart: bool) -> Found:
         for process in side.processes:
             both.processes.append(replace(process, side=name) if apart else process)
         both.unfinished += side.unfinished
+        both.usable += side.usable
         both.studies += side.studies
         both.single_runs += side.single_runs
         both.unread += side.unread
@@ -141,6 +144,7 @@ def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
     run = read_run(folder)
     found.single_runs += 1
     complete = run.status == "complete"
+    found.usable += run.rounds_done > 0 and not complete
     if run.rounds_done and (complete or unfinished):
         process = Process((run,), WARMUP, str(folder))
         found.processes.append(process)

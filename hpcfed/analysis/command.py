@@ -28,7 +28,6 @@ from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.results.folder import check_export
 from hpcfed.results.publish import export
 
-TAKE_UNFINISHED = "--unfinished takes runs with the rounds that they have"
 UNDECIDED = 3
 """The exit code if a condition is undecided because a side has one run, and none holds.
 """
@@ -67,7 +66,7 @@ def report(asked: ReportRequest) -> int:
     if not found.processes:
         if asked.unfinished:
             raise UserError("there is no finished round among them")
-        raise UserError(f"there is no complete run among them; {TAKE_UNFINISHED}")
+        raise UserError(f"there is no complete run among them{_take_unfinished(found)}")
     if conditions and comparison is None:
         raise UserError(f"--fail-if {conditions[0].text}: {_not_compared(sides)}")
     judged = judge_all(conditions, comparison, one_run_decides=asked.one_run_decides)
@@ -112,8 +111,15 @@ def _not_compared(sides: Sequence[Found]) -> str:
     """Return why A and B have no point in common."""
     for name, side in zip("AB", sides, strict=True):
         if not side.processes:
-            return f"{name} has no complete run; {TAKE_UNFINISHED}"
+            return f"{name} has no complete run{_take_unfinished(side)}"
     return "no runs of both paths have the same options"
+
+
+def _take_unfinished(found: Found) -> str:
+    """Return how to take runs that are not complete, if there are any with rounds."""
+    if not found.usable:
+        return ""
+    return "; --unfinished takes runs with the rounds that they have"
 
 
 def _write_charts(folder: Path, asked: ReportRequest, content: Content) -> None:

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from hpcfed.errors import UserError
-from hpcfed.results.folder import CLAIM, JOB, POINTS, STACKS, STUDY_CLAIM
+from hpcfed.results.folder import CLAIM, JOB, POINTS, STACKS, STUDY_CLAIM, seed_folders
 from hpcfed.results.publish import publish
 
 LONGEST = 1000
@@ -66,6 +66,11 @@ def _locked(path: Path) -> int:
 def is_abandoned(folder: Path) -> bool:
     """Tell whether no process here holds a folder's claim: its run was killed."""
     return _is_locked(folder / CLAIM) is False
+
+
+def is_at_work(folder: Path) -> bool:
+    """Tell whether a process here holds the claim of a run, or of a seed of it."""
+    return any(is_held(run / CLAIM) for run in (folder, *seed_folders(folder)))
 
 
 def is_study_abandoned(out: Path) -> bool:

@@ -4,6 +4,7 @@ study: how far its trials are.
 
 from collections.abc import Mapping
 from math import isnan
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -23,6 +24,8 @@ from hpcfed.analysis.render.watch.looking import (
 from hpcfed.analysis.run_findings.machine import machine_text
 from hpcfed.errors import count, printable
 from hpcfed.options.metrics import label_of, text_of
+from hpcfed.results.claim import is_at_work
+from hpcfed.results.folder import CHECKPOINTS, RECORD
 from hpcfed.words import bytes_text, duration, short_seconds, time_text
 
 STYLES = ("cyan", "magenta", "green")
@@ -51,8 +54,7 @@ def run_frame(view: RunView, console: Console) -> RenderableType:
     """Return everything worth knowing about a run at this moment."""
     folder = printable(str(view.folder))
     if not view.records:
-        text = f"{folder}: a run is starting; it has recorded nothing yet"
-        return Group(Text(text), life_line(view))
+        return Group(Text(f"{folder}: {_unrecorded(view.folder)}"), life_line(view))
     width = min(console.width, 160)
     first = view.records[0]
     seeds = len(view.records)
@@ -71,6 +73,18 @@ def run_frame(view: RunView, console: Console) -> RenderableType:
             parts += [Text(), _seeds(view)]
         parts += [Text(), _phases(view), _facts(view)]
     return Group(*parts)
+
+
+def _unrecorded(folder: Path) -> str:
+    """Return why a run has no record: it starts, or the record is gone."""
+    if is_at_work(folder):
+        return "a run is starting; it has recorded nothing yet"
+    text = f"there is no {RECORD}, and no process here is writing one"
+    if (folder / CHECKPOINTS).is_dir():
+        text += (
+            f"; go on from its checkpoint: hpcfed run --resume {printable(str(folder))}"
+        )
+    return text
 
 
 def status_line(view: RunView) -> RenderableType:
