@@ -1010,6 +1010,7 @@ TABLE_MISTAKES = [
     ("a,y\n1,2\n5,3\nNA,4", "{}", "column a has numbers, and NA in sample 3"),
     ("a,client,y\n1,x,2\n3,,4", "{}", "column client is empty in sample 2"),
     ("a,a\n1,2\n3,4", "{}", "must give every column a name of its own"),
+    (",a\n0,2\n1,4", "{}", "column 1 has none (from pandas, write to_csv(…, index"),
     ("a,y\n1,2\n3,4", '{"target": "b"}', "no column b"),
     ("a,y\n1,2\n3,4", '{"target": null}', "no column None"),
     ("a,y\n1,2\n3,4", '{"drop": null}', "no column None"),

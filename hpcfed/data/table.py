@@ -112,9 +112,8 @@ def _read(path: Path) -> _Table:
     instead = "; save it as an .npz (file:PATH.npz)"
     text = read_text(path, memory=BYTES_PER_BYTE, instead=instead)
     lines = text.splitlines()
-    header = lines[0] if lines else ""
     # Take the delimiter with most occurrences: some countries use semicolons.
-    delimiter = max(",;\t", key=header.count)
+    delimiter = max(",;\t", key=(lines or [""])[0].count)
     try:
         rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
     except csv.Error as error:
@@ -122,10 +121,12 @@ def _read(path: Path) -> _Table:
     if len(rows) < 3:
         raise UserError(f"{path}: needs a line of names and two or more of samples")
     names = [name.strip() for name in rows[0]]
-    if len(set(names)) < len(names) or "" in names:
-        raise UserError(
-            f"{path}: the first line must give every column a name of its own"
-        )
+    own = f"{path}: the first line must give every column a name of its own"
+    if "" in names:
+        none = f"column {names.index('') + 1} has none"
+        raise UserError(f"{own}; {none} (from pandas, write to_csv(…, index=False))")
+    if len(set(names)) < len(names):
+        raise UserError(own)
     for number, row in enumerate(rows[1:], start=1):
         if len(row) != len(names):
             raise UserError(
@@ -382,8 +383,7 @@ def _names(
     """Return the columns by their role: as chosen, or by their usual names."""
     names = {}
     for kind, usual in COLUMNS.items():
-        found = _column(folder, columns, chosen, kind, usual)
-        if found is not None:
+        if (found := _column(folder, columns, chosen, kind, usual)) is not None:
             names[kind] = found
     if "input" not in names:
         raise UserError(
