@@ -365,6 +365,36 @@ def test_a_method_has_its_price() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("fast", "slow", "told"),
+    [
+        (100.0, 0.0, "as long as one of scaffold and sends nothing."),
+        (0.0, 100.0, "as long as one of scaffold, which sends nothing."),
+        (0.0, 0.0, "as long as one of scaffold."),
+    ],
+)
+def test_a_method_that_sends_nothing_has_its_price(
+    fast: float, slow: float, told: str
+) -> None:
+    processes = [
+        process_of(method="scaffold", seconds=1.0, sent=fast),
+        process_of(method="local", seconds=2.0, sent=slow),
+    ]
+    price = answers(processes)["What does it cost?"]
+    assert f"A round of local takes 2 times [2, 2] {told}" in price
+
+
+def test_bytes_are_compared_where_both_methods_send_some() -> None:
+    processes = []
+    for alpha, (fast, slow) in {0.1: (100.0, 0.0), 1.0: (100.0, 300.0)}.items():
+        processes += [
+            process_of(method="fedavg", alpha=alpha, sent=fast),
+            process_of(method="ditto", alpha=alpha, seconds=2.0, sent=slow),
+        ]
+    price = answers(processes)["What does it cost?"]
+    assert "as one of fedavg and sends 3 times the bytes." in price
+
+
 def test_equal_times_are_told_in_words() -> None:
     processes = [process_of(method=method) for method in ("fedavg", "ditto")]
     told = answers(processes)["What does it cost?"]

@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, nan
+from math import isfinite
 
 from hpcfed.analysis.choices import Combination, grouped
 from hpcfed.analysis.contests import Contest, Frontier, contests, frontiers
@@ -269,11 +269,7 @@ def _prices(found: Sequence[Contest]) -> Iterator[str]:
         times = _over_pairs([ratio(one.seconds, two.seconds) for one, two in pairs])
         longer = times_as(times_text(times, " times"), "long")
         told = f"A round of {name} takes {longer} as one of {fastest}"
-        sent = _bytes_ratio(pairs)
-        # An unknown ratio (NaN) is not above the limit.
-        if abs(sent - 1) > SAME_BYTES:
-            told += f" and sends {number(sent)} times the bytes"
-        yield f"{told}."
+        yield f"{told}{_bytes_told(pairs)}."
 
 
 def _over_pairs(ratios: Sequence[Estimate]) -> Estimate:
@@ -291,12 +287,23 @@ def _over_pairs(ratios: Sequence[Estimate]) -> Estimate:
     return Estimate(together.centre, loose[0].low, loose[0].high)
 
 
-def _bytes_ratio(pairs: Sequence[tuple[Group, Group]]) -> float:
-    sent = []
-    for one, other in pairs:
-        if run_bytes(other).centre:
-            sent.append(run_bytes(one).centre / run_bytes(other).centre)
-    return of_runs(sent).centre if sent else nan
+def _bytes_told(pairs: Sequence[tuple[Group, Group]]) -> str:
+    """Return the end of a sentence: how the bytes of the first of each pair compare with
+    those of the second. Nothing if they are the same.
+    """
+    mine = [run_bytes(one).centre for one, _ in pairs]
+    base = [run_bytes(other).centre for _, other in pairs]
+    # Zero has no logarithm: a method may send nothing.
+    both = [
+        (one, two) for one, two in zip(mine, base, strict=True) if min(one, two) > 0
+    ]
+    if both:
+        times = of_runs([one / two for one, two in both]).centre
+        same = abs(times - 1) <= SAME_BYTES
+        return "" if same else f" and sends {number(times)} times the bytes"
+    if any(base) and not any(mine):
+        return " and sends nothing"
+    return ", which sends nothing" if any(mine) and not any(base) else ""
 
 
 def _energy(group: Group) -> float:
