@@ -72,6 +72,15 @@ def unless_full(otherwise: str) -> Iterator[None]:
         remark(f"hpcfed: cannot write to stdout: {error.strerror}; {otherwise}")
 
 
+@contextmanager
+def while_read() -> Iterator[None]:
+    """End printing where the reader has left, as in `| head`; the caller goes on."""
+    try:
+        yield
+    except BrokenPipeError:
+        _drop_stdout()
+
+
 def _drop_stdout() -> None:
     """Discard everything that is printed from now on."""
     nowhere = open(os.devnull, "w")  # noqa: SIM115

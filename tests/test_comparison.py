@@ -4,7 +4,10 @@ with them.
 
 import io
 import json
+import os
 import shutil
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from math import exp, inf, log, sqrt
 from pathlib import Path
@@ -337,6 +340,42 @@ def test_a_regression_ends_with_1(
     costs = json.loads(figures.read_text())["comparison"]["costs"]
     sent = [one for one in costs if one["name"].startswith("sent ")]
     assert (sent[0]["change"]["centre"], sent[0]["verdict"]) == (2.0, "more")
+
+
+def test_a_reader_that_leaves_changes_neither_files_nor_the_exit_code(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `hpcfed report A B --fail-if … --json x.json | head -1`."""
+    names = ("page.html", "rounds.csv", "figures.json")
+    page, rounds, figures = (tmp_path / name for name in names)
+    words = ["report", str(runs / "half"), str(runs / "all"), "--out", str(page)]
+    words += ["--csv", str(rounds), "--json", str(figures)]
+    read, write = os.pipe()
+    os.close(read)
+    for limit, code in (("110%", 0), ("90%", 1)):
+        # Closing it writes what is left.
+        with (
+            suppress(BrokenPipeError),
+            open(os.dup(write), "w") as closed,
+            monkeypatch.context() as patched,
+        ):
+            patched.setattr(sys, "stdout", closed)
+            patched.setattr(sys, "stderr", io.StringIO())
+            ended = ending([*words, "--fail-if", f"more-bytes={limit}"])
+        assert ended == code
+        for path in (page, rounds, figures):
+            assert path.stat().st_size
+            path.unlink()
+    os.close(write)
+
+
+def ending(words: list[str]) -> object:
+    """Return the code that a command exits with."""
+    try:
+        cli.main(words)
+    except SystemExit as left:
+        return left.code
+    return 0
 
 
 def test_one_run_of_a_side_leaves_it_undecided(

@@ -1,6 +1,6 @@
 """`hpcfed report` after its command line was parsed: writes one self-contained page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from hpcfed.analysis.render.page import Content, page
 from hpcfed.analysis.render.run_page import is_one_run, run_content
 from hpcfed.analysis.render.sections import sections
 from hpcfed.analysis.render.sections.origin import noise_warnings
-from hpcfed.errors import UserError, count, printable, remark, say
+from hpcfed.errors import UserError, count, printable, remark, say, while_read
 from hpcfed.results.folder import check_export
 from hpcfed.results.publish import export
 
@@ -52,7 +52,10 @@ class ReportRequest:
 
 
 def report(asked: ReportRequest) -> int:
-    """Write the page and exports, and print a comparison; return the exit code."""
+    """Write the page and exports, and print a comparison; return the exit code.
+
+    All files are written first: the reader of the output may leave, as in `| head`.
+    """
     # First, because reading a thousand runs takes a minute.
     _check_targets(asked)
     check_chart_files(asked.figures, asked.format, asked.width)
@@ -71,22 +74,18 @@ def report(asked: ReportRequest) -> int:
         raise UserError(f"--fail-if {conditions[0].text}: {_not_compared(sides)}")
     judged = judge_all(conditions, comparison, one_run_decides=asked.one_run_decides)
     every = groups(found.processes)
-    if comparison is not None:
-        print_comparison(comparison, Output())
-    elif len(asked.paths) == 2 and not found.unread:
+    if comparison is None and len(asked.paths) == 2 and not found.unread:
         # A page about unrelated runs is still a report.
         remark(f"hpcfed: not compared: {_not_compared(sides)}")
     content = content_of(every, found, comparison)
-    for path, text in _texts(asked, every, found, content, comparison).items():
-        # Names of folders may not be valid text.
-        written = text.encode(errors="replace")
-        export(written, path)
-        size = len(written) / 1024
-        say(f"{printable(str(path))}: {size:,.0f} KiB")
+    lines = _write(_texts(asked, every, found, content, comparison))
     if asked.figures is not None:
-        _write_charts(asked.figures, asked, content)
-    for one in judged:
-        say(one.line)
+        lines.append(_write_charts(asked.figures, asked, content))
+    with while_read():
+        if comparison is not None:
+            print_comparison(comparison, Output())
+        for line in [*lines, *(one.line for one in judged)]:
+            say(line)
     # Decisions are ordered: holds, then undecided, then does not hold, from worst to
     # best.
     worst = max((one.decision for one in judged), default=Decision.DOES_NOT_HOLD)
@@ -122,12 +121,25 @@ def _take_unfinished(found: Found) -> str:
     return "; --unfinished takes runs with the rounds that they have"
 
 
-def _write_charts(folder: Path, asked: ReportRequest, content: Content) -> None:
+def _write(texts: Mapping[Path, str]) -> list[str]:
+    """Write the files; return a line about each."""
+    lines = []
+    for path, text in texts.items():
+        # Names of folders may not be valid text.
+        written = text.encode(errors="replace")
+        export(written, path)
+        size = len(written) / 1024
+        lines.append(f"{printable(str(path))}: {size:,.0f} KiB")
+    return lines
+
+
+def _write_charts(folder: Path, asked: ReportRequest, content: Content) -> str:
+    """Write the charts; return a line about them."""
     written = 0
     for path, image in chart_files(content.sections, folder, asked.format, asked.width):
         export(image, path)
         written += 1
-    say(f"{printable(str(folder))}: {count(written, 'file')}")
+    return f"{printable(str(folder))}: {count(written, 'file')}"
 
 
 def _texts(
