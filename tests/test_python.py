@@ -2,8 +2,10 @@
 return; studies; the notebook.
 """
 
+import datetime
 import functools
 import importlib
+import json
 import os
 import shutil
 import signal
@@ -21,9 +23,11 @@ import torch
 
 import hpcfed
 from hpcfed import plugins
+from hpcfed.api import sweep
 from hpcfed.experiment import loop
 from hpcfed.methods import fedavg, fedavg_ft
 from hpcfed.results.stored import read_run
+from hpcfed.studies.plan import StudyOrder
 from tests.runs import recorded, rows
 
 SMALL: dict[str, Any] = {
@@ -462,6 +466,42 @@ def test_a_study_of_a_dict(tmp_path: Path) -> None:
         hpcfed.study({"sweep": {"method": [fedavg]}}, out=tmp_path / "other")
     with pytest.raises(hpcfed.UserError, match="needs a folder"):
         hpcfed.study({"sweep": {"method": ["fedavg"]}})
+
+
+def test_a_study_takes_values_as_a_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text and its points hold what a file would."""
+    orders: list[StudyOrder] = []
+    monkeypatch.setattr(sweep, "run_study", orders.append)
+    common = {"model": Path("mlp"), "rounds": np.int64(1), "seeds": range(2)}
+    swept = {"lr": np.array([0.05, 0.1]), "epochs": range(1, 3), "alpha": (0.5,)}
+    asked = {"common": common, "sweep": swept, "repeats": np.int64(2)}
+    hpcfed.study(asked, out=tmp_path / "study")
+    (order,) = orders
+    assert json.loads(order.text) == {
+        "common": {"model": "mlp", "rounds": 1, "seeds": [0, 1]},
+        "sweep": {"lr": [0.05, 0.1], "epochs": [1, 2], "alpha": [0.5]},
+        "repeats": 2,
+    }
+    first = order.every[0]
+    assert first.name == "lr=0.05,epochs=1,alpha=0.5"
+    assert first.given["seeds"] == [0, 1] and first.settings.config.lr == 0.05
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (datetime.date(2026, 1, 2), r"sweep\.lr: .* of type date"),
+        (np.zeros((2, 2)), r"sweep\.lr: .*ndarray of shape \[2, 2\]"),
+        (b"0.1", r"sweep\.lr: .* of type bytes"),
+    ],
+)
+def test_a_study_refuses_what_no_file_can_hold(
+    tmp_path: Path, value: object, named: str
+) -> None:
+    with pytest.raises(hpcfed.UserError, match=named):
+        hpcfed.study({"sweep": {"lr": [value]}}, out=tmp_path / "study")
 
 
 def test_two_runs_in_a_row_on_two_ranks(

@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from hpcfed.api.opened import Run, path_of, table_of
-from hpcfed.errors import UserError
+from hpcfed.cli.settings import plain
+from hpcfed.errors import UserError, shown
 from hpcfed.options.metrics import global_name
 from hpcfed.results.folder import records
 from hpcfed.studies.attempt import outcome_of
@@ -74,8 +75,7 @@ def study(
     if isinstance(study, Mapping):
         if out is None:
             raise UserError("a study from a dict needs a folder, as in out='runs/mine'")
-        _check_plain(study)
-        asked = study
+        asked = {name: _plain(entry, name) for name, entry in study.items()}
     else:
         asked = path_of(study, "hpcfed.study")
     order = order_of(
@@ -90,19 +90,31 @@ def study(
     return Sweep(order.out, tuple(order.trials))
 
 
-def _check_plain(value: Any) -> None:
-    """Refuse objects in a study, because its runs are separate processes."""
+def _plain(value: Any, key: str) -> Any:
+    """Return a study's value as its file would hold it, as `hpcfed.run` takes it; refuse
+    objects, because the runs of a study are separate processes.
+    """
+    if isinstance(value, PathLike):
+        return str(Path(value))
+    # Values to sweep over may be an array.
+    if len(getattr(value, "shape", ())) == 1:
+        value = value.tolist()
+    value = plain(value)
     if isinstance(value, Mapping):
-        for entry in value.values():
-            _check_plain(entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            _check_plain(entry)
-    elif callable(value) or isinstance(value, ModuleType):
+        return {name: _plain(entry, f"{key}.{name}") for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry, key) for entry in value]
+    if callable(value) or isinstance(value, ModuleType):
         raise UserError(
-            f"{value!r}: a study starts every run in a process of its own; put this "
-            "into a file, and give FILE.py or FILE.py:NAME"
+            f"{key}: {value!r}: a study starts every run in a process of its own; put "
+            "this into a file, and give FILE.py or FILE.py:NAME"
         )
+    if value is not None and not isinstance(value, str | int | float):
+        raise UserError(
+            f"{key}: must be text, numbers, lists or tables, got {shown(value)}, of type "
+            f"{type(value).__name__}"
+        )
+    return value
 
 
 def _swept(every: tuple[Trial, ...]) -> list[str]:

@@ -202,7 +202,7 @@ def keyword_settings(options: Mapping[str, Any], path: Path | None = None) -> Se
     given = {}
     for name, value in options.items():
         if value is not None:
-            given[name] = _plain(value)
+            given[name] = plain(value)
     if "resume" in given:
         return _resume(given, path)
     from_file = {} if path is None else read_toml(path)
@@ -214,12 +214,12 @@ def keyword_settings(options: Mapping[str, Any], path: Path | None = None) -> Se
     return resolve(values, sources, method_options, ranks=launched().size)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Convert paths, ranges and numpy numbers to what a TOML file would hold."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, range | tuple | set | frozenset):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     # Do not test for numpy's type: most command lines do not import numpy.
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
