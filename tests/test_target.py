@@ -139,3 +139,46 @@ def test_a_study_tells_who_holds_the_target_first() -> None:
     told = " ".join(sentence for one in verdicts(every) for sentence in one.answers)
     assert "fedavg is first, after 2 s" in told
     assert "fedprox holds it first, from round 2 on" in told
+
+
+def told_of(*runs: RunRecord) -> list[str]:
+    every = groups([Process((one,), 0, "") for one in runs])
+    answers = [sentence for one in verdicts(every) for sentence in one.answers]
+    return [sentence for sentence in answers if "target" in sentence]
+
+
+def of_clients(curve: list[float], **figures: Any) -> RunRecord:
+    """Return a run without a global model: the target is for its clients."""
+    made = run(curve, **figures)
+    unknown = np.full(len(curve), NAN)
+    made.rounds.update(accuracy=np.array(curve), global_accuracy=unknown)
+    return made
+
+
+def test_points_compete_for_a_target_of_the_same_accuracy() -> None:
+    """The clients' own models are first at 80 %, but of their own test data."""
+    every = [
+        run([0.5, 0.5, 0.8], method="fedavg"),
+        run([0.5, 0.8, 0.8], method="fedprox"),
+        of_clients([0.8, 0.8, 0.8], method="fedper"),
+        of_clients([0.5, 0.5, 0.8], method="ditto"),
+    ]
+    theirs, ours = sorted(told_of(*every))
+    assert (
+        "target 80 % (global model, all test data): fedprox is first, after 4" in ours
+    )
+    assert "target 80 % (clients, own test data): fedper is first, after 2 s" in theirs
+    assert told_of(every[0], every[2]) == [], "nobody to compete with"
+    columns = target_section([point(one) for one in every]).tables[0].columns
+    assert "accuracy of" in columns
+
+
+def test_all_that_tie_are_named() -> None:
+    names = ("fedavg", "fedprox", "scaffold")
+    (told,) = told_of(
+        *(run(KEPT, method=name) for name in names[:2]), run(LOST, method=names[2])
+    )
+    assert told.endswith(
+        ": fedavg and fedprox and scaffold are first, after 4 s, and send the fewest "
+        "bytes, 0.000381 MiB; fedavg and fedprox hold it first, from round 2 on."
+    )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from hpcfed.analysis.choices import Combination, grouped
+from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.contests import Contest, Frontier, contests, frontiers
 from hpcfed.analysis.costmodel import fit_groups
 from hpcfed.analysis.groups import Group
@@ -21,7 +21,7 @@ from hpcfed.analysis.labels import (
     times_text,
     value_text,
 )
-from hpcfed.analysis.outcomes import COSTS, Measure, mean_to_target, measure, run_bytes
+from hpcfed.analysis.outcomes import COSTS, Measure, measure, run_bytes
 from hpcfed.analysis.scaling import growths, scalings
 from hpcfed.analysis.server_costs import server_costs
 from hpcfed.analysis.server_findings import fit_answers, growth_answers
@@ -40,12 +40,12 @@ from hpcfed.analysis.swept import (
     choice_text,
     effects,
     point_text,
-    problem,
     swept,
 )
+from hpcfed.analysis.target_verdicts import target_answers
 from hpcfed.errors import count
 from hpcfed.results.study import StudyRecord
-from hpcfed.words import MIB, number, time_text, times_as
+from hpcfed.words import number, times_as
 
 MOST_LETTERS = 48
 """Longest word in a sentence, in characters."""
@@ -234,7 +234,7 @@ def _costs(
     every: Sequence[Group], found: Sequence[Frontier], options: Sequence[Swept]
 ) -> list[str]:
     methods = few(list(_prices(contests(every, options))), "method")
-    targets = few(list(_races(every, options)), "problem")
+    targets = few(list(target_answers(every, options)), "problem")
     ends = few(list(_ends(found, options)), "problem")
     sentences = [*methods, *targets, *ends]
     energies = [group for group in every if isfinite(_energy(group))]
@@ -308,53 +308,6 @@ def _bytes_told(pairs: Sequence[tuple[Group, Group]]) -> str:
 
 def _energy(group: Group) -> float:
     return COSTS["energy"].of(group).centre
-
-
-def _races(every: Sequence[Group], options: Sequence[Swept]) -> Iterator[str]:
-    """Say who reaches a target first, and who with the fewest bytes, for each problem
-    with several points.
-    """
-    problems = grouped(every, lambda one: (problem(one, options), one.first.target))
-    for (posed, target), members in problems.items():
-        if target is None:
-            continue
-        about = f"{condition_text(posed)}, target {target:g} %"
-        fastest, leanest = _first(members, "seconds"), _first(members, "bytes")
-        if fastest is None or leanest is None:
-            yield f"{about}: no point reached it with all its seeds."
-            continue
-        if len(members) < 2:
-            continue
-        seconds = number(mean_to_target(fastest, "seconds"))
-        mib = number(mean_to_target(leanest, "bytes") / MIB)
-        told = f"{choice_text(fastest, options)} is first, after {seconds} s"
-        if fastest.key == leanest.key:
-            told += f", and sends the fewest bytes, {mib} MiB"
-        else:
-            leanest_text = choice_text(leanest, options)
-            told += f"; {leanest_text} sends the fewest bytes, {mib} MiB"
-        clocked = _first(members, "virtual_seconds")
-        if clocked is not None:
-            when = time_text(mean_to_target(clocked, "virtual_seconds"))
-            clocked_text = choice_text(clocked, options)
-            told += f"; {clocked_text} is first in virtual time, after {when}"
-        holds = _first(members, "rounds", held=True)
-        if holds is not None:
-            rounds = number(mean_to_target(holds, "rounds", held=True))
-            told += f"; {choice_text(holds, options)} holds it first, from round {rounds} on"
-        yield f"{about}: {told}."
-
-
-def _first(members: Sequence[Group], spent: str, *, held: bool = False) -> Group | None:
-    """Return the point that spent the least of this up to its target, or until it held
-    it, with all seeds; None if no point did, or the spent amount is unknown.
-    """
-
-    def cost(group: Group) -> float:
-        return mean_to_target(group, spent, held=held)
-
-    known = [group for group in members if isfinite(cost(group))]
-    return min(known, key=cost, default=None)
 
 
 def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcfed.options.metrics import METRICS, SERIES, metric_of
 from hpcfed.results.pace import WARMUP, counted, per_round
-from hpcfed.results.target import Reached, first_round, judged, stays_from
+from hpcfed.results.target import Reached, first_round, judged_series, stays_from
 from hpcfed.runtime.timer import PHASES
 
 LAST_UPDATES = 10
@@ -254,11 +254,14 @@ class RunRecord:
         target = self.config.get("target_accuracy")
         return None if target is None else float(target)
 
+    @property
+    def judged_series(self) -> str:
+        """The accuracy that the target is for."""
+        return judged_series(self.rounds["global_accuracy"])
+
     def judged(self) -> np.ndarray:
         """Return the accuracy that the target is for; NaN where not evaluated."""
-        return np.asarray(
-            judged(self.rounds["accuracy"], self.rounds["global_accuracy"])
-        )
+        return self.rounds[self.judged_series]
 
     def reached(self) -> Reached | None:
         """Return the cost of first reaching the target; None if it never was."""
@@ -287,7 +290,6 @@ class RunRecord:
         """Return what these first rounds have cost."""
         if rounds is None:
             return None
-
         seconds = float(self.rounds["seconds"][:rounds].sum())
         sent = float(self.sent[:rounds].sum())
         # The clock is cumulative: nothing to add up.

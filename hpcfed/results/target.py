@@ -19,21 +19,20 @@ class Reached:
     """End of the last of these rounds on the virtual clock; NaN without a clock."""
 
 
-def judged(
-    accuracy: np.ndarray | float, global_accuracy: np.ndarray | float
-) -> np.ndarray | float:
-    """Return the accuracies that a target is for: the global model's, or else those of
-    the clients' mean.
+def judged_series(global_accuracy: np.ndarray | float) -> str:
+    """Return the series that a target is for: the global model's, or else that of the
+    clients' mean.
     """
     has_global = not np.isnan(global_accuracy).all()
-    return global_accuracy if has_global else accuracy
+    return "global_accuracy" if has_global else "accuracy"
 
 
 def at_target(
     accuracy: np.ndarray | float, global_accuracy: np.ndarray | float, target: float
 ) -> Any:
     """Tell where the judged accuracy reaches a target in per cent."""
-    return judged(accuracy, global_accuracy) >= target / 100
+    of_global = judged_series(global_accuracy) == "global_accuracy"
+    return (global_accuracy if of_global else accuracy) >= target / 100
 
 
 def first_round(curve: np.ndarray, target: float) -> int | None:

@@ -11,7 +11,7 @@ from hpcfed.analysis.choices import grouped
 from hpcfed.analysis.contests import Frontier, Weighed, frontiers
 from hpcfed.analysis.findings import MEBIBYTES, PLAIN, TIME, Cell, Row, Table
 from hpcfed.analysis.groups import Group
-from hpcfed.analysis.labels import condition_text, label, text
+from hpcfed.analysis.labels import ACCURACIES, condition_text, label, text
 from hpcfed.analysis.outcomes import COSTS, Measure, measure, measures, run_epsilon
 from hpcfed.analysis.render.charts import (
     Axis,
@@ -63,6 +63,7 @@ def target(every: Sequence[Group]) -> Section:
     staying = [_known(run.stays() for run in group.seeds) for group in aimed]
     columns: dict[str, Sequence[str | Cell]] = {
         "target, %": [f"{group.first.target:g}" for group in aimed],
+        "accuracy of": [ACCURACIES[group.first.judged_series] for group in aimed],
         "seeds that reached it": _of_seeds(aimed, there),
         "rounds": [_mean_rounds(seeds) for seeds in there],
         "seeds that stay": _stay_texts(aimed, staying),
