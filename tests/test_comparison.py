@@ -507,6 +507,22 @@ LEARNT_LATE.phases[-1, :, PHASES.index("train")] = 1.0
 LEARNT_LATE.phases[-1, :, PHASES.index("server")] = 30.0
 
 
+@pytest.mark.parametrize(
+    ("done", "usual", "in_all"),
+    [
+        (3, "round 3, first on these ranks", "s in round 3"),
+        (4, "round, after round 3", "s in rounds 3 to 4"),
+    ],
+)
+def test_rounds_since_a_resume_on_other_ranks_are_named(
+    done: int, usual: str, in_all: str
+) -> None:
+    resumed = run_of(seconds=[1.0] * done, ranks=2)
+    resumed.phases[:2] = np.nan
+    table = of_phases(resumed)
+    assert (table.rows[-1][0], table.columns[2]) == (usual, in_all)
+
+
 def test_a_time_per_round_is_the_same_figure_wherever_it_stands() -> None:
     """The median of 1, 1, 2, 1 and 31 seconds; their mean would be 7.2."""
     group = groups([Process((LEARNT_LATE,), 1, "run")])[0]

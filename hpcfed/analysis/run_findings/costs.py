@@ -75,6 +75,8 @@ def of_phases(record: RunRecord) -> Table:
     if first > 1:
         in_all = f"s in rounds {first} to {last}"
         name = f"round, after round {first}"
+        if last == first:
+            in_all, name = f"s in round {first}", f"round {first}, first on these ranks"
         caption += "; the rounds before ran on another number of ranks"
     usual_round = float(per_round(record.counted_seconds()))
     whole_run = TOTAL_SECONDS(record.timed_seconds())
