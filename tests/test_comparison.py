@@ -20,6 +20,7 @@ from rich.console import Console
 
 import hpcfed
 from hpcfed import cli
+from hpcfed.analysis.collect import find
 from hpcfed.analysis.comparison.comparison import Comparison, compare
 from hpcfed.analysis.comparison.conditions import judge_all, read_conditions
 from hpcfed.analysis.comparison.shown import print_comparison
@@ -400,6 +401,40 @@ def test_one_run_of_a_side_leaves_it_undecided(
     words[2] = str(runs / "all")
     with pytest.raises(SystemExit, match="1"):
         cli.main([*words, "--fail-if", "more-bytes=90%"])
+
+
+def test_a_copy_of_a_run_is_no_repeat(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else a backup would give intervals without width. The copy that went on counts."""
+    for side in ("a", "b"):
+        for number in "12":
+            shutil.copytree(runs / "half", tmp_path / side / number)
+    for number in "12":
+        with h5py.File(tmp_path / f"b/{number}/run.h5", "r+") as file:
+            for name in ("rounds/seconds", "timing/wall", "timing/phases"):
+                file[name][...] = 10 * file[name][...]
+    words = [
+        "report",
+        str(tmp_path / "a"),
+        str(tmp_path / "b"),
+        "--fail-if",
+        "slower=5%",
+    ]
+    with pytest.raises(SystemExit, match="3"):
+        cli.main([*words, "--out", str(tmp_path / "p.html")])
+    said, told = capsys.readouterr()
+    assert "slower=5%: undecided: " in said
+    for side in ("a", "b"):
+        first = tmp_path / side / "1"
+        line = f"{tmp_path / side / '2'}: a copy of {first}, counted once"
+        assert line in told and line in (tmp_path / "p.html").read_text()
+    cli.main(["run", "--resume", str(tmp_path / "a/2"), "--rounds", "4"])
+    found = find([tmp_path / "a", runs / "all"])
+    assert [process.source for process in found.processes] == [
+        str(tmp_path / "a/2"),
+        str(runs / "all"),
+    ]
 
 
 def test_a_run_beside_itself_is_the_same(

@@ -1,5 +1,6 @@
 """Finds and reads the runs and studies of a report."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from hpcfed.analysis.groups import Process
 from hpcfed.errors import UserError
+from hpcfed.options import named
 from hpcfed.results.folder import CHECKPOINTS, RECORD, STUDY, seed_folder, seed_folders
 from hpcfed.results.pace import WARMUP
 from hpcfed.results.run import RunRecord
@@ -29,6 +31,8 @@ class Found:
     """Number of runs outside of any study."""
     unread: list[str] = field(default_factory=list)
     """Why files were left out."""
+    copies: list[str] = field(default_factory=list)
+    """Which runs are copies of others, and count once."""
 
 
 def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
@@ -52,6 +56,7 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
             if file.resolve() not in seen:
                 seen.add(file.resolve())
                 _add(found, file, unfinished)
+    _count_once(found)
     # At the end, because seeds of a run are found folder by folder.
     found.processes = _stack_seeds(found.processes)
     return found
@@ -69,6 +74,9 @@ def joined(sides: Sequence[Found], *, apart: bool) -> Found:
         both.studies += side.studies
         both.single_runs += side.single_runs
         both.unread += side.unread
+        both.copies += side.copies
+    if not apart:
+        _count_once(both)
     return both
 
 
@@ -151,6 +159,40 @@ def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
     if not complete or not run.rounds_done:
         why = (str(folder), run.status, run.error)
         found.unfinished.append(why)
+
+
+def _count_once(found: Found) -> None:
+    """Leave out copies of runs, such as a backup: they are no repeats. Of a copy that has
+    gone on, the longer one stays.
+    """
+    kept: dict[str, tuple[RunRecord, str]] = {}
+    for process in found.processes:
+        for run in process.runs:
+            other, _ = kept.setdefault(_identity(run), (run, process.source))
+            if run.rounds_done > other.rounds_done:
+                kept[_identity(run)] = run, process.source
+    alone = []
+    for process in found.processes:
+        runs = tuple(run for run in process.runs if kept[_identity(run)][0] is run)
+        for run in process.runs:
+            original, source = kept[_identity(run)]
+            if original is not run:
+                found.copies.append(
+                    f"{process.source}: a copy of {source}, counted once"
+                )
+        if runs:
+            alone.append(replace(process, runs=runs))
+    found.processes = alone
+
+
+def _identity(run: RunRecord) -> str:
+    """Return what two records have in common only if they began as one run."""
+    # It may have gone on with these changed.
+    free = {"rounds", *named(changes="time"), *named(changes="nothing")}
+    config = {name: value for name, value in run.config.items() if name not in free}
+    # Points that advance together share their seconds, no others do.
+    seconds = float(run.rounds["seconds"][0])
+    return json.dumps([seconds, run.facts["seed"], config], sort_keys=True, default=str)
 
 
 def _stack_seeds(processes: Sequence[Process]) -> list[Process]:

@@ -66,6 +66,8 @@ def report(asked: ReportRequest) -> int:
     found = joined(sides, apart=comparison is not None)
     for line in found.unread:
         remark(f"hpcfed: left out: {printable(line)}")
+    for line in found.copies:
+        remark(f"hpcfed: {printable(line)}")
     if not found.processes:
         if asked.unfinished:
             raise UserError("there is no finished round among them")
@@ -237,7 +239,7 @@ def _title(found: Found) -> str:
 
 
 def _warnings(found: Found) -> list[str]:
-    warnings = [f"left out: {line}" for line in found.unread]
+    warnings = [*(f"left out: {line}" for line in found.unread), *found.copies]
     if found.unfinished:
         unfinished = count(len(found.unfinished), "run")
         warnings.append(f"{unfinished} not finished; see the overview")

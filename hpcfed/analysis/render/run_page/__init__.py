@@ -43,7 +43,7 @@ def run_content(group: Group, found: Found) -> Content:
     first = group.first
     files = read_files(group.seeds)
     problems = [*found.unread, *([files.problem] if files.problem else [])]
-    warnings = [f"left out: {line}" for line in problems]
+    warnings = [*(f"left out: {line}" for line in problems), *found.copies]
     if any(run.status != "complete" for run in group.seeds):
         warnings += statuses(group.seeds)
     made = []
