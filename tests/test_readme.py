@@ -57,7 +57,7 @@ SMALL: dict[str, list[str]] = {
     "genefl": [
         "--rounds", "2", "--clients", "8", "--new-clients", "4", "--new-updates", "11", "--join-rounds", "1",
     ],
-    "warmup-cosine": ["--lr-warmup", "1"],
+    "warmup-cosine": ["--rounds", "3", "--lr-warmup", "2"],
     "--early-stop": ["--rounds", "12"],
     "idlg": ["--steps", "1", "--images", "1"],
     "ResNet": ["--model-options", '{"width": 4, "blocks": 1}', "--clients", "4"],
