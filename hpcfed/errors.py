@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-GRACE = 2.0
-"""Seconds for the root to print a mistake before the launcher ends the job."""
+GRACE = 5.0
+"""Seconds for the root to print a mistake before the launcher ends the job: a busy node
+needs more than two.
+"""
 LONGEST_VALUE = 200
 """Characters of a value that a message still shows."""
 

@@ -156,7 +156,9 @@ def test_a_run_that_hangs_is_ended(
     ("ended", "outcome"),
     [
         (Ended(2, err="hpcfed: no\n"), "refused"),
+        (Ended(2, err="hpcfed: no\nhpcfed: rank 1: no\n"), "refused"),
         (Ended(2, "beside", "hpcfed: no\n"), "many lines"),
+        (Ended(2, err="hpcfed: no\nhpcfed: rank 1: never\n"), "many lines"),
         (Ended(2, err="hpcfed: no\nhpcfed: and no\n"), "many lines"),
         (Ended(2, err="hpcfed: no\nand more\n"), "many lines"),
         (Ended(-1, err="Traceback (most recent call last):\nKeyError: 1"), "traceback"),

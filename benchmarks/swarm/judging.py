@@ -56,6 +56,7 @@ REFUSING = ("ranks", "seeds", "off")
 options, or more ranks.
 """
 _WARNING = re.compile(r"^.*(?:Warning:|\[W\d|^W\d{4}).*$", re.MULTILINE)
+_OF_ANOTHER_RANK = re.compile(r"^hpcfed: rank [1-9]\d*: ")
 _DIVERGED = re.compile(r"not finite|diverged")
 
 
@@ -295,7 +296,7 @@ def check(ended: Ended, folder: Path) -> None:
     """
     check_said(ended)
     if ended.code == 2:
-        lines = ended.err.splitlines()
+        lines = without_echoes(ended.err.splitlines())
         refusals = [line for line in lines if line.startswith("hpcfed: ")]
         if ended.out or len(refusals) != 1 or refusals != lines[-1:]:
             raise Settled("many lines", ended.err[-600:])
@@ -313,6 +314,18 @@ def check(ended: Ended, folder: Path) -> None:
         raise Settled("not complete", f"exit code 0, but {states}")
     if bad := recorded.not_finite(recorded.numbers(folder)):
         raise Settled("not finite", bad)
+
+
+def without_echoes(lines: Sequence[str]) -> list[str]:
+    """Leave out what another rank repeats of the first one's lines: it does so where the
+    launcher is slow to end it.
+    """
+    plain = [_OF_ANOTHER_RANK.sub("hpcfed: ", line) for line in lines]
+    return [
+        line
+        for line, text in zip(lines, plain, strict=True)
+        if line == text or text not in lines
+    ]
 
 
 def check_said(ended: Ended) -> None:
