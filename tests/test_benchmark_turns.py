@@ -181,6 +181,12 @@ def program(folder: Path, made: Path, name: str, loses: int | None = None) -> Pa
     return folder / name
 
 
+def by_turns(tiny: Path, other: Path, out: Path) -> list[str]:
+    """Return the command line that measures two runs of each program."""
+    words = ["benchmark", str(tiny / "tiny.toml"), "--by-turns", str(other)]
+    return [*words, "--runs", "2", "--out", str(out)]
+
+
 def test_programs_take_turns_with_the_same_seeds(
     tiny: Path,
     tmp_path: Path,
@@ -190,10 +196,8 @@ def test_programs_take_turns_with_the_same_seeds(
     ours, theirs = (program(tmp_path, tiny, name) for name in ("ours", "theirs"))
     monkeypatch.setattr(turns, "PACKAGE", ours / "hpcfed")
     monkeypatch.setattr(turns, "PATIENCE", 0.1)
-    words = ["benchmark", str(tiny / "tiny.toml"), "--by-turns", str(theirs)]
-    words += ["--runs", "2", "--out", str(tmp_path / "out")]
     # It returns: exit code 0.
-    cli.main(words)
+    cli.main(by_turns(tiny, theirs, tmp_path / "out"))
     told = (tmp_path / "journal").read_text().split("\n")
     warmed = ["ours 0", "theirs 0"]
     assert told == [*warmed, "ours 0", "theirs 0", "theirs 1", "ours 1", ""]
@@ -217,9 +221,8 @@ def test_a_program_that_fails_is_one_line(
 ) -> None:
     ours, theirs = program(tmp_path, tiny, "ours"), program(tmp_path, tiny, "theirs", 1)
     monkeypatch.setattr(turns, "PACKAGE", ours / "hpcfed")
-    words = ["benchmark", str(tiny / "tiny.toml"), "--by-turns", str(theirs)]
     with pytest.raises(SystemExit) as ended:
-        cli.main([*words, "--runs", "2", "--out", str(tmp_path / "out")])
+        cli.main(by_turns(tiny, theirs, tmp_path / "out"))
     assert ended.value.code == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert "a run has failed: ValueError: it broke" in said
@@ -241,11 +244,10 @@ def test_a_signal_ends_both_programs_and_says_what_stays(
     package.write_text(text.replace("    shutil", f"    {signals}\n    shutil"))
     monkeypatch.setattr(turns, "PACKAGE", ours / "hpcfed")
     out = tmp_path / "out"
-    words = ["benchmark", str(tiny / "tiny.toml"), "--by-turns", str(theirs)]
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with pytest.raises(SystemExit) as ended:
-            cli.main([*words, "--runs", "2", "--out", str(out)])
+            cli.main(by_turns(tiny, theirs, out))
         assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGTERM, before)

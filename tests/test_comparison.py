@@ -346,7 +346,7 @@ def test_a_regression_ends_with_1(
 def test_a_reader_that_leaves_changes_neither_files_nor_the_exit_code(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in `hpcfed report A B --fail-if … --json x.json | head -1`."""
+    """It is `head` in `hpcfed report A B --fail-if … --json x.json | head -1`."""
     names = ("page.html", "rounds.csv", "figures.json")
     page, rounds, figures = (tmp_path / name for name in names)
     words = ["report", str(runs / "half"), str(runs / "all"), "--out", str(page)]

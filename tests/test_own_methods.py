@@ -440,7 +440,7 @@ ROWS = "a tensor [4, 4810] of torch.float64 on cpu"
 def test_what_a_function_returns_is_one_line(
     text: str, line: str, four: Setup, tmp_path: Path
 ) -> None:
-    """Of the wrong kind, shape or type: who, what, and what is expected."""
+    """The line says who has returned what, and what is expected."""
     path = tmp_path / "wrong.py"
     path.write_text(f"{WRONG}\n\n{text}\n")
     fed = four.federation

@@ -186,7 +186,7 @@ def test_the_end_of_a_watcher_is_not_the_runs(
 def test_a_reader_that_leaves_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in `hpcfed watch DIR --once | head -1`."""
+    """It is `head` in `hpcfed watch DIR --once | head -1`."""
     add_round(begun(tmp_path / "run"), 0)
     read, write = os.pipe()
     os.close(read)

@@ -14,6 +14,7 @@ from typing import Any
 
 from hpcfed import plugins
 from hpcfed.errors import UserError, remark
+from hpcfed.methods._spelling import words_in
 from hpcfed.runtime.launcher import launched
 
 OURS = "hpcfed.methods."
@@ -165,7 +166,7 @@ def _parts_of_function(function: FunctionType) -> dict[str, Any]:
         parts[f"default {number}"] = value
     for name, value in (function.__kwdefaults__ or {}).items():
         parts[f"default {name}"] = value
-    for name in _names(function.__code__):
+    for name in words_in(function.__code__):
         if name in function.__globals__:
             parts[f"global {name}"] = function.__globals__[name]
     for number, cell in enumerate(function.__closure__ or ()):
@@ -184,15 +185,6 @@ def _code(code: CodeType) -> Iterator[Any]:
             yield sorted(map(repr, constant))
         else:
             yield constant
-
-
-def _names(code: CodeType) -> set[str]:
-    """Return the names that a piece of code looks up."""
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found |= _names(constant)
-    return found
 
 
 def _is_set(cell: Any) -> bool:

@@ -16,7 +16,7 @@ def check_spelling(name: str, module: ModuleType, hooks: Collection[str]) -> Non
             own[word] = thing
     used = set()
     for function in own.values():
-        used |= _words_in(function.__code__)
+        used |= words_in(function.__code__)
     missing = [hook for hook in hooks if hook not in own]
     for word in sorted(own.keys() - used - set(hooks)):
         guess = did_you_mean(word, missing)
@@ -24,10 +24,10 @@ def check_spelling(name: str, module: ModuleType, hooks: Collection[str]) -> Non
             raise UserError(f"method {name}: nothing calls its function {word}{guess}")
 
 
-def _words_in(code: CodeType) -> set[str]:
+def words_in(code: CodeType) -> set[str]:
     """Return the global names and attributes in a function, and in those within it."""
     found = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            found |= _words_in(constant)
+            found |= words_in(constant)
     return found

@@ -96,4 +96,4 @@ class Channel:
     uploads: int = 0
     """How many uploads have passed so far, of rows or beside them."""
     downloads: int = 0
-    """The same of downloads."""
+    """How many downloads have passed so far."""
