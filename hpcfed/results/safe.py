@@ -8,8 +8,9 @@ writes none of that, so all of it is refused, by name, before a number is read.
 """
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -31,22 +32,60 @@ MOST_TEXT = 16 * 2**20
 MOST_ENTRIES = 100_000
 """Most strings in a list."""
 MOST_OBJECTS = 500_000
+MOST_KEPT = 10_000
+"""Most objects of a file that stay open while it is read."""
 MOST_DEPTH = 12
 MOST_FACTS = 1000
 MOST = 1e30
 """Upper limit for any number of seconds, bytes or clients."""
 
 
+@dataclass(frozen=True)
+class Contents:
+    """The objects that a check has opened. To look one up again takes longer than to
+    read it.
+    """
+
+    opened: Mapping[bytes, Any] = field(default_factory=dict)
+    """Ids by path."""
+    whole: bool = False
+    """Whether the file holds no other objects, and no other names of them."""
+
+    @classmethod
+    def of(cls, file: h5py.File) -> "Contents":
+        """Check a file and return its contents."""
+        opened: dict[bytes, Any] = {}
+        whole = True
+        for path, item in objects(file):
+            if item is None or len(opened) == MOST_KEPT:
+                whole = False
+            else:
+                opened[path] = item
+        return cls(opened, whole)
+
+
 class Reader:
     """A group of an untrusted file; other types, shapes and sizes are ValueErrors."""
 
-    def __init__(self, group: h5py.Group, left: list[int]) -> None:
-        """`left`: bytes that all readers of the file may still read."""
+    def __init__(
+        self,
+        group: h5py.Group,
+        left: list[int],
+        contents: Contents | None = None,
+        path: bytes = b"",
+    ) -> None:
+        """`left`: bytes that all readers of the file may still read. `path`: where the
+        contents have the group.
+        """
         self._group = group
         self._left = left
+        self._contents = contents or Contents()
+        self._path = path
 
     def __contains__(self, name: str) -> bool:
-        return name in self._group
+        if self._at(name) in self._contents.opened:
+            return True
+        return not self._contents.whole and name in self._group
 
     def names(self) -> list[str]:
         """Return the names in the group, in order."""
@@ -54,14 +93,14 @@ class Reader:
 
     def within(self, name: str) -> "Reader":
         """Return a reader for a subgroup."""
-        group = self._group[name]
-        if not isinstance(group, h5py.Group):
+        item = self._object(name)
+        if not isinstance(item, h5py.h5g.GroupID):
             raise ValueError(f"{name} is not a group")
-        return Reader(group, self._left)
+        return Reader(h5py.Group(item), self._left, self._contents, self._at(name))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a dataset."""
-        return tuple(self._dataset(name).shape)
+        return self._dataset(name).shape
 
     def facts(self) -> dict[str, Any]:
         """Read the attributes."""
@@ -102,10 +141,7 @@ class Reader:
                 raise ValueError(f"{name} has {data.shape[0]} of {first} rounds")
             taken = (first, *data.shape[1:])
         self._spend(name, prod(taken) * data.dtype.itemsize)
-        read = data[()] if first is None else data[:first]
-        values: np.ndarray = np.asarray(read)
-        # The file may come from a machine with the other byte order.
-        return values.astype(values.dtype.newbyteorder("="), copy=False)
+        return data.read(taken)
 
     def between(
         self,
@@ -134,27 +170,39 @@ class Reader:
         data = self._dataset(name)
         if data.shape != ():
             raise ValueError(f"{name} is not a single text")
-        return self._text(name, data.asstr()[()])
+        return self._text(name, data.strings()[()])
 
     def texts(self, name: str) -> list[str]:
         """Read a list of texts."""
         data = self._dataset(name)
         if len(data.shape) != 1 or data.shape[0] > MOST_ENTRIES:
             raise ValueError(f"{name} is not a list, or is too long")
-        strings = data.asstr()
+        strings = data.strings()
         # One by one: all may point to one long string, which the file holds only once.
         return [self._text(name, strings[number]) for number in range(data.shape[0])]
 
-    def _dataset(self, name: str) -> h5py.Dataset:
-        data = self._group[name]
-        if not isinstance(data, h5py.Dataset) or data.shape is None:
-            raise ValueError(f"{name} is not a dataset, or is empty")
-        item = data.dtype.itemsize
+    def _dataset(self, name: str) -> "_Dataset":
+        item = self._object(name)
+        if not isinstance(item, h5py.h5d.DatasetID):
+            raise ValueError(f"{name} is not a dataset")
+        if item.get_space().get_simple_extent_type() == h5py.h5s.NULL:
+            raise ValueError(f"{name} is empty")
+        size = item.dtype.itemsize
         # libhdf5 allocates a whole chunk to read one entry of it.
-        chunk = prod(data.chunks) * item if data.chunks else 0
-        if item > MOST_TEXT or chunk > SLACK:
+        creation = item.get_create_plist()
+        chunked = creation.get_layout() == h5py.h5d.CHUNKED
+        chunk = prod(creation.get_chunk()) * size if chunked else 0
+        if size > MOST_TEXT or chunk > SLACK:
             raise ValueError(f"{name} has entries or chunks that are too large")
-        return data
+        return _Dataset(item, item.shape, item.dtype)
+
+    def _object(self, name: str) -> Any:
+        """Return the id of a group or dataset."""
+        found = self._contents.opened.get(self._at(name))
+        return self._group[name].id if found is None else found
+
+    def _at(self, name: str) -> bytes:
+        return self._path + b"/" + name.encode()
 
     def _text(self, name: str, text: Any) -> str:
         if not isinstance(text, str) or len(text) > MOST_TEXT:
@@ -168,6 +216,29 @@ class Reader:
             # A few bytes of a file can declare a huge array of fill values.
             raise ValueError(f"{name} declares more than the file holds")
         self._left[0] -= count
+
+
+@dataclass(frozen=True)
+class _Dataset:
+    item: h5py.h5d.DatasetID
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def read(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Read the first numbers, in this machine's order of bytes."""
+        values: np.ndarray = np.empty(shape, self.dtype.newbyteorder("="))
+        if values.size == 0:
+            return values
+        if shape == self.shape:
+            self.item.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
+            return values
+        chosen = self.item.get_space()
+        chosen.select_hyperslab((0,) * len(shape), shape)
+        self.item.read(h5py.h5s.create_simple(shape), chosen, values)
+        return values
+
+    def strings(self) -> Any:
+        return h5py.Dataset(self.item).asstr()
 
 
 @contextmanager
@@ -224,9 +295,8 @@ def reading(path: Path, most: int = MOST_BYTES) -> Iterator[Reader]:
     if size > most:
         raise ValueError(f"it has {size:,} bytes; hpcfed reads at most {most:,}")
     with h5py.File(path, "r") as file:
-        check(file)
         # A list, because all readers of the file spend from the same budget.
-        yield Reader(file, [size + SLACK])
+        yield Reader(file, [size + SLACK], Contents.of(file))
 
 
 @contextmanager
@@ -243,39 +313,43 @@ def check(file: h5py.File) -> None:
         pass
 
 
-def objects(file: h5py.File) -> Iterator[Any]:
-    """Iterate over the ids of all groups and datasets. Objects with several names, even
-    inside themselves, come once. Raise a ValueError for a reference to another file.
+def objects(file: h5py.File) -> Iterator[tuple[bytes, Any]]:
+    """Iterate over the paths and ids of all groups and datasets. Objects with several
+    names, even inside themselves, come once; their other names have None. Raise a
+    ValueError for a reference to another file.
     """
     seen: set[int] = set()
-    yield h5py.h5g.open(file.id, b"/")
-    level = [(file.id, "")]
+    yield b"/", h5py.h5g.open(file.id, b"/")
+    level = [(file.id, b"")]
     for _ in range(MOST_DEPTH):
         below = []
         for group, path in level:
             for name in group:
-                where = f"{path}/{name.decode(errors='replace')}"
+                where = path + b"/" + name
                 item = _opened(group, name, where, seen)
                 if isinstance(item, h5py.h5d.DatasetID):
                     _check_dataset(item, where)
-                    yield item
                 elif isinstance(item, h5py.h5g.GroupID):
                     below.append((item, where))
-                    yield item
+                else:
+                    item = None
+                yield where, item
         if not below:
             return
         level = below
     raise ValueError(f"its groups are nested more than {MOST_DEPTH} deep")
 
 
-def _opened(group: Any, name: bytes, where: str, seen: set[int]) -> Any:
+def _opened(group: Any, name: bytes, where: bytes, seen: set[int]) -> Any:
     """Open an object of a group unless it was `seen`; refuse links to other files."""
     link = group.links.get_info(name)
     if link.type == h5py.h5l.TYPE_SOFT:
         # A soft link's target is in this file, and is checked there.
         return None
     if link.type != h5py.h5l.TYPE_HARD:
-        raise ValueError(f"{where} is a link to another file, which is never followed")
+        raise ValueError(
+            f"{_shown(where)} is a link to another file, which is never followed"
+        )
     # A hard link's `u` is the address of its object.
     if link.u in seen:
         return None
@@ -285,20 +359,24 @@ def _opened(group: Any, name: bytes, where: str, seen: set[int]) -> Any:
     return h5py.h5o.open(group, name)
 
 
-def _check_dataset(data: h5py.h5d.DatasetID, where: str) -> None:
+def _shown(path: bytes) -> str:
+    return path.decode(errors="replace")
+
+
+def _check_dataset(data: h5py.h5d.DatasetID, where: bytes) -> None:
     """Refuse a dataset whose numbers are stored elsewhere or packed."""
     creation = data.get_create_plist()
     if creation.get_layout() == h5py.h5d.VIRTUAL:
         raise ValueError(
-            f"{where} is a virtual dataset, whose numbers may be in other files"
+            f"{_shown(where)} is a virtual dataset, whose numbers may be in other files"
         )
     if creation.get_external_count():
         raise ValueError(
-            f"{where} keeps its numbers in another file, which is never read"
+            f"{_shown(where)} keeps its numbers in another file, which is never read"
         )
     for number in range(creation.get_nfilters()):
         # Unlike any other filter, a checksum cannot expand a few bytes into many.
         if creation.get_filter(number)[0] != h5py.h5z.FILTER_FLETCHER32:
             raise ValueError(
-                f"{where} is packed; hpcfed writes and reads plain numbers with checksums"
+                f"{_shown(where)} is packed; hpcfed writes and reads plain numbers with checksums"
             )

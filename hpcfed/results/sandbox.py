@@ -102,7 +102,9 @@ def _read_everything(path: Path) -> None:
     # Other errors are suppressed: only a crash or an endless loop counts.
     left = size + SLACK
     with suppress(Exception), h5py.File(path, "r") as file:
-        for item in objects(file):
+        for _, item in objects(file):
+            if item is None:
+                continue
             with suppress(Exception):
                 is_group = isinstance(item, h5py.h5g.GroupID)
                 opened = h5py.Group(item) if is_group else h5py.Dataset(item)
