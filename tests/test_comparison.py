@@ -122,6 +122,7 @@ def process(
         },
         phases=shares,
         wall=np.full((7, 1), seconds),
+        stacks=np.ones(7, int),
         peak_memory=np.array([1e6]),
         client_accuracy=np.full((7, 4), accuracy),
         train_samples=np.full(4, 10),

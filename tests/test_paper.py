@@ -712,7 +712,8 @@ def test_seconds_to_the_target_leave_evaluations_out() -> None:
     kept = Reached(rounds=3, seconds=50.0, bytes=0.0)
     record = SimpleNamespace(
         phases=phases,
-        stacked_seeds=2,
+        rounds={"seconds": np.array([10.0, 20.0, 20.0])},
+        stacks=np.full(3, 2),
         reached=lambda: reached,
         stays=lambda: kept,
         rounds_done=4,
