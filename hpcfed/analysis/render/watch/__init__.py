@@ -1,7 +1,7 @@
 """`hpcfed watch`: look at a run or a study repeatedly, only through its files, and draw
 it, or print a line for logs and pipes.
 
-`looking` reads runs and studies, and `frame` draws them.
+`looking` reads runs, `trials` reads studies, and `frame` draws them.
 """
 
 import time
@@ -26,11 +26,11 @@ from hpcfed.analysis.render.watch.frame import (
 from hpcfed.analysis.render.watch.looking import (
     Looker,
     RunView,
-    StudyLooker,
-    StudyView,
+    error_files,
     holds_any_run,
-    holds_study,
+    unrecorded,
 )
+from hpcfed.analysis.render.watch.trials import StudyLooker, StudyView, holds_study
 from hpcfed.errors import UserError, did_you_mean, printable, remark
 from hpcfed.options.metrics import text_of
 from hpcfed.results.folder import RUNS
@@ -122,6 +122,8 @@ def _hint(view: View) -> str:
         if view.status == "stopped":
             return "start the study again to go on: hpcfed study"
         return f"look at all of it: hpcfed report {view.folder}"
+    if view.error:
+        return f"its error is in {printable(str(error_files(view.folder)[0]))}"
     if view.status in ("stopped", "interrupted"):
         return f"go on with it: hpcfed run --resume {view.folder}"
     return f"look at all of it: hpcfed show {view.folder}"
@@ -192,6 +194,8 @@ def run_line(view: RunView) -> str:
     words = [view.status]
     if view.records:
         words.append(f"round {view.done}/{view.planned}")
+    else:
+        words.append(unrecorded(view))
     words += last_figures(view)
     words += channel_facts(view)
     words.append(speed(view))
