@@ -4,10 +4,7 @@ with them.
 
 import io
 import json
-import os
 import shutil
-import sys
-from contextlib import suppress
 from dataclasses import replace
 from math import exp, inf, log, sqrt
 from pathlib import Path
@@ -43,7 +40,7 @@ from hpcfed.results.run import RunRecord
 from hpcfed.runtime.timer import PHASES
 from tests.page import parsed
 from tests.points import process_of, run_of
-from tests.runs import flags, mistake
+from tests.runs import ending, flags, mistake, without_reader
 
 T_OF_TWO, T_OF_THREE = 12.7062, 4.30265
 """Student's t for 95 % of two and of three values."""
@@ -352,32 +349,12 @@ def test_a_reader_that_leaves_changes_neither_files_nor_the_exit_code(
     page, rounds, figures = (tmp_path / name for name in names)
     words = ["report", str(runs / "half"), str(runs / "all"), "--out", str(page)]
     words += ["--csv", str(rounds), "--json", str(figures)]
-    read, write = os.pipe()
-    os.close(read)
     for limit, code in (("110%", 0), ("90%", 1)):
-        # Closing it writes what is left.
-        with (
-            suppress(BrokenPipeError),
-            open(os.dup(write), "w") as closed,
-            monkeypatch.context() as patched,
-        ):
-            patched.setattr(sys, "stdout", closed)
-            patched.setattr(sys, "stderr", io.StringIO())
-            ended = ending([*words, "--fail-if", f"more-bytes={limit}"])
-        assert ended == code
+        with without_reader(monkeypatch):
+            assert ending(*words, "--fail-if", f"more-bytes={limit}") == code
         for path in (page, rounds, figures):
             assert path.stat().st_size
             path.unlink()
-    os.close(write)
-
-
-def ending(words: list[str]) -> object:
-    """Return the code that a command exits with."""
-    try:
-        cli.main(words)
-    except SystemExit as left:
-        return left.code
-    return 0
 
 
 def test_one_run_of_a_side_leaves_it_undecided(

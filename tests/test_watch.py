@@ -5,12 +5,9 @@ pace of a run.
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +43,7 @@ from hpcfed.results.study import write_listing
 from hpcfed.runtime.timer import PHASES, Timer
 from hpcfed.server.progress import ProgressLines, leaving_signs
 from hpcfed.words import duration
-from tests.runs import mistake
+from tests.runs import ending, mistake, without_reader
 
 NAN = float("nan")
 Words = Callable[..., str]
@@ -197,16 +194,13 @@ def test_a_reader_that_leaves_is_no_failure(
 ) -> None:
     """It is `head` in `hpcfed watch DIR --once | head -1`."""
     add_round(begun(tmp_path / "run"), 0)
-    read, write = os.pipe()
-    os.close(read)
-    closed = open(write, "w")  # noqa: SIM115 closed below
-    monkeypatch.setattr(sys, "stdout", closed)
-    monkeypatch.setattr(sys, "stderr", StringIO())
-    with pytest.raises(SystemExit) as left:
-        cli.main(["watch", str(tmp_path / "run"), "--once"])
-    assert left.value.code == 0
-    with suppress(BrokenPipeError):
-        closed.close()
+    for more in (["--once"], []):
+        with without_reader(monkeypatch):
+            assert ending("watch", tmp_path / "run", *more) == 0
+    begun(tmp_path / "bad").finish("failed")
+    for more in (["--once"], []):
+        with without_reader(monkeypatch):
+            assert ending("watch", tmp_path / "bad", *more) == 1, "the verdict is known"
 
 
 def test_a_folder_is_waited_for_and_a_strange_one_refused(

@@ -6,7 +6,7 @@ it, or print a line for logs and pipes.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from math import isnan
 from pathlib import Path
@@ -31,7 +31,7 @@ from hpcfed.analysis.render.watch.looking import (
     unrecorded,
 )
 from hpcfed.analysis.render.watch.trials import StudyLooker, StudyView, holds_study
-from hpcfed.errors import UserError, did_you_mean, printable, remark
+from hpcfed.errors import UserError, did_you_mean, printable, remark, while_read
 from hpcfed.options.metrics import text_of
 from hpcfed.results.folder import RUNS
 from hpcfed.words import duration
@@ -64,7 +64,8 @@ def watch(
         look = partial(looker.look, found)
         if once:
             view = look()
-            console.print(_frame(view, console))
+            with while_read():
+                console.print(_frame(view, console))
         elif console.is_terminal:
             view = _draw(look, console)
         else:
@@ -73,7 +74,8 @@ def watch(
         remark(f"hpcfed: no longer watching {found}, which goes on undisturbed")
         return 0
     if view.over:
-        say(console, _hint(view))
+        with while_read():
+            say(console, _hint(view))
     return 1 if view.over and view.status != "complete" else 0
 
 
@@ -105,7 +107,9 @@ def _tell(look: Look, console: Console, every: float) -> View:
         if now >= due or view.over:
             clock = time.strftime("%H:%M:%S")
             line = study_line(view) if isinstance(view, StudyView) else run_line(view)
-            say(console, f"{clock}  {line}")
+            # The exit code tells the end also if nobody reads the line.
+            with while_read() if view.over else nullcontext():
+                say(console, f"{clock}  {line}")
             due = now + every
     return view
 
