@@ -24,7 +24,7 @@ from hpcfed.analysis.comparison.shown import print_comparison
 from hpcfed.analysis.findings import Cell
 from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import label
-from hpcfed.analysis.outcomes import run_energy, run_seconds
+from hpcfed.analysis.outcomes import mean_to_target, run_energy, run_seconds
 from hpcfed.analysis.render.charts import Axis, Mark, rows
 from hpcfed.analysis.render.console import Output
 from hpcfed.analysis.render.run_page import verdict
@@ -32,11 +32,12 @@ from hpcfed.analysis.render.sections.comparison import comparison as section_of
 from hpcfed.analysis.render.sections.costs import phases as phases_of
 from hpcfed.analysis.render.show import show
 from hpcfed.analysis.run_findings import RunFiles, run_findings
-from hpcfed.analysis.run_findings.costs import of_phases
+from hpcfed.analysis.run_findings.costs import of_phases, of_server
+from hpcfed.analysis.server_costs import server_costs
 from hpcfed.analysis.statistics import Measurements, divide, subtract
 from hpcfed.options import RunConfig
 from hpcfed.results.pace import MS_PER_ROUND, SECONDS_PER_ROUND
-from hpcfed.results.run import RunRecord
+from hpcfed.results.run import LearningRecord, RunRecord
 from hpcfed.runtime.timer import PHASES
 from tests.page import parsed
 from tests.points import process_of, run_of
@@ -572,6 +573,33 @@ def test_times_of_seeds_are_those_of_the_one_that_was_there_to_the_end() -> None
     assert str(found["time"][0].rows[-1][2]) == "10.000"
     told = " ".join(verdict(group))
     assert "after 2 to 4 rounds" in told and "all 4 took 10 s for 2 runs" in told
+
+
+def test_costs_go_by_the_runs_that_shared_each_round() -> None:
+    """Four rounds of 2 s beside another run, then two alone: 8 s of 12 are its own."""
+    learning = LearningRecord(
+        round=5,
+        rows=4,
+        seconds={"collect": 3.0},
+        samples_per_second={},
+        parameters={},
+        flops={},
+        utilisation={},
+        peak_memory=np.ones(1),
+    )
+    apart = replace(
+        run_of(seconds=[2.0] * 6, rounds=6, target_accuracy=1),
+        stacks=np.array([2, 2, 2, 2, 1, 1]),
+        learnings=(learning,),
+    )
+    (table,) = of_server(apart)
+    assert [str(cell) for cell in table.rows[0][1:3]] == ["3.00", "37.5%"]
+    (group,) = groups([Process((apart,), 0, "run")])
+    (cost,) = server_costs([group])
+    assert cost.between == 6 * 2.0, "of the last rounds, which are all its own"
+    # Seconds of rounds that others shared do not add up with those of its own.
+    assert np.isnan([run_seconds(group).centre, mean_to_target(group, "seconds")]).all()
+    assert mean_to_target(group, "rounds") == 1
 
 
 def test_phases_are_medians_beside_a_median_and_seldom_ones_are_named() -> None:

@@ -721,6 +721,8 @@ def test_seconds_to_the_target_leave_evaluations_out() -> None:
     measure = MEASURES["relative-seconds"]
     assert measure.of(record) == (30 - 1 - 4) / 2
     assert MEASURES["relative-seconds-stays"].of(record) == (50 - 1 - 4 - 9) / 2
+    record.stacks[1:] = 1  # resumed alone after the first round
+    assert measure.of(record) == (10 - 1) / 2 + (20 - 4)
     never = SimpleNamespace(reached=lambda: None)
     assert math.isnan(measure.of(never))
 

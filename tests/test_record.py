@@ -252,6 +252,11 @@ def test_older_records_have_one_number_of_runs_for_all_rounds(tmp_path: Path) ->
     write_round(results, 2)
     results.finish("stopped")
     assert read_run(new).stacks.tolist() == [3, 3, 2]
+    for wrong in (0.0, float("nan"), -1.0):
+        with h5py.File(new / "run.h5", "r+") as file:
+            file["timing/stacked_seeds"][0] = wrong
+        with pytest.raises(UserError, match="stacked_seeds holds impossible numbers"):
+            read_run(new)
 
 
 def test_time_on_cores_is_counted_from_round_to_round(
