@@ -50,8 +50,10 @@ def remark(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Write progress lines to stdout; a full disk does not end the run."""
-    with unless_full("going on without it"):
+    """Write progress lines to stdout; neither a full disk nor a reader that leaves, as
+    `| head` does, ends what goes on.
+    """
+    with unless_full("going on without it"), while_read():
         print(_safe(text), flush=True)
 
 
@@ -70,7 +72,7 @@ def unless_full(otherwise: str) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None:  # it was another file
             raise
-        _drop_stdout()
+        drop_stdout()
         remark(f"hpcfed: cannot write to stdout: {error.strerror}; {otherwise}")
 
 
@@ -80,10 +82,10 @@ def while_read() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        _drop_stdout()
+        drop_stdout()
 
 
-def _drop_stdout() -> None:
+def drop_stdout() -> None:
     """Discard everything that is printed from now on."""
     nowhere = open(os.devnull, "w")  # noqa: SIM115
     # Python flushes the old stdout's buffer at exit: that must not fail again.

@@ -68,6 +68,7 @@ def run_of(
         rounds=rounds,
         phases=phases,
         wall=np.repeat(each[:, None], ranks, 1),
+        stacks=np.full(len(each), (facts or {}).get("stacked_seeds", 1)),
         peak_memory=np.full(ranks, 2.0**20),
         client_accuracy=np.full((len(each), clients), accuracy),
         train_samples=np.full(clients, 32),

@@ -2,8 +2,11 @@
 of them.
 """
 
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +110,32 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert said.err.count("\n") == 1, said.err
     assert said.err.startswith("hpcfed: ")
     return said.err
+
+
+@contextmanager
+def without_reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the reader of the output have left within the block, as `head` in `| head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    closed = open(write, "w")  # noqa: SIM115 closed below
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", closed)
+            patched.setattr(sys, "stderr", StringIO())
+            yield
+    finally:
+        # Closing it writes what is left. Only this may fail.
+        with suppress(BrokenPipeError):
+            closed.close()
+
+
+def ending(*words: object) -> object:
+    """Return the code that a command exits with."""
+    try:
+        cli.main([str(word) for word in words])
+    except SystemExit as left:
+        return left.code
+    return 0
 
 
 def started(*words: object) -> Path:

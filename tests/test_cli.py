@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import h5py
 import numpy as np
@@ -20,7 +21,10 @@ import torch
 from hpcfed import cli, methods
 from hpcfed.cli.commands import COMMANDS
 from hpcfed.cli.settings import all_method_fields
-from hpcfed.errors import remark
+from hpcfed.doctor.command import _report
+from hpcfed.doctor.finding import Finding, Level
+from hpcfed.doctor.report import Diagnosis
+from hpcfed.errors import remark, say
 from hpcfed.options import RunConfig
 from hpcfed.options.aggregation import RULES, Rule
 from hpcfed.options.compression import COMPRESSORS, Compressing
@@ -28,8 +32,9 @@ from hpcfed.options.declare import synonyms
 from hpcfed.options.metrics import METRICS
 from hpcfed.options.runconfig import suggest_option
 from hpcfed.results.claim import claimed
+from hpcfed.studies.start import StudyOrder
 from tests.conftest import start
-from tests.runs import mistake
+from tests.runs import ending, mistake, without_reader
 
 KNOWN = [*RunConfig.model_fields, *all_method_fields()]
 QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
@@ -718,3 +723,66 @@ def test_of_several_ranks_one_runs_what_is_for_one_process(
         cli.main(command.split())
     said = capsys.readouterr()
     assert bool(said.out + said.err) == (rank == 0)
+
+
+def test_a_study_goes_on_without_its_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `hpcfed study … | head -1`: the third of three lines still counts a failure."""
+    file, done = tmp_path / "s.toml", []
+
+    def run_trials(order: StudyOrder) -> int:
+        for trial in order.trials:
+            say(f"{trial.folder} …")
+            done.append(trial.folder.name)
+        return 1
+
+    file.write_text("[sweep]\nlr = [0.1, 0.2]\n")
+    monkeypatch.setattr("hpcfed.studies.execute.run_trials", run_trials)
+    with without_reader(monkeypatch):
+        assert ending("study", file, "--out", tmp_path / "out") == 1
+    assert len(done) == 2
+    with without_reader(monkeypatch):
+        words = ["--out", tmp_path / "out", "--submit"]
+        monkeypatch.setattr("subprocess.run", partial(_submitted, done))
+        assert ending("study", file, *words) == 0
+    assert done[2:] == ["sbatch", "sbatch"], "the array, and the job that gathers"
+
+
+def _submitted(done: list[str], words: list[str], **_: object) -> SimpleNamespace:
+    """Take note of a job, as sbatch would."""
+    done.append(words[0])
+    return SimpleNamespace(returncode=0, stdout="17\n", stderr="")
+
+
+def test_the_doctors_verdict_and_file_need_no_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = Finding("files", Level.ERROR, "too few", advice="raise the limit")
+    diagnosis, file = Diagnosis({"limits": [finding]}, 1.0), tmp_path / "d.json"
+    location = SimpleNamespace(host="here")
+    with without_reader(monkeypatch):
+        world = SimpleNamespace(locations=[location])
+        monkeypatch.setattr(
+            "hpcfed.doctor.command.write_json", lambda path, *_: path.touch()
+        )
+        _report(cast(Any, world), diagnosis, file)
+    assert file.exists() and diagnosis.exit_code == 1
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("SLOWER", 1), ("EQUAL", 0)])
+def test_a_benchmarks_verdict_needs_no_reader(
+    verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take_turns(*taken: Any) -> SimpleNamespace:
+        *_, tell = taken
+        tell("pair 1 of 2")
+        return SimpleNamespace(verdict=verdict, model_dump_json=lambda **_: "{}")
+
+    monkeypatch.setattr("hpcfed.benchmark.turns.take_turns", take_turns)
+    monkeypatch.setattr("hpcfed.benchmark.turns.lines", lambda *_: ["told"] * 9)
+    words = ["benchmark", "fedavg", "--out", tmp_path / "out", "--by-turns", tmp_path]
+    (tmp_path / "out").mkdir()
+    with without_reader(monkeypatch):
+        assert ending(*words) == code
+    assert (tmp_path / "out/turns.json").is_file()

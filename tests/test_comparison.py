@@ -4,10 +4,7 @@ with them.
 
 import io
 import json
-import os
 import shutil
-import sys
-from contextlib import suppress
 from dataclasses import replace
 from math import exp, inf, log, sqrt
 from pathlib import Path
@@ -27,7 +24,7 @@ from hpcfed.analysis.comparison.shown import print_comparison
 from hpcfed.analysis.findings import Cell
 from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import label
-from hpcfed.analysis.outcomes import run_energy, run_seconds
+from hpcfed.analysis.outcomes import mean_to_target, run_energy, run_seconds
 from hpcfed.analysis.render.charts import Axis, Mark, rows
 from hpcfed.analysis.render.console import Output
 from hpcfed.analysis.render.run_page import verdict
@@ -35,15 +32,16 @@ from hpcfed.analysis.render.sections.comparison import comparison as section_of
 from hpcfed.analysis.render.sections.costs import phases as phases_of
 from hpcfed.analysis.render.show import show
 from hpcfed.analysis.run_findings import RunFiles, run_findings
-from hpcfed.analysis.run_findings.costs import of_phases
+from hpcfed.analysis.run_findings.costs import of_phases, of_server
+from hpcfed.analysis.server_costs import server_costs
 from hpcfed.analysis.statistics import Measurements, divide, subtract
 from hpcfed.options import RunConfig
 from hpcfed.results.pace import MS_PER_ROUND, SECONDS_PER_ROUND
-from hpcfed.results.run import RunRecord
+from hpcfed.results.run import LearningRecord, RunRecord
 from hpcfed.runtime.timer import PHASES
 from tests.page import parsed
 from tests.points import process_of, run_of
-from tests.runs import flags, mistake
+from tests.runs import ending, flags, mistake, without_reader
 
 T_OF_TWO, T_OF_THREE = 12.7062, 4.30265
 """Student's t for 95 % of two and of three values."""
@@ -122,6 +120,7 @@ def process(
         },
         phases=shares,
         wall=np.full((7, 1), seconds),
+        stacks=np.ones(7, int),
         peak_memory=np.array([1e6]),
         client_accuracy=np.full((7, 4), accuracy),
         train_samples=np.full(4, 10),
@@ -351,32 +350,12 @@ def test_a_reader_that_leaves_changes_neither_files_nor_the_exit_code(
     page, rounds, figures = (tmp_path / name for name in names)
     words = ["report", str(runs / "half"), str(runs / "all"), "--out", str(page)]
     words += ["--csv", str(rounds), "--json", str(figures)]
-    read, write = os.pipe()
-    os.close(read)
     for limit, code in (("110%", 0), ("90%", 1)):
-        # Closing it writes what is left.
-        with (
-            suppress(BrokenPipeError),
-            open(os.dup(write), "w") as closed,
-            monkeypatch.context() as patched,
-        ):
-            patched.setattr(sys, "stdout", closed)
-            patched.setattr(sys, "stderr", io.StringIO())
-            ended = ending([*words, "--fail-if", f"more-bytes={limit}"])
-        assert ended == code
+        with without_reader(monkeypatch):
+            assert ending(*words, "--fail-if", f"more-bytes={limit}") == code
         for path in (page, rounds, figures):
             assert path.stat().st_size
             path.unlink()
-    os.close(write)
-
-
-def ending(words: list[str]) -> object:
-    """Return the code that a command exits with."""
-    try:
-        cli.main(words)
-    except SystemExit as left:
-        return left.code
-    return 0
 
 
 def test_one_run_of_a_side_leaves_it_undecided(
@@ -594,6 +573,33 @@ def test_times_of_seeds_are_those_of_the_one_that_was_there_to_the_end() -> None
     assert str(found["time"][0].rows[-1][2]) == "10.000"
     told = " ".join(verdict(group))
     assert "after 2 to 4 rounds" in told and "all 4 took 10 s for 2 runs" in told
+
+
+def test_costs_go_by_the_runs_that_shared_each_round() -> None:
+    """Four rounds of 2 s beside another run, then two alone: 8 s of 12 are its own."""
+    learning = LearningRecord(
+        round=5,
+        rows=4,
+        seconds={"collect": 3.0},
+        samples_per_second={},
+        parameters={},
+        flops={},
+        utilisation={},
+        peak_memory=np.ones(1),
+    )
+    apart = replace(
+        run_of(seconds=[2.0] * 6, rounds=6, target_accuracy=1),
+        stacks=np.array([2, 2, 2, 2, 1, 1]),
+        learnings=(learning,),
+    )
+    (table,) = of_server(apart)
+    assert [str(cell) for cell in table.rows[0][1:3]] == ["3.00", "37.5%"]
+    (group,) = groups([Process((apart,), 0, "run")])
+    (cost,) = server_costs([group])
+    assert cost.between == 6 * 2.0, "of the last rounds, which are all its own"
+    # Seconds of rounds that others shared do not add up with those of its own.
+    assert np.isnan([run_seconds(group).centre, mean_to_target(group, "seconds")]).all()
+    assert mean_to_target(group, "rounds") == 1
 
 
 def test_phases_are_medians_beside_a_median_and_seldom_ones_are_named() -> None:

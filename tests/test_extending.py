@@ -2,6 +2,7 @@
 fixed size.
 """
 
+import csv
 import hashlib
 import shlex
 import shutil
@@ -15,8 +16,14 @@ import torch
 
 import hpcfed
 from hpcfed import cli
+from hpcfed.analysis.collect import find
+from hpcfed.analysis.groups import groups
+from hpcfed.analysis.outcomes import run_seconds
+from hpcfed.analysis.render.exports import csv_text
+from hpcfed.analysis.run_findings.costs import of_phases
 from hpcfed.experiment.run import run
 from hpcfed.models.networks import build
+from hpcfed.results.as_json import run_summary
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests.runs import flags, mistake, recorded, rows, started
@@ -97,6 +104,46 @@ def test_an_evaluation_of_the_former_last_round_is_taken_back(tmp_path: Path) ->
         for group in ("clients", "classes"):
             for name in other[group]:
                 np.testing.assert_array_equal(one[group][name], other[group][name])
+
+
+def test_times_belong_to_the_runs_that_a_round_had_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two seeds advance together for three rounds, then one goes on alone for two."""
+    out = started(*flags(**SMALL, rounds=3, seeds="0,1", out=tmp_path / "run"))
+    started("--resume", out / "seed-1", "--rounds", 5)
+    found = read_run(out / "seed-1")
+    assert found.stacks.tolist() == [2, 2, 2, 1, 1]
+    assert (found.stacked_seeds, found.untimed) == (1, 3)
+    seconds = found.rounds["seconds"]
+    assert found.timed_seconds() == pytest.approx(seconds[3:].sum())
+    table = of_phases(found)
+    assert table.columns[2] == "s in rounds 4 to 5"
+    assert "with another number of runs at once" in table.caption
+    summary = run_summary(found)
+    assert summary["stacked_seeds_of_rounds"] == [2, 2, 2, 1, 1]
+    capsys.readouterr()
+    cli.main(["show", str(out / "seed-1")])
+    assert "one of 2 runs at once up to round 3, then 1: sec" in capsys.readouterr().out
+    cli.main(["show", str(out)])
+    assert "From round 4 to 5 fewer seeds advanced" in capsys.readouterr().out
+    # They stay seeds of one point, whose times are those of the last rounds.
+    (process,) = find([out]).processes
+    assert process.seconds.tolist() == seconds[4:].tolist()
+    (group,) = groups([process])
+    assert group.options["stacked_seeds"] == 1 and np.isnan(run_seconds(group).centre)
+    lines = list(csv.DictReader(csv_text([group]).splitlines()))
+    told = [line["stacked_seeds"] for line in lines if line["seed"] == "1"]
+    assert told == ["2", "2", "2", "1", "1"]
+    # Alone, too: then the other's time is not part of this one's.
+    started("--resume", out / "seed-0", "--rounds", 4)
+    capsys.readouterr()
+    cli.main(["show", str(out)])
+    said = capsys.readouterr().out
+    assert (
+        "2 seeds\n" in said and "seed 1: 2 runs at once up to round 3, then 1" in said
+    )
+    assert f"wall time of all rounds of seed 1: {seconds.sum():.2f} s" in said
 
 
 def test_what_cannot_be_made_longer_is_one_line(

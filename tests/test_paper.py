@@ -712,7 +712,8 @@ def test_seconds_to_the_target_leave_evaluations_out() -> None:
     kept = Reached(rounds=3, seconds=50.0, bytes=0.0)
     record = SimpleNamespace(
         phases=phases,
-        stacked_seeds=2,
+        rounds={"seconds": np.array([10.0, 20.0, 20.0])},
+        stacks=np.full(3, 2),
         reached=lambda: reached,
         stays=lambda: kept,
         rounds_done=4,
@@ -720,6 +721,8 @@ def test_seconds_to_the_target_leave_evaluations_out() -> None:
     measure = MEASURES["relative-seconds"]
     assert measure.of(record) == (30 - 1 - 4) / 2
     assert MEASURES["relative-seconds-stays"].of(record) == (50 - 1 - 4 - 9) / 2
+    record.stacks[1:] = 1  # resumed alone after the first round
+    assert measure.of(record) == (10 - 1) / 2 + (20 - 4)
     never = SimpleNamespace(reached=lambda: None)
     assert math.isnan(measure.of(never))
 

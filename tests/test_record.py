@@ -148,7 +148,9 @@ def test_h5ls_opens_the_files(recorded: Path) -> None:
         assert ("/rounds/accuracy" if name == "run.h5" else "/rows") in listed.stdout
 
 
-def writer(folder: Path, rounds: int) -> ResultsWriter:
+def writer(
+    folder: Path, rounds: int, resumed: bool = False, **more: Any
+) -> ResultsWriter:
     settings = {
         "method": "fedavg",
         "dataset": "digits",
@@ -162,9 +164,14 @@ def writer(folder: Path, rounds: int) -> ResultsWriter:
         "train_samples": np.ones(2, int),
         "test_samples": np.ones(2, int),
     }
-    facts = {"model": "mlp", "columns": 3}
     return ResultsWriter(
-        folder, settings=settings, environment={}, clients=clients, ranks=1, facts=facts
+        folder,
+        settings=settings,
+        environment={"command": ["hpcfed", "run"]},
+        clients=clients,
+        ranks=1,
+        facts={"model": "mlp", "columns": 3, **more},
+        resumed=resumed,
     )
 
 
@@ -227,6 +234,29 @@ def test_runs_of_one_process_have_files_of_their_own(tmp_path: Path) -> None:
                 other.fletcher32,
             )
             assert np.isnan(one[:]).all() and one.shape == declared.shape
+
+
+def test_older_records_have_one_number_of_runs_for_all_rounds(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        folder.mkdir()
+    begun = writer(old, 4, stacked_seeds=3)
+    write_round(begun, 0)
+    write_round(begun, 1)
+    begun.finish("stopped")
+    with h5py.File(old / "run.h5", "r+") as file:
+        del file["timing/stacked_seeds"]
+    assert read_run(old).stacks.tolist() == [3, 3]
+    results = writer(new, 4, stacked_seeds=2, resumed=True)
+    results.restore(old / "run.h5", 2)
+    write_round(results, 2)
+    results.finish("stopped")
+    assert read_run(new).stacks.tolist() == [3, 3, 2]
+    for wrong in (0.0, float("nan"), -1.0):
+        with h5py.File(new / "run.h5", "r+") as file:
+            file["timing/stacked_seeds"][0] = wrong
+        with pytest.raises(UserError, match="stacked_seeds holds impossible numbers"):
+            read_run(new)
 
 
 def test_time_on_cores_is_counted_from_round_to_round(

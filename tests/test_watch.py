@@ -5,12 +5,9 @@ pace of a run.
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +20,21 @@ from rich.console import Console
 from hpcfed import cli
 from hpcfed.analysis.render import watch as watching
 from hpcfed.analysis.render.watch.frame import curves
-from hpcfed.analysis.render.watch.looking import SILENT, Looker, StudyLooker
+from hpcfed.analysis.render.watch.looking import LOST, SILENT, Looker
+from hpcfed.analysis.render.watch.trials import StudyLooker
 from hpcfed.errors import UserError
 from hpcfed.experiment.failures import Reporting
 from hpcfed.experiment.progress import RunProgress, showing_life
 from hpcfed.results.claim import claimed, hold
-from hpcfed.results.folder import LEARNING, PLAN, SIGN, STUDY_CLAIM, check_out, empty
+from hpcfed.results.folder import (
+    CLAIM,
+    LEARNING,
+    PLAN,
+    SIGN,
+    STUDY_CLAIM,
+    check_out,
+    empty,
+)
 from hpcfed.results.pace import pace, rest
 from hpcfed.results.results import ResultsWriter
 from hpcfed.results.signs import LearningSign, RunSign, leave_sign, read_sign
@@ -37,7 +43,7 @@ from hpcfed.results.study import write_listing
 from hpcfed.runtime.timer import PHASES, Timer
 from hpcfed.server.progress import ProgressLines, leaving_signs
 from hpcfed.words import duration
-from tests.runs import mistake
+from tests.runs import ending, mistake, without_reader
 
 NAN = float("nan")
 Words = Callable[..., str]
@@ -188,16 +194,13 @@ def test_a_reader_that_leaves_is_no_failure(
 ) -> None:
     """It is `head` in `hpcfed watch DIR --once | head -1`."""
     add_round(begun(tmp_path / "run"), 0)
-    read, write = os.pipe()
-    os.close(read)
-    closed = open(write, "w")  # noqa: SIM115 closed below
-    monkeypatch.setattr(sys, "stdout", closed)
-    monkeypatch.setattr(sys, "stderr", StringIO())
-    with pytest.raises(SystemExit) as left:
-        cli.main(["watch", str(tmp_path / "run"), "--once"])
-    assert left.value.code == 0
-    with suppress(BrokenPipeError):
-        closed.close()
+    for more in (["--once"], []):
+        with without_reader(monkeypatch):
+            assert ending("watch", tmp_path / "run", *more) == 0
+    begun(tmp_path / "bad").finish("failed")
+    for more in (["--once"], []):
+        with without_reader(monkeypatch):
+            assert ending("watch", tmp_path / "bad", *more) == 1, "the verdict is known"
 
 
 def test_a_folder_is_waited_for_and_a_strange_one_refused(
@@ -456,6 +459,85 @@ def test_a_run_starts_only_while_it_is_claimed(tmp_path: Path, words: Words) -> 
         claim.mkdir(exist_ok=True)
         with claimed(claim):
             assert "a run is starting" in words(run, "--once")
+
+
+def aged(folder: Path, seconds: float) -> None:
+    """Let nothing have happened in a folder, nor in its log, for so long."""
+    then = time.time() - seconds
+    for path in (folder, *folder.parent.glob(f"{folder.name}.*"), *folder.iterdir()):
+        os.utime(path, (then, then))
+
+
+def test_a_run_that_died_before_its_first_round_is_told_with_its_log(
+    tmp_path: Path, words: Words
+) -> None:
+    run = tmp_path / "lr=0.1"
+    run.mkdir()
+    (run / CLAIM).touch()  # nobody holds it
+    (tmp_path / "lr=0.1.log").write_text("killed\n")
+    aged(run, 3600.0)
+    line = watching.run_line(Looker().look(run))
+    for said in (line, " ".join(words(run, "--once").split())):
+        assert "no process here is writing one" in said
+        assert "nothing has happened for 1:00:0" in said
+        assert f"lookat{run}.log" in "".join(said.split())
+    with claimed(run):
+        aged(run, 3600.0)
+        line = watching.run_line(Looker().look(run))
+        assert "a run is starting" in line and "nothing has happened for 1:00" in line
+        assert "look at" not in line
+    (run / CLAIM).touch()
+    (run / "error-0.txt").write_text("MemoryError: no room\nTraceback\n")
+    said = words(run, code=1)
+    assert "MemoryError: no room" in said and "error-0.txt" in said
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [("complete", "complete"), ("failed", "failed"), ("running", "stopped")],
+)
+def test_a_point_that_leaves_no_outcome_does_not_run_for_ever(
+    status: str, told: str, tmp_path: Path
+) -> None:
+    """Its rounds are shown while they are written, whatever the outcomes say."""
+    out = tmp_path / "out"
+    study(out, "now", "next")
+    now = out / "points/now/repeat-0"
+    results = begun(now)
+    add_round(results, 0)
+    view = StudyLooker().look(out)
+    assert view.counts() == "0 of 2 complete, 1 running, 1 waiting"
+    if status != "running":
+        results.finish(status, error="killed" if status == "failed" else "")
+    for seconds in (2 * SILENT, 2 * LOST):
+        aged(now, seconds)
+        (trial, _) = StudyLooker().look(out).trials
+        goes_on = status == "running" and seconds < LOST
+        assert trial.status == ("running" if goes_on else told)
+        assert trial.error == ("killed" if status == "failed" else "")
+    # Its process is still there.
+    (now / CLAIM).unlink(missing_ok=True)
+    with claimed(now):
+        aged(now, 2 * LOST)
+        assert StudyLooker().look(out).trials[0].status == "running"
+
+
+def test_a_point_that_died_as_it_started_does_not_start_for_ever(
+    tmp_path: Path,
+) -> None:
+    """Jobs run the study, so its own process tells nothing."""
+    out = tmp_path / "out"
+    study(out, "now", "next")
+    now = out / "points/now/repeat-0"
+    now.mkdir(parents=True)
+    now.with_suffix(".log").write_text("Killed\n")
+    assert StudyLooker().look(out).status == "running"
+    aged(now, 2 * LOST)
+    view = StudyLooker().look(out)
+    assert view.counts() == "0 of 2 complete, 1 stopped, 1 waiting"
+    with open(now.with_suffix(".log")) as log:
+        hold(log.fileno())
+        assert StudyLooker().look(out).trials[0].status == "running"
 
 
 def test_points_that_ran_by_their_numbers_are_a_study(tmp_path: Path) -> None:

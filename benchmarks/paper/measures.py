@@ -133,8 +133,9 @@ def seconds_to_target(record: RunRecord, *, stays: bool = False) -> float:
         return math.nan
     # Ranks evaluate together. Rounds before a change of ranks have no phases.
     by_rank = record.phases[: reached.rounds, :, PHASES.index("evaluate")]
-    evaluating = float(np.nan_to_num(by_rank).max(1).sum())
-    return (reached.seconds - evaluating) / record.stacked_seeds
+    evaluating = np.nan_to_num(by_rank).max(1)
+    others = record.rounds["seconds"][: reached.rounds] - evaluating
+    return float((others / record.stacks[: reached.rounds]).sum())
 
 
 def sent_to_target(record: RunRecord, *, stays: bool = False) -> float:

@@ -204,7 +204,8 @@ def _stack_seeds(processes: Sequence[Process]) -> list[Process]:
         several = len(process.runs) > 1
         # Points of a study that advanced together are not seeds of one run either.
         is_seed = run.folder == seed_folder(run.folder.parent, run.facts["seed"])
-        alone = several or run.stacked_seeds == 1 or not is_seed
+        # One that was resumed alone still has rounds beside its siblings.
+        alone = several or (run.stacks == 1).all() or not is_seed
         folder = Path(process.source) if alone else run.folder.parent
         by_folder[folder].append(process)
     made = []

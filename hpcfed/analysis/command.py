@@ -24,7 +24,7 @@ from hpcfed.analysis.render.page import Content, page
 from hpcfed.analysis.render.run_page import is_one_run, run_content
 from hpcfed.analysis.render.sections import sections
 from hpcfed.analysis.render.sections.origin import noise_warnings
-from hpcfed.errors import UserError, count, printable, remark, say, while_read
+from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.results.folder import check_export
 from hpcfed.results.publish import export
 
@@ -83,11 +83,10 @@ def report(asked: ReportRequest) -> int:
     lines = _write(_texts(asked, every, found, content, comparison))
     if asked.figures is not None:
         lines.append(_write_charts(asked.figures, asked, content))
-    with while_read():
-        if comparison is not None:
-            print_comparison(comparison, Output())
-        for line in [*lines, *(one.line for one in judged)]:
-            say(line)
+    if comparison is not None:
+        print_comparison(comparison, Output())
+    for line in [*lines, *(one.line for one in judged)]:
+        say(line)
     # Decisions are ordered: holds, then undecided, then does not hold, from worst to
     # best.
     worst = max((one.decision for one in judged), default=Decision.DOES_NOT_HOLD)

@@ -260,7 +260,7 @@ def options_of(process: Process) -> Combination:
         found["rounds"] = run.rounds_done  # fewer rounds: not a repeat
     # These are not options, but times on other devices, or of more seeds, do not
     # compare.
-    found["stacked_seeds"] = run.stacked_seeds
+    found["stacked_seeds"] = process.timed.stacked_seeds
     devices = set()
     for rank in run.environment.get("ranks", []):
         devices.add(str(rank.get("device", "?")))

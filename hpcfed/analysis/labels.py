@@ -12,6 +12,7 @@ from hpcfed.analysis.choices import Combination
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.errors import count
 from hpcfed.options.metrics import global_name
+from hpcfed.results.run import RunRecord
 from hpcfed.words import formatted, interval, number
 
 MOST_SENTENCES = 4
@@ -130,3 +131,11 @@ def few(sentences: Sequence[str], of: str) -> list[str]:
     if left:
         shown.append(f"The table has {count(left, f'more {of}')}.")
     return shown
+
+
+def server_text(run: RunRecord) -> str:
+    """Return `49 s once`: the average time of a rank in the phase `server`."""
+    seconds = run.phase_totals()["server"]
+    times = len(run.learnings)
+    often = "once" if times == 1 else f"in {times} of {run.rounds_done} rounds"
+    return f"{seconds:.3g} s {often}"

@@ -12,6 +12,7 @@ from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import both_series
 from hpcfed.analysis.statistics import Estimate, difference, of_runs, of_seeds
 from hpcfed.options.metrics import HEADLINES, METRICS, Metric, label_of, metric_of
+from hpcfed.results.stacks import first_alike
 from hpcfed.words import MIB
 
 
@@ -170,12 +171,15 @@ class RunCost:
 
 
 def run_seconds(group: Group) -> Estimate:
-    """Estimate the seconds of all rounds of a run, on the slowest rank."""
+    """Estimate the seconds of all rounds of a run, on the slowest rank; unknown if it
+    was resumed beside others than before: such seconds do not add up.
+    """
     totals = []
     for process in group.processes:
-        total = float(np.nansum(process.timed.rounds["seconds"]))
-        totals.append(total)
-    return of_runs(totals)
+        if not first_alike(process.timed.stacks):
+            total = float(np.nansum(process.timed.rounds["seconds"]))
+            totals.append(total)
+    return of_runs(totals) if totals else Estimate(nan)
 
 
 def run_bytes(group: Group) -> Estimate:
@@ -218,8 +222,10 @@ COSTS = {
 
 def mean_to_target(group: Group, name: str, *, held: bool = False) -> float:
     """Return the mean of a cost up to the target, or until it is `held`; NaN unless
-    every seed came so far.
+    every seed came so far, and for seconds of runs that were resumed beside others.
     """
+    if name == "seconds" and any(first_alike(run.stacks) for run in group.seeds):
+        return nan
     reached = [run.stays() if held else run.reached() for run in group.seeds]
     values = [getattr(one, name) for one in reached if one is not None]
     if len(values) < len(reached):

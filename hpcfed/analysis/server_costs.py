@@ -133,7 +133,7 @@ def _measured(group: Group) -> ServerCost:
         columns=_columns(group.first),
         seconds=seconds,
         # Stacked seeds share the rounds' time, but each had the server for itself.
-        between=every * working / group.first.stacked_seeds,
+        between=every * working / group.options["stacked_seeds"],
         waited=fmean(one.waited for one in last),
         memory=_by_rank(last, lambda one: one.peak_memory),
         bank=_by_rank(last, lambda one: one.bank_bytes),

@@ -12,6 +12,7 @@ from hpcfed.analysis.labels import (
     MOST_SENTENCES,
     few,
     label,
+    server_text,
     size_text,
     text,
     times_text,
@@ -177,7 +178,7 @@ def _limit(limit: Limit, options: Sequence[Swept]) -> str:
     if limit.phase == "server" and limit.group.first.learns_seldom:
         # A typical round does not train the server's model.
         share = f"{100 * limit.share:.0f} % of the run"
-        words = f"{where}: server {limit.group.first.server_text()}, {share}"
+        words = f"{where}: server {server_text(limit.group.first)}, {share}"
     if limit.loss is not None:
         loss = limit.loss
         words += (

@@ -26,7 +26,7 @@ from hpcfed.cli import (
     watch,
 )
 from hpcfed.cli.parser import CommandParser
-from hpcfed.errors import UserError, remark, tell, unknown
+from hpcfed.errors import UserError, drop_stdout, remark, tell, unknown
 from hpcfed.runtime.launcher import is_copy, launched, leave, telling_a_good_end
 from hpcfed.version import source
 
@@ -70,9 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         remark("hpcfed: interrupted")
         sys.exit(130)  # 128 + SIGINT, as shells expect
     except BrokenPipeError:
-        # The reader of our output has closed it, as in `hpcfed show … | head`. Close
-        # stderr, or Python complains about it at exit.
-        sys.stderr.close()
+        # The reader of our output has closed it, as in `hpcfed list | head`. What prints
+        # beside other work, or before a verdict, goes on without a reader.
+        drop_stdout()
         sys.exit(0)
     except OSError as error:
         _fail(error)

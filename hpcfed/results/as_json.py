@@ -90,6 +90,7 @@ def run_summary(run: RunRecord) -> dict[str, Any]:
         "rounds_done": run.rounds_done,
         **{key: run.facts[key] for key in _SUMMARY_FACTS},
         "stacked_seeds": run.stacked_seeds,
+        "stacked_seeds_of_rounds": run.stacks,
         "partition": run.config["partition"],
         **{series_of(name).key: values for name, values in run.rounds.items()},
         "best_accuracy": run.best("accuracy"),

@@ -38,6 +38,10 @@ CLASS_SERIES = {
 """Accuracies by class, and of which model."""
 MOST_CLOCK_ENTRIES = 2_000_000
 """A run records the clock table up to this many rounds times members: 72 MB."""
+STACKS = "timing/stacked_seeds"
+"""How many runs advanced together in each round: a resumed run may have others beside
+it than before.
+"""
 CLOCK_COLUMNS = {
     "client": ("client", "id of the member; NaN: the round has no more", "f8"),
     "download": ("s", "virtual seconds of its downloads", "f4"),
@@ -191,6 +195,8 @@ def round_arrays(rounds: int, ranks: int) -> Iterator[Declared]:
         "s",
         f"seconds of each phase: {', '.join(PHASES)}",
     )
+    meaning = "runs that advanced together, this one included, and share its times"
+    yield Declared(STACKS, (rounds,), ("round",), "1", meaning)
 
 
 def metric_arrays(

@@ -14,11 +14,12 @@ from hpcfed.options import RunConfig, named
 from hpcfed.options.metrics import METRICS, USUAL
 from hpcfed.options.runconfig import with_old_meaning
 from hpcfed.results.as_json import parsed
-from hpcfed.results.format import CLASS_SERIES, EVALUATED, NEW_ROUNDS, SCHEMA
+from hpcfed.results.format import CLASS_SERIES, EVALUATED, NEW_ROUNDS, SCHEMA, STACKS
 from hpcfed.results.run import DepthSweep, LearningRecord, NewRounds, RunRecord
 from hpcfed.results.safe import MOST, Reader
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES, series_of
 from hpcfed.results.server import OF_MEMORY, PROMISED
+from hpcfed.results.stacks import first_alike
 from hpcfed.runtime.starting import FIGURES
 from hpcfed.runtime.timer import PHASES
 
@@ -64,7 +65,8 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
         raise ValueError("rounds have impossible numbers of clients")
     # Every client has its number of samples from the start.
     train_samples = file.between("clients/train_samples", (clients,), known=True)
-    memory = file.between("timing/peak_memory", shape, done)
+    stacks = _stacks(file, facts["stacked_seeds"], rounds, done)
+    memory = file.between("timing/peak_memory", shape, done)[first_alike(stacks) :]
     evaluated = _evaluated(file, clients)
     of_clients = (rounds, len(evaluated))
     accuracy = file.between("clients/accuracy", of_clients, done, high=1)
@@ -79,6 +81,7 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
         rounds=series,
         phases=file.between("timing/phases", (*shape, len(PHASES)), done),
         wall=file.between("timing/wall", shape, done),
+        stacks=stacks,
         # It never decreases, but is NaN in rounds before a resume.
         peak_memory=np.fmax.reduce(memory, axis=0, initial=0),
         client_accuracy=accuracy,
@@ -188,6 +191,19 @@ def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
     if name == "epsilon":
         high = inf  # a run without noise has spent this much
     return file.between(where, (rounds,), done, high=high)
+
+
+def _stacks(file: Reader, all_rounds: int, rounds: int, done: int) -> np.ndarray:
+    """Read how many runs advanced together in each round; in older files one number
+    stands for all.
+    """
+    if STACKS not in file:
+        return np.full(done, all_rounds)
+    stacks = file.between(STACKS, (rounds,), done, known=True)
+    # Reports divide by it.
+    if (stacks < 1).any():
+        raise ValueError(f"{STACKS} holds impossible numbers")
+    return stacks.astype(np.int64)
 
 
 def _evaluated(file: Reader, clients: int) -> np.ndarray:

@@ -25,6 +25,7 @@ from hpcfed.results.format import (
     NEWCOMER_STARTS,
     RELOCATIONS,
     SCHEMA,
+    STACKS,
     Declared,
     check_same,
     clock_arrays,
@@ -244,6 +245,7 @@ class ResultsWriter:
         for name, of_ranks in rank_values.items():
             arrays[f"timing/{name}"][round] = of_ranks
         arrays["timing/phases"][round] = phases
+        arrays[STACKS][round] = self._sharing
         take_down_clock(arrays, round, times)
         self._rounds_done = round + 1
         # Always publish the last round: nothing comes after it.
@@ -358,6 +360,9 @@ class ResultsWriter:
                 # made again.
                 if alike and shape[0] >= rounds:
                     array[:rounds] = old.numbers(name, shape, rounds)
+            if STACKS not in old:
+                # An older version kept one number for all rounds.
+                self._arrays[STACKS][:rounds] = facts.get("stacked_seeds", 1)
             self.relocations = restore_entries(self._file, old, RELOCATIONS, rounds)
             self._trainings = restore_entries(
                 self._file, old, server_group.GROUP, rounds

@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcfed.options.metrics import METRICS, SERIES, metric_of
 from hpcfed.results.pace import WARMUP, counted, per_round
+from hpcfed.results.stacks import first_alike
 from hpcfed.results.target import Reached, first_round, judged_series, stays_from
 from hpcfed.runtime.timer import PHASES
 
@@ -138,6 +139,8 @@ class RunRecord:
     """Seconds: [rounds done, ranks, phases]."""
     wall: np.ndarray
     """Seconds: [rounds done, ranks]."""
+    stacks: np.ndarray
+    """Runs that advanced together in each round, and share its times: [rounds done]."""
     peak_memory: np.ndarray
     """Bytes: [ranks]."""
     client_accuracy: np.ndarray
@@ -182,21 +185,14 @@ class RunRecord:
     @property
     def stacked_seeds(self) -> int:
         """Number of runs that advanced together, including this one: seeds, or points
-        of a study. Seconds, memory and energy cover all of them.
+        of a study; in its last rounds, if it was resumed beside others than before.
         """
-        return int(self.facts.get("stacked_seeds", 1))
+        return int([*self.stacks[-1:], self.facts.get("stacked_seeds", 1)][0])
 
     @property
     def learns_seldom(self) -> bool:
         """Whether the server's model is trained only in some rounds."""
         return 0 < len(self.learnings) < self.rounds_done
-
-    def server_text(self) -> str:
-        """Return `49 s once`: the average time of a rank in the phase `server`."""
-        seconds = self.phase_totals()["server"]
-        times = len(self.learnings)
-        often = "once" if times == 1 else f"in {times} of {self.rounds_done} rounds"
-        return f"{seconds:.3g} s {often}"
 
     def last(self, name: str) -> float:
         """Return the latest value of a series that is not NaN; NaN if it has none."""
@@ -315,18 +311,21 @@ class RunRecord:
 
     @property
     def untimed(self) -> int:
-        """First rounds without times: the run was resumed on other ranks."""
+        """First rounds whose times do not count: the run was resumed on other ranks, or
+        with another number of runs beside it.
+        """
         unknown = np.isnan(self.phases).any((1, 2))
         # Rounds restored by a resumed run come first.
-        return 0 if unknown.all() else int(unknown.sum())
+        elsewhere = 0 if unknown.all() else int(unknown.sum())
+        return max(elsewhere, first_alike(self.stacks))
 
     def counted_seconds(self, warmup: int = WARMUP) -> np.ndarray:
         """Return the seconds of the counted rounds, each on its slowest rank."""
-        # A run resumed on other ranks has no times for the rounds before.
+        # Times of the rounds before do not compare with these.
         return counted(self.rounds["seconds"][self.untimed :], warmup)
 
     def timed_seconds(self) -> float:
-        """Return the seconds of all rounds that have times, each on its slowest rank."""
+        """Return the seconds of all rounds whose times count, on their slowest ranks."""
         return float(np.nansum(self.rounds["seconds"][self.untimed :]))
 
     def counted_phases(self, warmup: int = WARMUP) -> np.ndarray:

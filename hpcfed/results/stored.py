@@ -98,7 +98,7 @@ def read_run(folder: Path) -> RunRecord:
         # A complete run has not failed, whatever other files are there.
         if record.status == "complete":
             return record
-        error = _first_failure(folder)
+        error = first_failure(folder)
         if error is not None:
             return replace(record, status="failed", error=error)
         if record.status == "running" and _was_killed(record):
@@ -112,7 +112,7 @@ def _was_killed(record: RunRecord) -> bool:
     return hosts == {socket.gethostname()} and is_abandoned(record.folder)
 
 
-def _first_failure(folder: Path) -> str | None:
+def first_failure(folder: Path) -> str | None:
     """Return the error of the first rank that failed; others may have followed it."""
     found = failures(folder)
     if not found:

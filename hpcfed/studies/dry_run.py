@@ -125,8 +125,8 @@ def _measured(
             point = trial.point
             # A run of a stack has recorded the time of the whole stack.
             timed = longest(runs)
-            at_once = timed.stacked_seeds / point.settings.config.num_seeds
-            rounds = float(timed.rounds["seconds"].sum()) / at_once
+            share = float((timed.rounds["seconds"] / timed.stacks).sum())
+            rounds = share * point.settings.config.num_seeds
             process = read_outcome(trial.outcome).seconds
             measured.append((point, works[point.name], rounds, process))
     return measured

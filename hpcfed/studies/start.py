@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed import shipped
-from hpcfed.errors import UserError, count, printable, say
+from hpcfed.errors import UserError, count, say
 from hpcfed.results.claim import claimed
 from hpcfed.results.folder import POINTS, RUNS, STUDY, STUDY_CLAIM
 from hpcfed.results.publish import check_folder, check_target, make_durably
@@ -155,7 +155,7 @@ def _processes(point: Point) -> int:
 def _sbatch(words: Sequence[str], *, dry_run: bool) -> str | None:
     """Print and run sbatch; return the job's number, or None if it is only printed."""
     line = ["sbatch", "--parsable", *words]
-    print(printable(shlex.join(line)), flush=True)
+    say(shlex.join(line))
     if dry_run:
         return None
     # The script runs this Python, whatever the jobs' path contains.

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.analysis import findings
-from hpcfed.errors import printable
+from hpcfed.errors import drop_stdout, printable
 from hpcfed.runtime.launcher import launched
 
 WIDEST = 200
@@ -20,12 +20,12 @@ class Piped(Console):
     """A console whose reader may leave, as in `| head`: that is not an error."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # handled by the command line; rich would exit with 1
+        raise BrokenPipeError  # the caller decides; rich would exit with 1
 
 
 class Output(Piped):
     """A console that prints tables at full width, because a narrow terminal would cut
-    digits off numbers.
+    digits off numbers. A reader that leaves changes neither files nor the exit code.
     """
 
     def __init__(self) -> None:
@@ -34,6 +34,9 @@ class Output(Piped):
         super().__init__(force_terminal=None if launched().alone else False)
         # Lines wrap at the terminal's edge, so no digit is lost.
         self.width = max(self.width, WIDEST)
+
+    def on_broken_pipe(self) -> None:
+        drop_stdout()
 
 
 def say(console: Console, *lines: str) -> None:

@@ -71,7 +71,7 @@ def csv_text(every: Sequence[Group]) -> str:
     for group, process, run in _runs(every):
         values = [_cell(group.options.get(name)) for name in swept]
         facts = [run.facts[fact] for fact in FACTS]
-        about = [process.source, *facts, run.stacked_seeds]
+        about = [process.source, *facts]
         # A metric that only other runs have.
         unknown = np.full(run.rounds_done, np.nan)
         # Warm-up rounds come first, so the counted ones are the last.
@@ -81,7 +81,8 @@ def csv_text(every: Sequence[Group]) -> str:
             # Follows the table of series: a new series needs no change here.
             cells = [run.rounds.get(name, unknown)[round] for name in series]
             phases = run.phases[round].mean(0)
-            lines.append([*about, counted, *values, round + 1, *cells, *phases])
+            about_round = [*about, run.stacks[round], counted]
+            lines.append([*about_round, *values, round + 1, *cells, *phases])
     return _csv(lines)
 
 

@@ -15,6 +15,7 @@ from hpcfed.errors import count, printable
 from hpcfed.results.as_json import run_summary
 from hpcfed.results.folder import made
 from hpcfed.results.run import RunRecord
+from hpcfed.results.stacks import advanced_together, stack_text
 from hpcfed.results.stored import longest
 
 
@@ -75,11 +76,9 @@ def show(record: RunRecord, console: Console) -> None:
 
 def _remarks(record: RunRecord) -> Iterator[str]:
     """Yield what a reader of the tables should know first."""
-    if record.stacked_seeds > 1:
-        yield (
-            f"one of {record.stacked_seeds} runs at once: seconds, memory and energy "
-            "are those of all of them"
-        )
+    beside = stack_text(record.stacks)
+    if beside:
+        yield f"one of {beside}: seconds, memory and energy are those of all of them"
     if len(record.evaluated) < record.facts["clients"]:
         sample = count(len(record.evaluated), "client")
         yield f"clients are judged by a sample of {sample}"
@@ -90,27 +89,35 @@ def _remarks(record: RunRecord) -> Iterator[str]:
 
 def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> None:
     """Print several seeds of a run in `folder`."""
-    seeds = count(len(records), "seed")
-    say(console, f"{title(records[0])}, {seeds} at once")
+    together = advanced_together([record.stacks for record in records])
+    seeds = count(len(records), "seed") + (" at once" if together else "")
+    say(console, f"{title(records[0])}, {seeds}")
     say(console, *statuses(records))
     _print_findings(records, console)
     say(console, "")
     if len(records) > 1:
         say(console, of_first(records))
-    seconds = float(longest(records).rounds["seconds"].sum())
-    say(console, f"wall time of all rounds of all seeds: {seconds:.2f} s")
+    timed = longest(records)
+    seconds = float(timed.rounds["seconds"].sum())
+    whose = "all seeds" if together else f"seed {timed.facts['seed']}"
+    say(console, f"wall time of all rounds of {whose}: {seconds:.2f} s")
     names = ", ".join(record.folder.name for record in records)
     say(console, f"runs in {folder}: {names}")
 
 
 def of_first(records: Sequence[RunRecord]) -> str:
     """Say which tables describe a single seed, and where fewer than all advanced."""
+    timed = longest(records)
+    whose = "all seeds at once"
+    together = advanced_together([record.stacks for record in records])
+    if not together:
+        whose = f"seed {timed.facts['seed']}: {stack_text(timed.stacks)}"
     line = (
-        "Time, memory and energy are those of all seeds at once. Classes, traffic and "
+        f"Time, memory and energy are those of {whose}. Classes, traffic and "
         f"other costs are those of seed {records[0].facts['seed']}."
     )
     done = sorted(record.rounds_done for record in records)
-    if done[0] < done[-1]:
+    if together and done[0] < done[-1]:
         line += f" From round {done[0] + 1} to {done[-1]} fewer seeds advanced."
     return line
 

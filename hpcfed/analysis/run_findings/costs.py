@@ -29,6 +29,7 @@ from hpcfed.results.pace import MS_PER_ROUND, PER_ROUND_MEANS, per_round
 from hpcfed.results.run import LearningRecord, RunRecord
 from hpcfed.results.series import ROUND_SERIES, RoundSeries
 from hpcfed.results.server import PROMISED
+from hpcfed.results.stacks import first_alike
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import formatted
 
@@ -50,7 +51,7 @@ WHOLE_PERCENT = Kind("fraction", formatted(".0%"))
 def of_phases(record: RunRecord) -> Table:
     """Return where the time goes, in a typical round and in total, longest first.
 
-    Rounds before a resume on another number of ranks have no phases.
+    Rounds before a resume on other ranks, or beside other runs, are left out.
     """
     first, last = record.untimed + 1, record.rounds_done
     usual, totals = record.phase_seconds(), record.phase_totals()
@@ -67,6 +68,9 @@ def of_phases(record: RunRecord) -> Table:
             rows.append([name, *cells, *(MILLISECONDS(float(end)) for end in ends)])
     # "Per round" leaves out the first round, which warms up.
     in_all, name = "s in all rounds", "round"
+    where, others = "on these ranks", "on another number of ranks"
+    if first_alike(record.stacks) == record.untimed:
+        where, others = "of so many runs", "with another number of runs at once"
     if last > first:
         name = "round, after the first"
     caption = PER_ROUND_MEANS
@@ -76,8 +80,8 @@ def of_phases(record: RunRecord) -> Table:
         in_all = f"s in rounds {first} to {last}"
         name = f"round, after round {first}"
         if last == first:
-            in_all, name = f"s in round {first}", f"round {first}, first on these ranks"
-        caption += "; the rounds before ran on another number of ranks"
+            in_all, name = f"s in round {first}", f"round {first}, first {where}"
+        caption += f"; the rounds before ran {others}"
     usual_round = float(per_round(record.counted_seconds()))
     whole_run = TOTAL_SECONDS(record.timed_seconds())
     columns = ["phase", MS_PER_ROUND, in_all, "share"]
@@ -94,7 +98,7 @@ def of_server(record: RunRecord) -> Iterator[Table]:
         return
     last = record.learnings[-1]
     # Stacked seeds share the rounds' time, but each had the server for itself.
-    whole = float(record.rounds["seconds"].sum()) / record.stacked_seeds
+    whole = float((record.rounds["seconds"] / record.stacks).sum())
     rows: list[Row] = []
     server = 0.0
     for phase in record.learnings[0].seconds:

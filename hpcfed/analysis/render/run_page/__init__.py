@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcfed.analysis.collect import Found
 from hpcfed.analysis.groups import Group
+from hpcfed.analysis.labels import server_text
 from hpcfed.analysis.outcomes import known_metric
 from hpcfed.analysis.render.page import Content
 from hpcfed.analysis.render.run_page import costs, learning
@@ -24,6 +25,7 @@ from hpcfed.errors import UserError, count
 from hpcfed.options.metrics import HEADLINES, METRICS, global_name, label_of
 from hpcfed.results.profiles import read_profile
 from hpcfed.results.run import RunRecord
+from hpcfed.results.stacks import stack_text
 from hpcfed.results.stored import longest
 from hpcfed.words import interval, time_text
 
@@ -155,15 +157,15 @@ def _have_ended(runs: Sequence[RunRecord]) -> bool:
 
 
 def _time(group: Group) -> str:
-    seconds = group.processes[0].timed.rounds["seconds"]
+    timed = group.processes[0].timed
+    seconds = timed.rounds["seconds"]
     round_text = interval(group.seconds, 1e3)
     whole = time_text(float(np.nansum(seconds)))
     sentence = (
         f"Time: a round takes {round_text} ms (median), all {len(seconds)} took {whole}"
     )
-    if group.first.stacked_seeds > 1:
-        sentence += f" for {group.first.stacked_seeds} runs at once"
-    sentence += "."
+    beside = stack_text(timed.stacks)
+    sentence += f" for {beside}." if beside else "."
     if group.first.has_clock:
         virtual = time_text(group.first.last("virtual_seconds"))
         sentence += f" By the virtual clock they took {virtual}."
@@ -189,7 +191,7 @@ def _where(group: Group) -> str:
         if share < LEAST_SHARE:
             continue
         if phase == "server" and group.first.learns_seldom:
-            parts.append(f"server {group.first.server_text()}, {share:.0%} of the run")
+            parts.append(f"server {server_text(group.first)}, {share:.0%} of the run")
         else:
             parts.append(f"{phase} {share:.0%}")
     where = f"it went from round {timed.untimed + 1} on" if timed.untimed else "it went"

@@ -95,7 +95,7 @@ def overview(every: Sequence[Group], found: Found) -> Section:
         "single run, between order statistics of its rounds. Charts cut intervals that "
         "reach far beyond the points; tooltips and tables show them whole."
     )
-    if any(group.first.stacked_seeds > 1 for group in every):
+    if any(group.options["stacked_seeds"] > 1 for group in every):
         section.text.append(
             "Where several runs advanced together, times and memory are of all of them."
         )

@@ -1,12 +1,12 @@
 """`hpcfed watch`: look at a run or a study repeatedly, only through its files, and draw
 it, or print a line for logs and pipes.
 
-`looking` reads runs and studies, and `frame` draws them.
+`looking` reads runs, `trials` reads studies, and `frame` draws them.
 """
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from math import isnan
 from pathlib import Path
@@ -26,12 +26,12 @@ from hpcfed.analysis.render.watch.frame import (
 from hpcfed.analysis.render.watch.looking import (
     Looker,
     RunView,
-    StudyLooker,
-    StudyView,
+    error_files,
     holds_any_run,
-    holds_study,
+    unrecorded,
 )
-from hpcfed.errors import UserError, did_you_mean, printable, remark
+from hpcfed.analysis.render.watch.trials import StudyLooker, StudyView, holds_study
+from hpcfed.errors import UserError, did_you_mean, printable, remark, while_read
 from hpcfed.options.metrics import text_of
 from hpcfed.results.folder import RUNS
 from hpcfed.words import duration
@@ -64,7 +64,8 @@ def watch(
         look = partial(looker.look, found)
         if once:
             view = look()
-            console.print(_frame(view, console))
+            with while_read():
+                console.print(_frame(view, console))
         elif console.is_terminal:
             view = _draw(look, console)
         else:
@@ -73,7 +74,8 @@ def watch(
         remark(f"hpcfed: no longer watching {found}, which goes on undisturbed")
         return 0
     if view.over:
-        say(console, _hint(view))
+        with while_read():
+            say(console, _hint(view))
     return 1 if view.over and view.status != "complete" else 0
 
 
@@ -105,7 +107,9 @@ def _tell(look: Look, console: Console, every: float) -> View:
         if now >= due or view.over:
             clock = time.strftime("%H:%M:%S")
             line = study_line(view) if isinstance(view, StudyView) else run_line(view)
-            say(console, f"{clock}  {line}")
+            # The exit code tells the end also if nobody reads the line.
+            with while_read() if view.over else nullcontext():
+                say(console, f"{clock}  {line}")
             due = now + every
     return view
 
@@ -122,6 +126,8 @@ def _hint(view: View) -> str:
         if view.status == "stopped":
             return "start the study again to go on: hpcfed study"
         return f"look at all of it: hpcfed report {view.folder}"
+    if view.error:
+        return f"its error is in {printable(str(error_files(view.folder)[0]))}"
     if view.status in ("stopped", "interrupted"):
         return f"go on with it: hpcfed run --resume {view.folder}"
     return f"look at all of it: hpcfed show {view.folder}"
@@ -192,6 +198,8 @@ def run_line(view: RunView) -> str:
     words = [view.status]
     if view.records:
         words.append(f"round {view.done}/{view.planned}")
+    else:
+        words.append(unrecorded(view))
     words += last_figures(view)
     words += channel_facts(view)
     words.append(speed(view))

@@ -4,7 +4,6 @@ study: how far its trials are.
 
 from collections.abc import Mapping
 from math import isnan
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -14,18 +13,11 @@ from rich.text import Text
 
 from hpcfed.analysis.labels import all_series
 from hpcfed.analysis.render.show import title
-from hpcfed.analysis.render.watch.looking import (
-    SHOWN,
-    RunView,
-    StudyView,
-    TrialView,
-    learns_at_end,
-)
+from hpcfed.analysis.render.watch.looking import RunView, learns_at_end, unrecorded
+from hpcfed.analysis.render.watch.trials import SHOWN, StudyView, TrialView
 from hpcfed.analysis.run_findings.machine import machine_text
 from hpcfed.errors import count, printable
 from hpcfed.options.metrics import label_of, text_of
-from hpcfed.results.claim import is_at_work
-from hpcfed.results.folder import CHECKPOINTS, RECORD
 from hpcfed.words import bytes_text, duration, short_seconds, time_text
 
 STYLES = ("cyan", "magenta", "green")
@@ -54,7 +46,7 @@ def run_frame(view: RunView, console: Console) -> RenderableType:
     """Return everything worth knowing about a run at this moment."""
     folder = printable(str(view.folder))
     if not view.records:
-        return Group(Text(f"{folder}: {_unrecorded(view.folder)}"), life_line(view))
+        return Group(Text(f"{folder}: {unrecorded(view)}"), life_line(view))
     width = min(console.width, 160)
     first = view.records[0]
     seeds = len(view.records)
@@ -73,18 +65,6 @@ def run_frame(view: RunView, console: Console) -> RenderableType:
             parts += [Text(), _seeds(view)]
         parts += [Text(), _phases(view), _facts(view)]
     return Group(*parts)
-
-
-def _unrecorded(folder: Path) -> str:
-    """Return why a run has no record: it starts, or the record is gone."""
-    if is_at_work(folder):
-        return "a run is starting; it has recorded nothing yet"
-    text = f"there is no {RECORD}, and no process here is writing one"
-    if (folder / CHECKPOINTS).is_dir():
-        text += (
-            f"; go on from its checkpoint: hpcfed run --resume {printable(str(folder))}"
-        )
-    return text
 
 
 def status_line(view: RunView) -> RenderableType:
@@ -130,6 +110,8 @@ def life_line(view: RunView) -> Text:
         # Fast rounds change their phase all the time.
         if view.sign.seconds >= 1:
             text.append(f", for {duration(view.sign.seconds)}")
+    if not view.records:
+        return text  # before the first round there are hardly any signs
     if view.silent:
         text.append(f"  no sign of life for {duration(view.age)}", style="bold red")
     elif not isnan(view.age):
@@ -313,7 +295,7 @@ def _row(trial: TrialView) -> list[RenderableType]:
     style = STATUS_STYLES.get(status, "bold" if status == "running" else "dim")
     cells: list[RenderableType] = [Text(printable(trial.name)), Text(status, style)]
     if status == "failed":
-        return [*cells, "", "", "", "", Text(printable(trial.outcome.error), "red")]
+        return [*cells, "", "", "", "", Text(printable(trial.error), "red")]
     run = trial.run
     if run is None or not run.records:
         return [*cells, "starting" if status == "running" else ""]
@@ -323,7 +305,8 @@ def _row(trial: TrialView) -> list[RenderableType]:
     cells += [f"{run.done}/{run.planned}", next(iter(known), "")]
     cells.append("" if isnan(run.pace) else short_seconds(run.pace))
     if status == "complete":
-        return [*cells, "", Text(str(trial.outcome), "dim")]
+        took = "" if isnan(trial.outcome.seconds) else str(trial.outcome)
+        return [*cells, "", Text(took, "dim")]
     cells.append("" if isnan(run.left) else duration(run.left))
     if run.learning is not None:
         step = f"{run.learning.network} {run.learning.step}/{run.learning.steps}"

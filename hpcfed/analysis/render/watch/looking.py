@@ -1,29 +1,27 @@
-"""Watching a run or a study in progress only through its files, so it may be on another
+"""Watching a run in progress only through its files, so it may be on another
 machine.
 
 `run.h5` is replaced whole, so it can be read at any time. It is read again only if it
 has changed. The signs of life beside it say what the run is doing in between.
 """
 
-import socket
 import time
-from dataclasses import dataclass, replace
-from math import isnan, nan
+from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, printable
 from hpcfed.options.metrics import HEADLINES
-from hpcfed.results.claim import is_abandoned, is_study_abandoned
+from hpcfed.results.claim import begun_by, is_abandoned, is_at_work, is_held
 from hpcfed.results.folder import (
+    CHECKPOINTS,
+    CLAIM,
     LEARNING,
-    PLAN,
-    POINTS,
     RECORD,
     SIGN,
-    STUDY,
     failures,
     holds_run,
     runs,
@@ -33,12 +31,16 @@ from hpcfed.results.pace import pace, recent, rest
 from hpcfed.results.run import RunRecord
 from hpcfed.results.sandbox import try_out
 from hpcfed.results.signs import EVERY, LearningSign, RunSign, read_sign
-from hpcfed.results.stored import read_run
-from hpcfed.results.study import Outcome, read_listing, read_outcome
+from hpcfed.results.stored import first_failure, read_run
 from hpcfed.runtime.timer import PHASES
+from hpcfed.words import duration
 
 SILENT = 5 * EVERY
 """Seconds without a sign of life that are worth mentioning."""
+LOST = 600.0
+"""Seconds of silence after which a run counts as dead, if no process here writes to it:
+shared file systems show files late, but not by minutes.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,17 @@ class RunView:
     learning: LearningSign | None = None
     age: float = nan
     """Seconds since the last sign of life."""
+    held: bool = False
+    """Whether a process on this machine writes to it."""
+    error: str = ""
+    """Why it has failed before it recorded anything."""
 
     @property
     def status(self) -> str:
         """The common status of the seeds, else the most important one."""
         found = {record.status for record in self.records}
+        if self.error:
+            return "failed"
         for status in ("failed", "interrupted", "running", "stopped", "complete"):
             if status in found:
                 return status
@@ -71,6 +79,11 @@ class RunView:
     def silent(self) -> bool:
         """Whether a run that should be active shows no sign of life."""
         return not self.over and self.age > SILENT
+
+    @property
+    def lost(self) -> bool:
+        """Whether its process must have died without a word."""
+        return not self.over and not self.held and self.age > LOST
 
     @property
     def planned(self) -> int:
@@ -166,7 +179,11 @@ class Looker:
     def look(self, folder: Path) -> RunView:
         """Look at the folder of a run or of its seeds."""
         found = [run for run in runs(folder) if (run / RECORD).is_file()]
+        held = is_at_work(folder) or is_held(log_of(folder))
         signs = [folder / SIGN]
+        if not found:
+            # What a run leaves before its record.
+            signs += [folder, log_of(folder), folder / CLAIM]
         for run in found:
             signs += [run / RECORD, run / LEARNING]
         age = min(map(self._age, signs))
@@ -180,6 +197,8 @@ class Looker:
             # The server learns for one seed after the other.
             learning=next(filter(None, learnings), None),
             age=nan if age == float("inf") else age,
+            held=held,
+            error="" if found or held else _error(folder),
         )
 
     def _age(self, path: Path) -> float:
@@ -234,164 +253,51 @@ def holds_any_run(folder: Path) -> bool:
     return any(map(holds_run, (folder, *seed_folders(folder))))
 
 
+def log_of(folder: Path) -> Path:
+    """Return where a study keeps what the run in a folder prints."""
+    return folder.with_name(f"{folder.name}.log")
+
+
+def error_files(folder: Path) -> list[Path]:
+    """Return the files in which ranks of a run, or of its seeds, have left errors."""
+    found = []
+    for run in (folder, *seed_folders(folder)):
+        found += failures(run)
+    return found
+
+
+def _error(folder: Path) -> str:
+    """Return the first error of a run, or of a seed of it; empty without one."""
+    found = error_files(folder)
+    return first_failure(found[0].parent) or "" if found else ""
+
+
+def unrecorded(view: RunView) -> str:
+    """Return why a run has no record: it starts, it has failed, or its process or record
+    is gone; since when nothing has happened, and where to look.
+    """
+    folder = printable(str(view.folder))
+    if view.error:
+        return f"it failed before its first round: {printable(view.error)}"
+    text = "a run is starting; it has recorded nothing yet"
+    if not view.held:
+        text = f"there is no {RECORD}, and no process here is writing one"
+    if view.age > SILENT:
+        text += f"; nothing has happened for {duration(view.age)}"
+    if view.held:
+        return text
+    log, job = log_of(view.folder), begun_by(view.folder)
+    if log.is_file():
+        text += f"; look at {printable(str(log))}"
+    elif job is not None:
+        text += f"; look at the log of job {printable(job)}"
+    if (view.folder / CHECKPOINTS).is_dir():
+        text += f"; go on from its checkpoint: hpcfed run --resume {folder}"
+    return text
+
+
 def learns_at_end(record: RunRecord) -> bool:
     """Tell whether the server's model has yet to learn after the last round."""
     has_server = "bank_rounds" in record.config
     waits = not record.config.get("server_overlap")
     return has_server and waits and record.rounds_done < record.config["rounds"]
-
-
-# A study: which of its trials are waiting, running, done or failed.
-
-STATUSES = ("complete", "running", "stopped", "waiting", "failed")
-SHOWN = 5
-"""Number of complete trials whose figures are read: the most recent ones."""
-
-
-@dataclass(frozen=True)
-class TrialView:
-    """A trial as its files show it at one moment."""
-
-    name: str
-    folder: Path
-    outcome: Outcome
-    run: RunView | None = None
-    """What it has recorded, if that was read."""
-    abandoned: bool = False
-    """Whether the study's process is gone."""
-
-    @property
-    def status(self) -> str:
-        """One of `STATUSES`."""
-        if self.outcome.status != "waiting":
-            return self.outcome.status
-        if self.run is None:
-            return "waiting"
-        if self.abandoned and self.run.status == "starting":
-            return "stopped"
-        # One that goes on says so within seconds.
-        ended = self.run.status in ("stopped", "interrupted")
-        return "stopped" if ended and self.run.age > SILENT else "running"
-
-
-@dataclass(frozen=True)
-class StudyView:
-    """A study as its files show it at one moment."""
-
-    folder: Path
-    title: str
-    trials: tuple[TrialView, ...]
-    abandoned: bool = False
-    """Whether its process is gone, so that nothing will start what still waits."""
-
-    def of_status(self, status: str) -> list[TrialView]:
-        """Return the trials of a status, in the study's order."""
-        return [trial for trial in self.trials if trial.status == status]
-
-    def counts(self) -> str:
-        """Return `3 of 8 complete, 1 running, 4 waiting`."""
-        words = []
-        for status in STATUSES:
-            number = len(self.of_status(status))
-            of_all = f" of {len(self.trials)}" if status == "complete" else ""
-            if number or of_all:
-                words.append(f"{number}{of_all} {status}")
-        return ", ".join(words)
-
-    @property
-    def over(self) -> bool:
-        """Whether every trial has ended, or the study was stopped."""
-        if self.of_status("running"):
-            return False
-        waits = self.of_status("waiting") and not self.abandoned
-        return bool(self.of_status("stopped")) or not waits
-
-    @property
-    def status(self) -> str:
-        if not self.over:
-            return "running"
-        if self.of_status("stopped") or self.of_status("waiting"):
-            return "stopped"
-        return "failed" if self.of_status("failed") else "complete"
-
-    @property
-    def left(self) -> float:
-        """Seconds until all are done, assuming that waiting trials take as long as
-        finished ones did; NaN while unknown.
-        """
-        running = self.of_status("running")
-        rests = []
-        for trial in running:
-            left = nan if trial.run is None else trial.run.left
-            rests.append(0.0 if isnan(left) else left)
-        waiting = len(self.of_status("waiting"))
-        took = [trial.outcome.seconds for trial in self.of_status("complete")]
-        took = [seconds for seconds in took if not isnan(seconds)]
-        if not took:
-            return nan if waiting else max(rests, default=nan)
-        # Assume as many at a time as now.
-        at_once = max(1, len(running))
-        return max(rests, default=0.0) + waiting * mean(took) / at_once
-
-
-class StudyLooker:
-    """Watches a study repeatedly, and reads only what has changed."""
-
-    def __init__(self) -> None:
-        self._looker = Looker()
-        self._ended: dict[str, TrialView] = {}
-        """Complete trials, which no longer change."""
-
-    def look(self, folder: Path) -> StudyView:
-        """Look at the folder of a study."""
-        listing = read_listing(folder)
-        # Before the trials: an outcome may be written meanwhile. On another machine
-        # locks may not be seen.
-        gone = listing.host == socket.gethostname() and is_study_abandoned(folder)
-        trials = []
-        for name in listing.trials:
-            trials.append(replace(self._look_at(folder, name), abandoned=gone))
-        ended = [trial for trial in trials if trial.status == "complete"]
-        shown = {trial.name for trial in sorted(ended, key=_ended_at)[-SHOWN:]}
-        for number, trial in enumerate(trials):
-            if trial.name in shown and trial.run is None:
-                trials[number] = self._with_run(trial)
-        return StudyView(folder, listing.title, tuple(trials), gone)
-
-    def _look_at(self, folder: Path, name: str) -> TrialView:
-        if name in self._ended:
-            return self._ended[name]
-        path = folder / POINTS / name
-        outcome = read_outcome(path.with_suffix(".json"))
-        trial = TrialView(name, path, outcome)
-        if outcome.status == "complete":
-            self._ended[name] = trial
-        elif outcome.status == "waiting":
-            # Its log exists as soon as its processes are started.
-            if holds_any_run(path):
-                return self._with_run(trial)
-            if path.with_suffix(".log").exists():
-                return replace(trial, run=RunView(path))
-        return trial
-
-    def _with_run(self, trial: TrialView) -> TrialView:
-        try:
-            seen = replace(trial, run=self._looker.look(trial.folder))
-        except UserError:
-            # An unreadable record is reported through the trial's own outcome.
-            seen = replace(trial, run=RunView(trial.folder))
-        if trial.name in self._ended:
-            self._ended[trial.name] = seen
-        return seen
-
-
-def _ended_at(trial: TrialView) -> float:
-    try:
-        return trial.folder.with_suffix(".json").stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def holds_study(folder: Path) -> bool:
-    """Tell whether a study has begun in a folder."""
-    return any((folder / name).exists() for name in (PLAN, POINTS, STUDY))
