@@ -569,7 +569,7 @@ def test_a_method_may_weigh_by_hand(weights: str, tmp_path: Path) -> None:
     path.write_text(WEIGHED.replace("WEIGHTS", weights))
     few = flags(clients=3, rounds=1, method=path, weights="uniform")
     started(*few, "--out", tmp_path / "run")
-    with pytest.raises(UserError, match="^--aggregation median: no effect"):
+    with pytest.raises(UserError, match=r"^--aggregation median: no effect"):
         started(*few, "--aggregation", "median", "--out", tmp_path / "robust")
 
 
