@@ -777,6 +777,26 @@ def test_a_folder_of_hugging_face(tmp_path: Path) -> None:
     assert "no column nobody" in refused(name, dataset_options='{"client": "nobody"}')
 
 
+def test_a_class_that_hugging_face_has_no_sample_of(tmp_path: Path) -> None:
+    """The remark's advice makes it silent, and is refused where it cannot be right."""
+    datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
+    rows = {"features": NUMBERS.tolist(), "label": (2 * LABELS).tolist()}
+    both = dict.fromkeys(("train", "test"), datasets.Dataset.from_dict(rows))
+    datasets.DatasetDict(both).save_to_disk(tmp_path / "rows")
+    name = f"hf-data:{tmp_path / 'rows'}"
+    reading = Reading()
+    (remark,) = [
+        line for line in notes(name, root=None, reading=reading) if "no sa" in line
+    ]
+    assert remark.endswith("or give `classes` in --dataset-options")
+    told = RunConfig(dataset=name, dataset_options='{"classes": 7}')
+    assert told.data().classes == 7
+    reading = Reading(told.dataset_options)
+    assert not any("no sa" in line for line in notes(name, root=None, reading=reading))
+    assert "one whole number" in refused(name, dataset_options='{"classes": "7"}')
+    assert "and classes is 3" in refused(name, dataset_options='{"classes": 3}')
+
+
 def test_hugging_face_without_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
