@@ -573,6 +573,37 @@ def test_a_method_may_weigh_by_hand(weights: str, tmp_path: Path) -> None:
         started(*few, "--aggregation", "median", "--out", tmp_path / "robust")
 
 
+PERSONAL_SELDOM = """
+from hpcfed.methods import fedavg, local
+
+EXTENDS = local
+
+
+def round(fed, state, cohort):
+    rows = fed.train(state.rows[cohort.here], cohort)
+    if cohort.round == 1:
+        rows = fed.upload(rows, cohort)
+        rows = COMBINED.expand(len(rows), -1)
+    state.rows[cohort.here] = rows
+    return state
+"""
+
+
+def test_a_method_without_a_global_model_may_average_later(tmp_path: Path) -> None:
+    path = tmp_path / "seldom.py"
+    options = "\n\nclass Options(fedavg.Options):\n    pass\n"
+    path.write_text(PERSONAL_SELDOM.replace("COMBINED", "rows.mean(0)") + options)
+    few = flags(clients=3, rounds=2, method=path, aggregation="median")
+    with pytest.raises(UserError, match=r"^--aggregation median: no effect"):
+        started(*few, "--out", tmp_path / "by-hand")
+    assert len(read_run(tmp_path / "by-hand").rounds["accuracy"]) == 1
+    path.write_text(
+        PERSONAL_SELDOM.replace("COMBINED", "fed.mean(rows, cohort)") + options
+    )
+    plugins.forget_changed()
+    started(*few, "--out", tmp_path / "run")
+
+
 def test_without_a_channel_a_method_may_send_nothing(tmp_path: Path) -> None:
     path = tmp_path / "alone.py"
     path.write_text(ALONE)

@@ -138,6 +138,8 @@ class _Watch:
         if self._has_weighed(cohort):
             mean.pop("--weights", None)
         # Some methods do not communicate in every round.
+        if self._is_hidden(state) and not cohort.in_flight.uploads:
+            mean = {}
         if not (up or down or mean) or self._is_unchanged(state, before):
             return
         verb = "upload(rows" if up else "download(row" if down else "mean(rows"
@@ -157,10 +159,15 @@ class _Watch:
 
     def _is_unchanged(self, state: Any, before: Any) -> bool:
         """Tell whether a round has left the global row as it was."""
-        if any("in_place" in field.metadata for field in fields(state)):
+        if self._is_hidden(state):
             return False
         row, was = (self._method.global_row(one) for one in (state, before))
         return row is not None and was is not None and torch.equal(row, was)
+
+    def _is_hidden(self, state: Any) -> bool:
+        """Tell whether the global row cannot be compared with the one before."""
+        in_place = any("in_place" in field.metadata for field in fields(state))
+        return in_place or self._method.global_row(state) is None
 
     def _check_state(self, refuse: Refuse, state: Any) -> None:
         if not is_dataclass(state) or isinstance(state, type):
