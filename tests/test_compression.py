@@ -642,6 +642,7 @@ def test_nothing_is_packed_unless_asked_for() -> None:
 REFUSED = {
     ("--method", "local", "--compress", "topk"): "neither send nor get",
     ("--method", "fedumf", "--compress-down", "sign"): "the server's own row",
+    ("--method", "genfedumf", "--compress-down", "sign"): "the server's own row",
     ("--method", "fedbuff", "--compress-down", "sign"): "older rows",
     ("--method", "pfedhn", "--hn-combine", "turns", "--compress", "sign"): "turns",
     ("--method", "scaffold", "--aggregation", "sign-majority"): "votes once a round",

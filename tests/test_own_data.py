@@ -1,6 +1,7 @@
 """Data that users bring: numbers of any shape, tokens, and what is to be predicted."""
 
 import json
+import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import mtrand
 
 from hpcfed import cli, plugins
 from hpcfed.data import DatasetInfo, PartitionPlan, Reading, loading
@@ -777,6 +779,26 @@ def test_a_folder_of_hugging_face(tmp_path: Path) -> None:
     assert "no column nobody" in refused(name, dataset_options='{"client": "nobody"}')
 
 
+def test_a_class_that_hugging_face_has_no_sample_of(tmp_path: Path) -> None:
+    """The remark's advice makes it silent, and is refused where it cannot be right."""
+    datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
+    rows = {"features": NUMBERS.tolist(), "label": (2 * LABELS).tolist()}
+    both = dict.fromkeys(("train", "test"), datasets.Dataset.from_dict(rows))
+    datasets.DatasetDict(both).save_to_disk(tmp_path / "rows")
+    name = f"hf-data:{tmp_path / 'rows'}"
+    reading = Reading()
+    (remark,) = [
+        line for line in notes(name, root=None, reading=reading) if "no sa" in line
+    ]
+    assert remark.endswith("or give `classes` in --dataset-options")
+    told = RunConfig(dataset=name, dataset_options='{"classes": 7}')
+    assert told.data().classes == 7
+    reading = Reading(told.dataset_options)
+    assert not any("no sa" in line for line in notes(name, root=None, reading=reading))
+    assert "one whole number" in refused(name, dataset_options='{"classes": "7"}')
+    assert "and classes is 3" in refused(name, dataset_options='{"classes": 3}')
+
+
 def test_hugging_face_without_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -789,6 +811,60 @@ def test_hugging_face_without_the_package(
 
 
 # Whole runs
+
+
+DRAWING = """
+import random
+import numpy as np
+import torch
+
+bias = random.random()
+
+
+class Items:
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, position):
+        if position >= 30:
+            raise IndexError
+        drawn = torch.rand(3), torch.from_numpy(np.random.rand(3))
+        return torch.cat(drawn) + bias + random.random(), random.randrange(2)
+
+
+def items():
+    return Items(), Items()
+
+
+def array():
+    return {f"{split}_inputs": np.random.rand(30, 3) for split in ("train", "test")} | {
+        f"{split}_labels": torch.randint(2, (30,)) for split in ("train", "test")
+    }
+"""
+
+
+@pytest.mark.parametrize("name", ["items", "array"])
+def test_what_a_function_draws_is_the_same_everywhere(
+    name: str, tmp_path: Path
+) -> None:
+    """Whatever was drawn before, and beside other seeds; nobody else's numbers change."""
+    path = tmp_path / "drawing.py"
+    path.write_text(DRAWING)
+    data = f"{path}:{name}"
+    common = flags(dataset=data, model="mlp", clients=2, rounds=1, precision="fp64")
+    torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002
+    before = torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator()
+    started(*common, "--seed", 1, "--out", tmp_path / "alone")
+    after = torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator()
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+    arrays = loaded(data, "{}").arrays
+    loaded.cache_clear()
+    torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002
+    started(*common, "--seeds", "0..1", "--out", tmp_path / "both")
+    again = loaded(data, "{}").arrays
+    assert all(np.array_equal(again[array], arrays[array]) for array in arrays)
+    both = tmp_path / "both"
+    assert_same_run(both / "seed-1", tmp_path / "alone", tolerance=1e-12)
 
 
 def test_the_example_runs_as_it_says(tmp_path: Path) -> None:

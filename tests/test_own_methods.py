@@ -518,9 +518,11 @@ def round(fed, state, cohort):
         ({"attack": "sign-flip", "compress": "topk"}, "upload(rows"),
         ({"devices": "lognormal"}, "upload(rows"),
         ({"compress_down": "qsgd"}, "download(row"),
+        ({"weights": "uniform", "aggregation": "median"}, "mean(rows"),
+        ({"weights": "samples"}, "mean(rows"),
     ],
 )
-def test_a_channel_that_a_method_passes_by_is_one_line(
+def test_what_a_method_passes_by_is_one_line(
     options: dict[str, str], deed: str, tmp_path: Path
 ) -> None:
     """Else the record would say that there was an attack. A method may upload later."""
@@ -536,6 +538,70 @@ def test_a_channel_that_a_method_passes_by_is_one_line(
     path.write_text(SELDOM)
     plugins.forget_changed()
     started(*few, "--out", tmp_path / "seldom")
+
+
+WEIGHED = """
+from hpcfed.methods import fedavg
+
+EXTENDS = fedavg
+
+
+def round(fed, state, cohort):
+    import torch
+
+    rows = fed.train(state.w.expand(len(cohort.here), -1), cohort)
+    weights = WEIGHTS
+    return fedavg.State(torch.from_numpy(weights / weights.sum()).to(rows) @ rows)
+"""
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        "cohort.weights",
+        "fed.weights[cohort.clients]",
+        "fed.everyone(fed.round).weights",
+        "fed.instead_of(cohort, cohort.clients).weights",
+    ],
+)
+def test_a_method_may_weigh_by_hand(weights: str, tmp_path: Path) -> None:
+    path = tmp_path / "weighed.py"
+    path.write_text(WEIGHED.replace("WEIGHTS", weights))
+    few = flags(clients=3, rounds=1, method=path, weights="uniform")
+    started(*few, "--out", tmp_path / "run")
+    with pytest.raises(UserError, match=r"^--aggregation median: no effect"):
+        started(*few, "--aggregation", "median", "--out", tmp_path / "robust")
+
+
+PERSONAL_SELDOM = """
+from hpcfed.methods import fedavg, local
+
+EXTENDS = local
+
+
+def round(fed, state, cohort):
+    rows = fed.train(state.rows[cohort.here], cohort)
+    if cohort.round == 1:
+        rows = fed.upload(rows, cohort)
+        rows = COMBINED.expand(len(rows), -1)
+    state.rows[cohort.here] = rows
+    return state
+"""
+
+
+def test_a_method_without_a_global_model_may_average_later(tmp_path: Path) -> None:
+    path = tmp_path / "seldom.py"
+    options = "\n\nclass Options(fedavg.Options):\n    pass\n"
+    path.write_text(PERSONAL_SELDOM.replace("COMBINED", "rows.mean(0)") + options)
+    few = flags(clients=3, rounds=2, method=path, aggregation="median")
+    with pytest.raises(UserError, match=r"^--aggregation median: no effect"):
+        started(*few, "--out", tmp_path / "by-hand")
+    assert len(read_run(tmp_path / "by-hand").rounds["accuracy"]) == 1
+    path.write_text(
+        PERSONAL_SELDOM.replace("COMBINED", "fed.mean(rows, cohort)") + options
+    )
+    plugins.forget_changed()
+    started(*few, "--out", tmp_path / "run")
 
 
 def test_without_a_channel_a_method_may_send_nothing(tmp_path: Path) -> None:

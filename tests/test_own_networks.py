@@ -25,12 +25,13 @@ from hpcfed.clients.network import client_network
 from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
 from hpcfed.experiment.materials import check_same_network, outline
+from hpcfed.experiment.opening import opening_lines
 from hpcfed.models.choice import choose
 from hpcfed.models.forward import FunctionalDropout
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
 from hpcfed.models.networks import build
-from hpcfed.models.own import Sample, build_own, check_network
+from hpcfed.models.own import Sample, _are_probabilities, build_own, check_network
 from hpcfed.models.stacked_layer import Batch
 from hpcfed.options import RunConfig
 from hpcfed.runtime import randomness
@@ -492,6 +493,61 @@ def test_a_network_that_cannot_be_is_one_line(
     with pytest.raises(UserError, match=line) as caught:
         build_own(name, IMAGES, 10, options)
     assert "\n" not in str(caught.value)
+
+
+ENDING = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+ENDS = {
+    "logits": lambda y: y,
+    "softmax": lambda y: y.softmax(-1),
+    "log": lambda y: y.log_softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "relu": F.relu,
+    "zero": lambda y: 0 * y,
+}
+
+
+class Ending(nn.Module):
+    def __init__(self, end, shape, classes):
+        super().__init__()
+        self.end = end
+        self.layer = nn.Linear(shape[0] * shape[1] * shape[2], classes)
+
+    def forward(self, x):
+        return ENDS[self.end](self.layer(x.flatten(1)))
+"""
+
+
+def test_outputs_that_are_probabilities_are_told(tmp_path: Path) -> None:
+    """Of the network as it is now: the options say how it ends."""
+    path = tmp_path / "ending.py"
+    path.write_text(ENDING)
+    ends = ("softmax", "logits", "log", "sigmoid", "relu", "zero", "softmax")
+    for end in ends:
+        s = assembled(model=f"{path}:Ending", model_options=f'{{"end": "{end}"}}')
+        said = [line for line in opening_lines(s) if "outputs probabilities" in line]
+        assert len(said) == (end == "softmax"), end
+    assert said[0].startswith("model Ending outputs probabilities; the loss takes a so")
+    numbers = np.random.default_rng(0).normal(size=(20, 1, 2, 2))
+    arrays = {"train_inputs": numbers, "test_inputs": numbers}
+    shares = {f"{split}_targets": numbers[:, 0, 0] for split in ("train", "test")}
+    np.savez(tmp_path / "shares.npz", **arrays, **shares)
+    data = {"dataset": f"file:{tmp_path / 'shares.npz'}", "clients": 2}
+    s = assembled(model=f"{path}:Ending", model_options='{"end": "softmax"}', **data)
+    assert not any("outputs probabilities" in line for line in opening_lines(s))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_probabilities_are_found_in_spite_of_rounding(dtype: torch.dtype) -> None:
+    logits = torch.randn(2, 3, 50_000, generator=torch.Generator().manual_seed(0))
+    found = logits.to(dtype).softmax(-1)
+    assert _are_probabilities(found)
+    assert not _are_probabilities(1.03 * found)
+    found[1, 2, 7] = -found[1, 2, 7]
+    assert not _are_probabilities(found)
 
 
 def test_first_weights_follow_from_the_seed_whoever_draws_them() -> None:

@@ -414,6 +414,19 @@ def test_pairs_that_agree_by_chance_hide_no_noise() -> None:
     assert "takes 2 times (by the mean; too few repeats for an interval) as" in told
 
 
+@pytest.mark.parametrize("repeats", [(1, 1), (1, 2), (2, 2)])
+def test_a_price_without_an_interval_is_no_evidence(repeats: tuple[int, int]) -> None:
+    processes = []
+    for (lr, seconds), count in zip(((0.1, 1.0), (0.2, 1.01)), repeats, strict=True):
+        for seed in range(count):
+            times = {"seconds": seconds + 1e-4 * seed, "seed": seed}
+            processes.append(process_of(lr=lr, accuracy=0.4 + lr, **times))
+    told = answers(processes)["What does it cost?"]
+    assert "are enough for 50.0 %" in told
+    doubt = "lr 0.1); too few repeats to tell these times from noise."
+    assert told.endswith(doubt) == (1 in repeats)
+
+
 def test_an_interval_of_two_repeats_that_says_nothing_is_not_printed() -> None:
     wide, narrow = Estimate(0.36, 0.026, 4.9), Estimate(0.36, 0.3, 0.4)
     assert times_text(wide, " %", 100) == (

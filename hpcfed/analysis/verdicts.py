@@ -319,11 +319,14 @@ def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:
         # Do not report a price if noise may explain the order of the times.
         if not disjoint(cheapest.cost, best.cost):
             continue
+        is_known = cheapest.cost.bounded and best.cost.bounded
+        doubt = "" if is_known else "; too few repeats to tell these times from noise"
         unit = one.judged.unit
         yield (
             f"{condition_text(one.problem)}: the best {one.judged.name}, "
             f"{text(best.score, unit)}, takes {times_text(best.cost, ' s')} "
             f"({choice_text(best.group, options)}); "
             f"{times_text(cheapest.cost, ' s')} are enough for "
-            f"{text(cheapest.score, unit)} ({choice_text(cheapest.group, options)})."
+            f"{text(cheapest.score, unit)} ({choice_text(cheapest.group, options)})"
+            f"{doubt}."
         )

@@ -295,7 +295,7 @@ def _vocabulary_of(source: Source, splits: Sequence[str], next_tokens: str) -> i
     if not given and vocabulary > tokens.size:
         raise source.wrong(
             f"train_inputs holds token {vocabulary - 1} among only {tokens.size} "
-            "tokens; number them 0, 1, 2, …, or give `vocabulary`"
+            f"tokens; number them 0, 1, 2, …, or give `vocabulary`{source.sized_by}"
         )
     for split in splits:
         _check_tokens(source, f"{split}_inputs", vocabulary)
@@ -331,7 +331,7 @@ def _check_tokens(
             f"{array} holds {int(tokens.min())}; tokens are 0, 1, 2, …{none}"
         )
     if int(tokens.max()) >= vocabulary:
-        helps = "give `vocabulary`, the number of all tokens"
+        helps = f"give `vocabulary`{source.sized_by}, the number of all tokens"
         if "vocabulary" in source.names():
             helps = "give a larger `vocabulary`"
         raise source.wrong(

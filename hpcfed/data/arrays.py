@@ -47,6 +47,8 @@ class Source:
     """The file or function, for messages."""
     whole: str
     """What holds the arrays, for messages: `the file`."""
+    sized_by: str = ""
+    """How `classes` and `vocabulary` are given if not as arrays, for messages."""
     notes: tuple[str, ...] = ()
     """What was cut, left out or chosen, for the run's first lines."""
     apart: bool = False
@@ -85,6 +87,7 @@ class InMemory(Source):
     language: Language | None = None
     """What tokens mean, if they are a text's."""
     apart: bool = False
+    sized_by: str = ""
 
     def names(self) -> Collection[str]:
         return self.arrays.keys()
@@ -210,7 +213,7 @@ def remarks(source: Source, about: Description) -> Iterator[str]:
         yield (
             f"{source.where}: {array} go up to {about.classes - 1}, which makes "
             f"{about.classes:,} classes, but no sample has {empty[0]}{more}; number them "
-            "0, 1, 2, …, or give `classes`"
+            f"0, 1, 2, …, or give `classes`{source.sized_by}"
         )
 
 

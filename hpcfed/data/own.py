@@ -3,13 +3,17 @@
 It returns the arrays of `arrays` as a dict, of numpy or torch, or two torch data sets
 (train, test), whose items are (input, target) or (input, target, client). A dict with
 `train` and `test` may also have `vocabulary` or `classes`. The function is called once
-per process, and from a program once per run. Importing torch is left to the user's file.
+per process, and from a program once per run.
+
+What it draws from torch's, numpy's or Python's global generators is the same in every
+process, for every seed: seeds share the data, and a resumed run loads it again.
 """
 
 import inspect
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -34,7 +38,28 @@ def is_own(name: str) -> bool:
 @cache
 def loaded(name: str, options: str) -> InMemory:
     """Return what the user's function gives for these keywords, which are JSON."""
-    made = _called(name, json.loads(options))
+    # Apart: a file that is imported already draws nothing again.
+    with _seeded():
+        found = _found(name)
+    with _seeded():
+        made = _called(name, found, json.loads(options))
+        return InMemory(f"data set {name}", _arrays(name, _whole(name, made)))
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Let the user's code draw the same numbers whenever it is called."""
+    # Not above: a command line without such data loads no torch.
+    import torch
+
+    from hpcfed.runtime import draws
+
+    with draws.seeded(0, torch.device("cpu")):
+        yield
+
+
+def _whole(name: str, made: Any) -> Mapping[Any, Any]:
+    """Return what a function has made as a dict."""
     # An object with two data sets as attributes, such as those of many libraries.
     if hasattr(made, "train") and hasattr(made, "test"):
         made = {"train": made.train, "test": made.test}
@@ -45,15 +70,17 @@ def loaded(name: str, options: str) -> InMemory:
             f"data set {name} returns {type(made).__name__}; it must return a dict of "
             "arrays such as train_inputs, or two data sets, train and test"
         )
-    return InMemory(f"data set {name}", _arrays(name, made))
+    return made
 
 
-def _called(name: str, keywords: Mapping[str, Any]) -> Any:
-    """Call the user's function; an object that is not callable is used directly."""
+def _found(name: str) -> Any:
     if plugins.is_reference(name):
-        found = plugins.load_object(name, "data set")
-    else:
-        found = plugins.load_installed(plugins.installed("datasets")[name])
+        return plugins.load_object(name, "data set")
+    return plugins.load_installed(plugins.installed("datasets")[name])
+
+
+def _called(name: str, found: Any, keywords: Mapping[str, Any]) -> Any:
+    """Call the user's function; an object that is not callable is used directly."""
     if not callable(found):
         if keywords:
             raise UserError(

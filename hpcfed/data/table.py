@@ -7,7 +7,7 @@ task. Every other column is an input: numbers, or words. A column of words becom
 column of zeros and ones for each different word.
 
 `hf-data:DIR` is a data set of Hugging Face's `datasets` that was saved to disk. Options
-are input, target, client, and train and test for its splits.
+are input, target, client, train and test for its splits, and classes and vocabulary.
 """
 
 import csv
@@ -35,6 +35,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }
 """Usual names of columns, by their role here."""
 SPLITS = ("train", "test")
+SIZES = ("classes", "vocabulary")
+HF_OPTIONS = (*COLUMNS, *SPLITS, *SIZES)
 ENDINGS = (".csv", ".tsv")
 USUAL: dict[str, tuple[str, ...]] = {
     "target": (*COLUMNS["target"], "class"),
@@ -300,14 +302,13 @@ def _split(
     Without a split, every tenth sample is for testing. If samples have owners, it is
     every tenth of each owner; the reader of the arrays does that.
     """
-    whole = {"classes"} & arrays.keys()
-    found = {name: arrays[name] for name in whole}
+    found = {name: arrays[name] for name in {"classes"} & arrays.keys()}
     if roles.split is None and roles.client is not None:
-        for name in arrays.keys() - whole:
+        for name in arrays.keys() - found.keys():
             found[f"train_{name}"] = arrays[name]
         return found
     test = _for_testing(table, roles)
-    for name in arrays.keys() - whole:
+    for name in arrays.keys() - found.keys():
         found[f"train_{name}"] = arrays[name][~test]
         found[f"test_{name}"] = arrays[name][test]
     return found
@@ -332,10 +333,10 @@ def read_hf(folder: Path, options: str) -> InMemory:
     """Return the arrays of a folder; `options` is JSON with the columns' names."""
     chosen = json.loads(options)
     for word in chosen:
-        if word not in (*COLUMNS, *SPLITS):
-            guess = did_you_mean(word, (*COLUMNS, *SPLITS))
+        if word not in HF_OPTIONS:
+            guess = did_you_mean(word, HF_OPTIONS)
             raise UserError(f"hf-data: --dataset-options has no {word}{guess}")
-    arrays: dict[str, np.ndarray] = {}
+    arrays = {size: np.array(chosen[size]) for size in SIZES if size in chosen}
     for split, rows in _splits(folder, chosen).items():
         names = _names(folder, rows.column_names, chosen)
         for kind, column in names.items():
@@ -347,7 +348,7 @@ def read_hf(folder: Path, options: str) -> InMemory:
                     "not numbers; pad them first"
                 )
             arrays[f"{split}_{_ending(kind, values)}"] = values
-    return InMemory(str(folder), arrays, whole="the folder")
+    return InMemory(str(folder), arrays, "the folder", sized_by=" in --dataset-options")
 
 
 def _splits(folder: Path, chosen: Mapping[str, str]) -> dict[str, Any]:
@@ -395,6 +396,5 @@ def _names(
 
 def _ending(kind: str, values: np.ndarray) -> str:
     """Return the suffix of the array's name for a column."""
-    if kind == "input":
-        return "images" if values.dtype == np.uint8 else "inputs"
-    return {"target": "targets", "client": "clients"}[kind]
+    is_image = kind == "input" and values.dtype == np.uint8
+    return "images" if is_image else f"{kind}s"

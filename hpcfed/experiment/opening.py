@@ -15,6 +15,7 @@ from hpcfed.federation.channel.accountant import guarantee
 from hpcfed.kernels import cuda
 from hpcfed.models.hugging_face import find_folder, is_hugging_face
 from hpcfed.models.layout import Layout
+from hpcfed.models.own import outputs_probabilities
 from hpcfed.options import Settings, named
 from hpcfed.options.channel import channel_parts
 from hpcfed.options.compression import packing
@@ -30,6 +31,7 @@ def opening_lines(setup: Setup) -> Iterator[str]:
         if choice.because:
             yield str(choice)
     yield from _network(setup)
+    yield from _probabilities(setup)
     if setup.engine.reason:
         yield f"--engine {setup.engine.mode}: {setup.engine.reason}"
     yield from _kernels(setup.world.device)
@@ -108,6 +110,18 @@ def _network(setup: Setup) -> Iterator[str]:
                 config.network(),
                 f"for samples of {shape}; --model takes others",
             )
+        )
+
+
+def _probabilities(setup: Setup) -> Iterator[str]:
+    """Say if a user's network takes a softmax that the loss takes as well."""
+    config = setup.settings.config
+    if config.data().task == "regression":
+        return
+    if outputs_probabilities(config.network()):
+        yield (
+            f"model {plugins.label(config.network())} outputs probabilities; the loss "
+            "takes a softmax of them: return the logits"
         )
 
 

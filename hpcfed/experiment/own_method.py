@@ -29,8 +29,8 @@ OURS = "hpcfed.methods."
 STREAMS = ("finals", "figures", "depths")
 """Functions that yield what they find, one after the other."""
 
-NO_PART = ("none", "label-flip")
-"""Values that leave the channel alone; flipped labels are changed before."""
+NO_PART = ("none", "label-flip", "mean", "method")
+"""Values that leave channel and means alone; flipped labels are changed before."""
 
 
 def load_method(config: RunConfig, fed: Federation) -> Method:
@@ -66,7 +66,7 @@ class _Watch:
         @wraps(function)
         def called(*arguments: Any) -> Any:
             with self._seeded(hook, arguments):
-                found = function(*arguments)
+                found = function(*map(_watched, arguments))
             check(partial(self._refuse, hook, found), found, *arguments)
             return found
 
@@ -127,29 +127,47 @@ class _Watch:
         self._check_state(refuse, state)
         _check_kept(refuse, state, before)
         if fed is self._fed and cohort.log.cohort_size:
-            self._check_carried(state, before)
+            self._check_obeyed(state, before, cohort)
 
-    def _check_carried(self, state: Any, before: Any) -> None:
-        """Refuse options of the channel if a round has passed it by."""
+    def _check_obeyed(self, state: Any, before: Any, cohort: Cohort) -> None:
+        """Refuse options of the channel and of means if a round has passed them by."""
         channel, config = self._fed.channel, self._config
-        up = {} if channel.uploads else _asked(config, "uploads")
-        down = {} if channel.downloads else _asked(config, "downloads")
+        up = {} if channel.uploads else _asked(config, acts_on="uploads")
+        down = {} if channel.downloads else _asked(config, acts_on="downloads")
+        mean = {} if self._fed.server_side.means else _asked(config, acts_on="means")
+        if self._has_weighed(cohort):
+            mean.pop("--weights", None)
         # Some methods do not communicate in every round.
-        if not (up or down) or self._is_unchanged(state, before):
+        if self._is_hidden(state) and not cohort.in_flight.uploads:
+            mean = {}
+        if not (up or down or mean) or self._is_unchanged(state, before):
             return
-        verb, deed = ("upload(rows", "upload") if up else ("download(row", "download")
-        flags = ", ".join(f"{flag} {value}" for flag, value in (up or down).items())
+        verb = "upload(rows" if up else "download(row" if down else "mean(rows"
+        flags = ", ".join(f"{f} {value}" for f, value in (up or down or mean).items())
+        deed = verb.partition("(")[0]
         raise UserError(
             f"{flags}: no effect, because method {config.method} has called no "
             f"fed.{deed}; its round must call fed.{verb}, cohort)"
         )
 
+    def _has_weighed(self, cohort: Cohort) -> bool:
+        """Tell whether any rank of a round has looked at clients' weights."""
+        if self._config.weights == "method":
+            return True
+        here = cohort.in_flight.weighed or self._fed.members.weighed
+        return self._fed.members.collectives.any_rank(here)
+
     def _is_unchanged(self, state: Any, before: Any) -> bool:
         """Tell whether a round has left the global row as it was."""
-        if any("in_place" in field.metadata for field in fields(state)):
+        if self._is_hidden(state):
             return False
         row, was = (self._method.global_row(one) for one in (state, before))
         return row is not None and was is not None and torch.equal(row, was)
+
+    def _is_hidden(self, state: Any) -> bool:
+        """Tell whether the global row cannot be compared with the one before."""
+        in_place = any("in_place" in field.metadata for field in fields(state))
+        return in_place or self._method.global_row(state) is None
 
     def _check_state(self, refuse: Refuse, state: Any) -> None:
         if not is_dataclass(state) or isinstance(state, type):
@@ -237,9 +255,23 @@ class _Watch:
             refuse("an AtDepth")
 
 
-def _asked(config: RunConfig, what: str) -> dict[str, str]:
-    """Return the flags that a run has for uploads or downloads, and their values."""
-    given = {name: str(getattr(config, name)) for name in named(acts_on=what)}
+class _Watched(Cohort):
+    """A cohort that notes in its round whether its weights were read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "weights":
+            self.in_flight.weighed = True
+        return super().__getattribute__(name)
+
+
+def _watched(argument: Any) -> Any:
+    is_cohort = isinstance(argument, Cohort)
+    return _Watched(**vars(argument)) if is_cohort else argument
+
+
+def _asked(config: RunConfig, acts_on: str) -> dict[str, str]:
+    """Return the flags that a run has for these, and their values."""
+    given = {name: str(getattr(config, name)) for name in named(acts_on=acts_on)}
     return {flag_of(n): value for n, value in given.items() if value not in NO_PART}
 
 

@@ -107,6 +107,7 @@ class Federation(Generic[MethodOptions]):
     @property
     def weights(self) -> np.ndarray:
         """Relative weight of every client of the federation: see `Participants`."""
+        self.members.weighed = True
         return self.members.weights
 
     @property

@@ -171,6 +171,8 @@ class RoundInFlight:
     """Uploads of this round so far, such as rows and control variates."""
     downloads: int = 0
     """Downloads of this round so far."""
+    weighed: bool = False
+    """Whether a user's method has read the weights of the round's clients."""
     clock: MembersTime | None = None
     """Virtual time of the round's members; None without a clock or without members."""
     wave: int = 0

@@ -50,6 +50,8 @@ class Participants:
         weigh the same; 0 without data. A method that computes its own weights starts
         from these.
         """
+        self.weighed = False
+        """Whether a method has asked for clients' weights other than by its cohort."""
         self.round = 0
         """The round in progress, or the last one. Training outside of rounds takes its
         learning rate and random numbers from it.
@@ -77,6 +79,7 @@ class Participants:
 
     def weight_of(self, cohort: Cohort) -> float:
         """Return the cohort's share of all clients' weight; 0 without data."""
+        self.weighed = True
         total = float(self.weights.sum())
         return float(self.weights[cohort.clients].sum()) / total if total else 0.0
 
@@ -168,10 +171,12 @@ class Participants:
 
     def instead_of(self, cohort: Cohort, clients: np.ndarray) -> Cohort:
         """Return a cohort of other clients, ascending, that shares this one's log."""
+        self.weighed = True  # as in `everyone`
         return self._cohort(cohort.round, clients, cohort.log, cohort.in_flight)
 
     def everyone(self, round: int) -> Cohort:
         """Return a cohort of all clients of this federation, with its own log."""
+        self.weighed = True  # the caller has their weights
         self.round = round
         self.log = RoundLog()
         everyone = np.arange(len(self.sizes))

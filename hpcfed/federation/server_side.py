@@ -63,6 +63,8 @@ class ServerSide:
         self._timer = members.timer
         self.late = None if model is None else _late_rows(model, exchange, self._timer)
         """Rows that the server generates while clients go on; None without a model."""
+        self.means = 0
+        """Means that the method has taken so far, by whatever rule."""
 
     def select(
         self, rows: Tensor, cohort: Cohort, count: int, *, ties_by_loss: bool = False
@@ -91,6 +93,7 @@ class ServerSide:
             )
         # Drop the reference: the rows may take half of the memory.
         cohort.in_flight.received = None
+        self.means += 1
         with self._timer.phase("aggregate"):
             # A robust rule tolerates diverged rows, so they would go unreported.
             is_plain = self._config.aggregation == "mean"

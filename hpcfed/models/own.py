@@ -18,6 +18,9 @@ from hpcfed.models.blocks import find_blocks, is_large, shortened
 from hpcfed.models.frozen import META, freeze, frozen_weights_of, place_of
 from hpcfed.models.state import Call, keep_no_buffers, keep_state
 
+_probable: set[str] = set()
+"""Networks, by name, whose outputs were probabilities when they were last checked."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -139,7 +142,9 @@ def _accepted(builder: Callable[..., Any], known: Mapping[str, Any]) -> dict[str
 
 
 def check_network(network: nn.Module, name: str, sample: Sample) -> None:
-    """Refuse a network that does not fit the data; mark its constants."""
+    """Refuse a network that does not fit the data; mark its constants, and remember it
+    for `outputs_probabilities`.
+    """
     device, dtype = place_of(network)
     may_train = any(p.requires_grad for p in network.parameters())
     if not may_train and next(frozen_weights_of(network), None) is None:
@@ -149,17 +154,39 @@ def check_network(network: nn.Module, name: str, sample: Sample) -> None:
             raise UserError(f"model {name}: {tensor_name} is {tensor.dtype}, not float")
     # Two samples per call: batch norm refuses one.
     x = sample.batch(4, device=device, dtype=dtype)
+    last: list[Tensor] = []
 
     def call(network: nn.Module, x: Tensor) -> Tensor:
         with plugins.one_line_of(f"model {name} fails on {_said(x, sample)}"):
             y = answers(network(x))
         _check_outputs(y, name, sample)
+        last[:] = [y]
         return y
 
     if any(map(is_lazy, (*network.parameters(), *network.buffers()))):
         _finish_lazy(network, x, call)
     if not _short_keeps_none(network, name, x, call):
         keep_state(network, name, x, call)
+    # Another run of this process may have built it by other options.
+    _probable.discard(name)
+    if _are_probabilities(last[0]):
+        _probable.add(name)
+
+
+def outputs_probabilities(name: str) -> bool:
+    """Tell whether a user's network, as last built, ends with a softmax of its own."""
+    return name in _probable
+
+
+def _are_probabilities(y: Tensor) -> bool:
+    """Tell whether every row sums to one up to rounding, with nothing below zero."""
+    if y.shape[-1] < 2 or not y.is_floating_point():
+        return False
+    # Each is rounded to its type, and what they are divided by is a sum in float32.
+    in_sum = y.shape[-1] * torch.finfo(torch.float32).eps
+    rounding = torch.finfo(y.dtype).eps + in_sum
+    missed = (y.double().sum(-1) - 1).abs()
+    return bool((y >= 0).all() and (missed <= rounding).all())
 
 
 def _short_keeps_none(network: nn.Module, name: str, x: Tensor, call: Call) -> bool:

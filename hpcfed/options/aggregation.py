@@ -37,6 +37,7 @@ class AggregationOptions(RunOptions):
         "method",
         "how clients are weighted in means: by their samples, or equally (uniform); "
         "method: as the method does it, mostly by samples",
+        acts_on="means",
         stackable=True,
         also="weighting weighted client_weights weighted_average "
         "aggregation_weights fed_avg_weighting",
@@ -45,6 +46,7 @@ class AggregationOptions(RunOptions):
         "mean",
         "how the server combines the uploads into one row; sign-majority: each "
         "column goes to the side of most clients, as with --compress sign",
+        acts_on="means",
         told="always",
         also="aggregate defense defence aggregation_rule robust",
     )

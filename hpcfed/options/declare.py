@@ -63,8 +63,8 @@ class Facts:
     """
 
     # What depends on it.
-    acts_on: Literal["", "uploads", "downloads"] = ""
-    """What it changes between clients and server."""
+    acts_on: Literal["", "uploads", "downloads", "means"] = ""
+    """What it changes between clients and server, or in the server's means of rows."""
     changes: Literal["figures", "which figures", "draws", "time", "nothing"] = "figures"
     """What changes in the results when it changes. `draws`: the run becomes a repeat
     with other random numbers. `time` and `nothing`: later calls on the same results
