@@ -34,7 +34,7 @@ from hpcfed.results.as_json import parsed, run_summary
 from hpcfed.results.folder import check_plain, checkpoint_folder
 from hpcfed.results.publish import publish
 from hpcfed.results.stored import read_run
-from tests.runs import mistake
+from tests.runs import mistake, started
 
 ROOT = Path(__file__).parents[1]
 
@@ -314,6 +314,35 @@ def test_a_library_that_loops_or_crashes_is_one_line(
         UserError, match=r"run\.h5 is damaged: the HDF5 library takes too long with it"
     ):
         sandbox.try_out([run / "run.h5"])
+
+
+def test_what_this_process_has_written_or_tried_is_not_tried_again(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = run / "run.h5"
+    tried: list[Path] = []
+    monkeypatch.setattr(sandbox, "_in_child", lambda path: tried.append(path) or 0)
+    few = "--dataset synthetic --synthetic-shape 1x4x4 --train-per-client 4"
+    sizes = f"{few} --test-per-client 2 --model mlp --clients 2 --rounds 1"
+    started(*sizes.split(), "--out", tmp_path / "written")
+    sandbox.try_out([tmp_path / "written/run.h5"])
+    assert tried == []
+    sandbox.try_out([file, file])
+    assert tried == [file]
+    # Another content of the same size and time is another file.
+    times = file.stat()
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    sandbox.try_out([file])
+    assert tried == [file, file]
+    monkeypatch.setattr(sandbox, "_in_child", lambda path: -signal.SIGKILL)
+    content[-1] ^= 2
+    file.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(UserError, match="crashes over it"):
+            sandbox.try_out([file])
 
 
 def test_zeros_in_a_heap_of_strings_are_refused_at_once(run: Path) -> None:

@@ -42,6 +42,7 @@ from hpcfed.results.format import (
 )
 from hpcfed.results.publish import publish
 from hpcfed.results.safe import readable, reading
+from hpcfed.results.sandbox import note_written
 from hpcfed.results.series import EVALUATION_SERIES
 from hpcfed.results.server import Learning, RowsUse, ServerSize
 from hpcfed.results.telemetry import TelemetryGroup
@@ -302,7 +303,9 @@ class ResultsWriter:
         self._file.attrs["rounds_done"] = self._rounds_done
         self._file.flush()
         # The image of the whole file: HDF5 never writes to the path itself.
-        publish(self._file.id.get_file_image(), self._path)
+        content = self._file.id.get_file_image()
+        publish(content, self._path)
+        note_written(self._path, content)
         now = time.monotonic()
         # Stacked runs publish one after the other, so each waits for the share of all.
         self._next_publish = now + PAUSE * self._sharing * (now - begin)

@@ -4,6 +4,7 @@ libhdf5 may crash or never return on a damaged file (2.0.0 loops on a global hea
 zeros in it). A child process with limits finds out safely.
 """
 
+import hashlib
 import mmap
 import os
 import resource
@@ -24,6 +25,10 @@ DAMAGED = 3
 """Exit code of a child that found a heap on which libhdf5 would loop forever."""
 MEMORY = 2**30
 """Bytes of memory that trying a file may take beyond three times its size."""
+MOST_HASHED = 64 * 2**20
+"""Largest file whose checksum is quicker to compute than a child is to start."""
+_sound: dict[Path, bytes] = {}
+"""Checksums of files that this process has tried, or written itself."""
 _HEAP = b"GCOL\x01"
 """The first bytes of a heap of strings: its signature and version."""
 _ENTRY = struct.Struct("<H6xQ")
@@ -34,11 +39,15 @@ def try_out(paths: Iterable[Path]) -> None:
     """Refuse files that make libhdf5 crash or hang, before this process reads them.
 
     A child reads everything in them. Other errors are left to the actual reader. This
-    forks, so call it before MPI starts.
+    forks, so call it before MPI starts. What this process has tried before, or written,
+    is not tried again.
     """
     for path in paths:
         with readable(path, "HDF5"):
-            check_file(path.resolve())
+            file = path.resolve()
+            found = _checksum(file) if check_file(file) <= MOST_HASHED else b""
+        if found and _sound.get(file) == found:
+            continue
         ended = _in_child(path)
         if ended < 0:
             reason = "crashes over it"
@@ -49,6 +58,20 @@ def try_out(paths: Iterable[Path]) -> None:
             raise UserError(
                 f"{path} is damaged: a heap of strings has an entry without a size"
             )
+        _sound[file] = found
+
+
+def note_written(path: Path, content: bytes | memoryview) -> None:
+    """Remember that libhdf5 has written this content in this process: a child would take
+    as long as a fork of all that the process holds.
+    """
+    if len(content) <= MOST_HASHED:
+        _sound[path.resolve()] = hashlib.sha256(content).digest()
+
+
+def _checksum(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _in_child(path: Path) -> int:
