@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -21,15 +22,18 @@ from hpcfed.clients.lockstep import Lockstep, Stopped
 from hpcfed.errors import UserError
 from hpcfed.experiment.run import run_stacked
 from hpcfed.methods import fedavg
+from hpcfed.results import checkpoints
 from hpcfed.results.claim import claimed, hold, is_held
 from hpcfed.results.folder import STUDY_CLAIM, check_export
-from hpcfed.results.stored import read_run
+from hpcfed.results.stored import is_complete, read_run
 from hpcfed.results.study import read_gathered, read_outcome
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.timer import Timer
 from hpcfed.studies import attempt, execute
 from hpcfed.studies.plan import Trial, points, read_study, trials
 from hpcfed.studies.stacks import (
+    Begun,
+    begun,
     describe,
     in_common,
     read_stack,
@@ -498,6 +502,50 @@ def test_a_run_of_other_options_does_not_go_on(tmp_path: Path, here: Started) ->
     assert numbers(stacked(changed, 32)) == [[0, 1]]
     study(tmp_path, text.replace("clients = 5", "clients = 4"))
     assert read_run(changed[0].folder).config["clients"] == 4
+
+
+def cut(folder: Path, rounds: int) -> None:
+    """Leave of a complete run what it had after these rounds, when it was killed."""
+    checkpoints.discard_after(folder, rounds)
+    with h5py.File(folder / "run.h5", "r+") as file:
+        file.attrs["status"] = "running"
+
+
+def test_a_study_keeps_seeds_that_are_complete(tmp_path: Path, here: Started) -> None:
+    """Seeds may end early, each in another round."""
+    text = TINY + "seeds = [0, 1]\n[sweep]\nlr = [0.02, 0.1]\n"
+    every = study(tmp_path, text)
+    first, second = every[0].run_folders
+    kept = (first / "run.h5").read_bytes()
+    for run in (second, *every[1].run_folders):
+        cut(run, 2)
+    assert numbers(stacked(every, 32)) == [[0], [1]], "they have different seeds left"
+    here.clear()
+    study(tmp_path, text, "--points", "0")
+    assert here[0][0][:3] == ["run", "--resume", str(every[0].folder)]
+    assert read_outcome(every[0].outcome).status == "complete"
+    assert (first / "run.h5").read_bytes() == kept
+    assert read_run(second).facts["resumed"].tolist() == [2]
+    cut(second, 0)
+    assert begun(every[0]) == Begun(0, complete=1) and begun(every[0]).goes_on
+
+
+def test_a_study_never_replaces_a_complete_seed(
+    tmp_path: Path, here: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = TINY + "seeds = [0, 1]\n[sweep]\nlr = [0.02]\n"
+    (trial,) = study(tmp_path, text)
+    first, second = trial.run_folders
+    cut(second, 2)
+    (tmp_path / "study.toml").write_text(text.replace("clients = 5", "clients = 4"))
+    here.clear()
+    capsys.readouterr()
+    words = ["study", tmp_path / "study.toml", "--out", tmp_path / "out"]
+    assert f"{first} is complete, but the rest of" in mistake(capsys, *words)
+    # Where another process completes one meanwhile, it is found under the claim.
+    with pytest.raises(UserError, match="is complete, but the rest of"):
+        attempt.make_room(trial)
+    assert not here and is_complete(first) and checkpoints.exist(second)
 
 
 FAILING = """

@@ -26,14 +26,20 @@ from hpcfed.results.study import (
     write_study,
 )
 from hpcfed.runtime.launcher import Start
-from hpcfed.studies.attempt import attempt, attempt_stack, finished, outcome_of
+from hpcfed.studies.attempt import (
+    attempt,
+    attempt_stack,
+    finished,
+    keeping,
+    outcome_of,
+)
 from hpcfed.studies.plan import Study, StudyOrder, Trial
 from hpcfed.studies.stacks import (
     Stack,
+    begun,
     describe,
     folders_of,
     options_of,
-    rounds_done,
     singles,
     stacked,
     write_stack,
@@ -89,7 +95,9 @@ def _check_options(trial: Trial, records: Sequence[RunRecord]) -> None:
 
 
 def _check_seeds(trial: Trial) -> None:
-    """Refuse to run a trial again if it would replace complete runs of other seeds."""
+    """Refuse to run a trial again if it would replace complete runs of its seeds, or of
+    others.
+    """
     wanted = trial.run_folders
     lost = [folder for folder in wanted if not folder.exists()]
     for folder in filter(is_complete, runs(trial.folder)):
@@ -100,6 +108,8 @@ def _check_seeds(trial: Trial) -> None:
                 f"{lost[0]} is missing beside complete runs of other seeds; put it back, "
                 f"or move {trial.folder} elsewhere to run all seeds"
             )
+        if not begun(trial).goes_on:
+            raise keeping(folder, trial)
 
 
 def wait_for_runs(trials: Sequence[Trial], out: Path) -> None:
@@ -236,7 +246,7 @@ def _attempted(stack: Stack, order: StudyOrder) -> Sequence[Outcome | None]:
     """Run a stack's trials as one process."""
     first, start, limit = stack.trials[0], order.start, order.study.limit
     if len(stack.trials) == 1:
-        resumes = rounds_done(first) > 0
+        resumes = begun(first).goes_on
         words = command(first, start)
         if resumes:
             # Begin anew if it cannot be continued after all.
