@@ -20,8 +20,6 @@ from hpcfed.results.stored import changed_files, read_run
 from hpcfed.results.study import writing
 from hpcfed.studies.plan import Trial
 
-GOES_ON = ("stopped", "interrupted", "running", "complete")
-"""States of seeds that a trial keeps; one that runs elsewhere has claimed its folder."""
 SERVER = "the server's model"
 MOST_COMPARED = 100
 """Most kinds of trials to search for the one nearest to a single trial."""
@@ -150,8 +148,10 @@ class Begun:
 
 
 def begun(trial: Trial) -> Begun:
-    """Return what a stopped or killed trial has already: nothing if it failed, or had
-    other options.
+    """Return what a trial has already: nothing if it had other options or files.
+
+    One that has failed goes on, too: the cause may be gone, such as a full disk. What
+    fails by its options fails again, from its beginning or not.
     """
     complete, newest = 0, []
     every = trial.point.settings.each_seed()
@@ -161,7 +161,7 @@ def begun(trial: Trial) -> Begun:
             check_unchanged(folder, record.config, settings.flat())
         except UserError:
             return Begun()
-        if record.status not in GOES_ON or changed_files(record):
+        if changed_files(record):
             return Begun()
         if record.status == "complete":
             complete += 1
