@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -682,6 +682,57 @@ def test_a_study_waits_for_what_a_killed_one_has_left(
     assert len(pauses) == 3 and "still at work" in capsys.readouterr().out
     execute.wait_for_runs(every, out)
     assert len(pauses) == 3, "nobody is left"
+
+
+@pytest.mark.parametrize("stack", [[], ["--stack"]], ids=["alone", "stacked"])
+def test_what_another_process_finishes_meanwhile_is_left(
+    stack: list[str],
+    tmp_path: Path,
+    here: Started,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Jobs of an array may have a point in common."""
+    every = trials_of(tmp_path, TINY + "[sweep]\nlr = [0.02, 0.1]\n")
+    finished = every[1].folder / "run.h5"
+    waited = []
+
+    def finishing(trials: Sequence[Trial], out: Path) -> None:
+        # The first call is before all points, the second before the first point.
+        waited.append(trials)
+        if len(waited) == 2:
+            main(every[1].words)
+
+    monkeypatch.setattr(execute, "wait_for_runs", finishing)
+    words = ["study", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out")]
+    main([*words, "--points", "0,1", *stack])
+    assert f"[2/2] {every[1]}: finished already" in capsys.readouterr().out
+    (started,) = [arguments for arguments, _ in here]
+    assert started[-2:] == [str(every[0].folder), "--overwrite"]
+    assert finished.stat().st_mtime_ns < (every[0].folder / "run.h5").stat().st_mtime_ns
+    assert all(read_outcome(trial.outcome).status != "failed" for trial in every)
+
+
+def test_a_point_that_another_process_runs_comes_later(
+    tmp_path: Path,
+    here: Started,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    every = trials_of(tmp_path, TINY + "[sweep]\nlr = [0.02, 0.1]\n")
+    theirs = every[0]
+    theirs.folder.parent.mkdir(parents=True)
+    words = ["study", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out")]
+    with ExitStack() as claims:
+        claims.enter_context(claimed(theirs.folder.parent, theirs.claim))
+        monkeypatch.setattr(execute.time, "sleep", lambda _: claims.close())
+        main([*words, "--points", "0,1"])
+    told = capsys.readouterr().out
+    assert told.count(f"[1/2] {theirs}: another process runs it") == 1
+    assert "all of 2 trials complete" in told
+    ran = [arguments[-2] for arguments, _ in here]
+    assert ran == [str(every[1].folder), str(theirs.folder)]
+    assert not list((tmp_path / "out").rglob("*.claim"))
 
 
 def test_a_study_that_cannot_claim_its_folder_is_one_line(

@@ -6,15 +6,17 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from itertools import chain
 from pathlib import Path
 
 from hpcfed.errors import UserError, count, say
 from hpcfed.options import check_unchanged
 from hpcfed.options.declare import flags
-from hpcfed.results.claim import is_held
+from hpcfed.results.claim import claimed, is_held
 from hpcfed.results.folder import STACKS, STUDY, runs
+from hpcfed.results.publish import make_durably
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import changed_files, is_complete
 from hpcfed.results.study import (
@@ -24,6 +26,7 @@ from hpcfed.results.study import (
     read_outcome,
     write_outcome,
     write_study,
+    writing,
 )
 from hpcfed.runtime.launcher import Start
 from hpcfed.studies.attempt import (
@@ -122,7 +125,9 @@ def wait_for_runs(trials: Sequence[Trial], out: Path) -> None:
             logs[log] = path.stem
     for log, name in logs.items():
         if is_held(log):
-            say(f"{name}: still at work for a study that was killed; waiting for it …")
+            say(
+                f"{name}: still at work, perhaps for a study that was killed; waiting …"
+            )
         while is_held(log):
             time.sleep(WAIT)
 
@@ -213,33 +218,92 @@ def run_left(
         for line in describe(stacks):
             say(line)
     failed = 0
+    with closing(_taken(stacks, order, told)) as each:
+        for label, stack in each:
+            say(f"{label}: {count(stack.trials[0].point.processes, 'rank')} …")
+            outcomes = _attempted(stack, order)
+            again = []
+            for trial, outcome in zip(stack.trials, outcomes, strict=True):
+                if outcome is None:
+                    again.append(trial)
+                    continue
+                failed += outcome.status != "complete"
+                say(f"{told[trial.folder]}: {outcome}")
+            if again:
+                say(
+                    f"{label}: failed; {count(len(again), 'trial')} start again, fewer at "
+                    "a time, which may change the last digits of their figures"
+                )
+                # Whether memory was too small or one trial failed, halving isolates it.
+                halves = Stack(tuple(again)).halves()
+                # Trials that can continue after a round are stacked apart from others.
+                parts = chain.from_iterable(
+                    stacked(half.trials, most) for half in halves
+                )
+                stacks.extendleft(reversed(list(parts)))
+            after()
+    return failed
+
+
+def _taken(
+    stacks: deque[Stack], order: StudyOrder, told: Mapping[Path, str]
+) -> Generator[tuple[str, Stack], None, None]:
+    """Yield the stacks with their labels until none is left: each while no other process
+    runs its trials. One that another process runs comes later.
+    """
+    busy: set[str] = set()
+    passed_over = 0
     while stacks:
         stack = stacks.popleft()
-        ranks = count(stack.trials[0].point.processes, "rank")
         label = str(stack)
         if len(stack.trials) == 1:
             label = told[stack.trials[0].folder]
-        say(f"{label}: {ranks} …")
-        outcomes = _attempted(stack, order)
-        again = []
-        for trial, outcome in zip(stack.trials, outcomes, strict=True):
-            if outcome is None:
-                again.append(trial)
+        with ExitStack() as claims:
+            if not _take(stack.trials, claims):
+                if label not in busy:
+                    say(f"{label}: another process runs it; waiting for it …")
+                busy.add(label)
+                stacks.append(stack)
+                passed_over += 1
+                if passed_over >= len(stacks):
+                    time.sleep(WAIT)
                 continue
-            failed += outcome.status != "complete"
-            say(f"{told[trial.folder]}: {outcome}")
-        if again:
-            say(
-                f"{label}: failed; {count(len(again), 'trial')} start again, fewer at "
-                "a time, which may change the last digits of their figures"
-            )
-            # Whether memory was too small or one trial failed, halving isolates it.
-            halves = Stack(tuple(again)).halves()
-            # Trials that can continue after a round are stacked apart from others.
-            parts = [stacked(half.trials, most) for half in halves]
-            stacks.extendleft(reversed(list(chain.from_iterable(parts))))
-        after()
-    return failed
+            passed_over = 0
+            parts = _still_left(stack, order, told)
+            if [part.trials for part in parts] == [stack.trials]:
+                yield label, stack
+            else:
+                stacks.extendleft(reversed(parts))
+
+
+def _take(trials: Sequence[Trial], taken: ExitStack) -> bool:
+    """Take trials until `taken` is left: no other process of the study then runs them.
+    Take none, and return False, if another has taken one.
+    """
+    with ExitStack() as claims:
+        for trial in trials:
+            with writing(trial.log):
+                make_durably(trial.folder.parent)
+                try:
+                    claims.enter_context(claimed(trial.folder.parent, trial.claim))
+                except UserError:
+                    return False
+        taken.push(claims.pop_all())
+    return True
+
+
+def _still_left(
+    stack: Stack, order: StudyOrder, told: Mapping[Path, str]
+) -> list[Stack]:
+    """Return the trials of a stack, which we have taken, that no other process has
+    finished meanwhile; stack them anew if they have come apart.
+    """
+    wait_for_runs(stack.trials, order.out)
+    done = check_finished(stack.trials)
+    for folder in done:
+        say(f"{told[folder]}: finished already")
+    left = [trial for trial in stack.trials if trial.folder not in done]
+    return stacked(left, order.most) if len(stack.trials) > 1 else singles(left)
 
 
 def _attempted(stack: Stack, order: StudyOrder) -> Sequence[Outcome | None]:
