@@ -12,8 +12,8 @@ from rich.console import Console
 from hpcfed import cli
 from hpcfed.analysis.render.show import show, show_seeds
 from hpcfed.analysis.run_findings import read_files
+from hpcfed.experiment.early_end import Patience, judged_figure
 from hpcfed.experiment.evaluate import Evaluation
-from hpcfed.experiment.loop import Patience, judged_figure
 from hpcfed.experiment.run import run, run_setup
 from hpcfed.results.stored import read_run, read_seeds
 from tests.federations import assembled

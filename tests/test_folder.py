@@ -21,8 +21,9 @@ import pytest
 
 from hpcfed import cli, version
 from hpcfed.errors import UserError
+from hpcfed.experiment import resume
 from hpcfed.experiment.run import run
-from hpcfed.options import facts
+from hpcfed.options import RunConfig, facts
 from hpcfed.results import checkpoints
 from hpcfed.results.claim import (
     begun_by,
@@ -41,14 +42,25 @@ from hpcfed.results.folder import (
     STUDY_CLAIM,
     check_export,
     check_out,
+    checkpoint_folder,
+    checkpoint_folders,
     empty,
+    runs,
     strangers,
 )
 from hpcfed.results.publish import make_durably
-from hpcfed.results.stored import read_run
+from hpcfed.results.stored import read_run, read_seeds
 from hpcfed.runtime import environment
 from hpcfed.runtime.signals import STOPPED, Stop
-from tests.runs import SERVER, flags, mistake, same, started
+from tests.runs import (
+    SERVER,
+    assert_same_run,
+    flags,
+    mistake,
+    same,
+    same_newcomers,
+    started,
+)
 from tests.stopped_run import StopAfter
 
 QUICK = flags(clients=4, rounds=4, method="fedper")
@@ -518,6 +530,71 @@ def test_seeds_go_on_from_a_common_round(tmp_path: Path) -> None:
         same(whole / f"seed-{seed}", out / f"seed-{seed}")
         with h5py.File(out / f"seed-{seed}/run.h5") as file:
             assert file.attrs["resumed"].tolist() == [2]
+
+
+@pytest.fixture(scope="module")
+def ended_apart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Three seeds, of which two end early and go on with new clients; and the same,
+    stopped meanwhile: no round has a checkpoint of all.
+    """
+    folder = tmp_path_factory.mktemp("apart")
+    words = flags(
+        dataset="synthetic",
+        synthetic_shape="1x4x4",
+        train_per_client=20,
+        clients=5,
+        rounds=12,
+        seeds="0..2",
+        method="genefl",
+        new_clients=2,
+        new_rounds=8,
+        early_stop=1,
+        lr=0.003,
+        precision="fp64",
+        checkpoint_every=1,
+        telemetry=0,
+    )
+    whole = started(*words, "--out", folder / "whole")
+    first, second, last = (run.rounds_done for run in read_seeds(whole))
+    assert max(first, second) <= 4 and last == 12
+    return whole, stopped(folder / "cut", *words, after=8)
+
+
+@pytest.mark.parametrize("more", [[], ["--overwrite"]], ids=["resumed", "requeued"])
+def test_seeds_that_have_ended_need_no_common_round(
+    more: list[str], ended_apart: tuple[Path, Path], tmp_path: Path
+) -> None:
+    whole, cut = ended_apart
+    out = shutil.copytree(cut, tmp_path / "run")
+    done = list(map(checkpoints.newest_rounds, runs(out)))
+    started("--resume", out, *more)
+    for seed, before in zip(runs(out), done, strict=True):
+        # What the engine does at once differs: new clients meet other rounds.
+        assert_same_run(seed, whole / seed.name)
+        same_newcomers(seed, whole / seed.name)
+        assert read_run(seed).facts["resumed"].tolist() == [before]
+
+
+def test_seeds_without_a_common_round_are_never_replaced(
+    ended_apart: tuple[Path, Path], tmp_path: Path
+) -> None:
+    every = runs(shutil.copytree(ended_apart[1], tmp_path / "run"))
+
+    def found(of: list[Path], **changes: object) -> list[int] | None:
+        config = RunConfig(rounds=12, **{"early_stop": 1, **changes})
+        there = resume._find(of, config, pytest.fail, lambda: False)
+        return there and [checkpoint.rounds for checkpoint in there]
+
+    newest = [checkpoints.newest_rounds(run) for run in every]
+    for first in every[:2]:
+        for older in checkpoint_folders(first)[:-1]:
+            checkpoints.remove(older)
+    assert newest[0] != newest[1] and found(every[:2]) == newest[:2]
+    # Without its early end, each of them is under way.
+    assert found(every, early_stop=None) is None
+    assert found(every, early_stop=None, overwrite=True) == newest
+    checkpoints.remove(checkpoint_folder(every[0], newest[0]))
+    assert found(every, overwrite=True) is None, "one has nothing to go on from"
 
 
 def test_a_stop_is_heard_while_checkpoints_are_read(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -21,15 +22,18 @@ from hpcfed.clients.lockstep import Lockstep, Stopped
 from hpcfed.errors import UserError
 from hpcfed.experiment.run import run_stacked
 from hpcfed.methods import fedavg
+from hpcfed.results import checkpoints
 from hpcfed.results.claim import claimed, hold, is_held
 from hpcfed.results.folder import STUDY_CLAIM, check_export
-from hpcfed.results.stored import read_run
+from hpcfed.results.stored import is_complete, read_run
 from hpcfed.results.study import read_gathered, read_outcome
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.timer import Timer
 from hpcfed.studies import attempt, execute
 from hpcfed.studies.plan import Trial, points, read_study, trials
 from hpcfed.studies.stacks import (
+    Begun,
+    begun,
     describe,
     in_common,
     read_stack,
@@ -429,15 +433,15 @@ def test_a_stack_that_was_stopped_goes_on(
     assert {read_outcome(trial.outcome).status for trial in every} == {"failed"}
     assert f"exit code {STOPPED}" in read_outcome(every[0].outcome).error
     assert {read_run(trial.folder).status for trial in every} == {"stopped"}
-    # One of them has failed otherwise: it begins anew, by itself.
+    # One of them has failed: its disk may have been full.
     (every[2].folder / "error-0.txt").write_text("rank 0 failed\n")
-    assert numbers(stacked(every, 32)) == [[0, 1], [2]]
+    assert read_run(every[2].folder).status == "failed"
+    assert numbers(stacked(every, 32)) == [[0, 1, 2]]
     here.clear()
     study(tmp_path, text)
-    resumed = read_stack(next((tmp_path / "out/stacks").glob("*-1-more.json")))
-    folders = [str(trial.folder) for trial in every]
-    assert resumed == [{"resume": folder} for folder in folders[:2]]
-    assert here[1][0][-2:] == [folders[2], "--overwrite"]
+    (resumed,) = map(read_stack, (tmp_path / "out/stacks").glob("*.json"))
+    assert resumed == [{"resume": str(trial.folder)} for trial in every]
+    assert len(here) == 1
     shared = {"epochs": 1, "rounds": 3, "checkpoint_every": 1}
     for trial in every:
         assert read_outcome(trial.outcome).status == "complete"
@@ -498,6 +502,50 @@ def test_a_run_of_other_options_does_not_go_on(tmp_path: Path, here: Started) ->
     assert numbers(stacked(changed, 32)) == [[0, 1]]
     study(tmp_path, text.replace("clients = 5", "clients = 4"))
     assert read_run(changed[0].folder).config["clients"] == 4
+
+
+def cut(folder: Path, rounds: int) -> None:
+    """Leave of a complete run what it had after these rounds, when it was killed."""
+    checkpoints.discard_after(folder, rounds)
+    with h5py.File(folder / "run.h5", "r+") as file:
+        file.attrs["status"] = "running"
+
+
+def test_a_study_keeps_seeds_that_are_complete(tmp_path: Path, here: Started) -> None:
+    """Seeds may end early, each in another round."""
+    text = TINY + "seeds = [0, 1]\n[sweep]\nlr = [0.02, 0.1]\n"
+    every = study(tmp_path, text)
+    first, second = every[0].run_folders
+    kept = (first / "run.h5").read_bytes()
+    for run in (second, *every[1].run_folders):
+        cut(run, 2)
+    assert numbers(stacked(every, 32)) == [[0], [1]], "they have different seeds left"
+    here.clear()
+    study(tmp_path, text, "--points", "0")
+    assert here[0][0][:3] == ["run", "--resume", str(every[0].folder)]
+    assert read_outcome(every[0].outcome).status == "complete"
+    assert (first / "run.h5").read_bytes() == kept
+    assert read_run(second).facts["resumed"].tolist() == [2]
+    cut(second, 0)
+    assert begun(every[0]) == Begun(0, complete=1) and begun(every[0]).goes_on
+
+
+def test_a_study_never_replaces_a_complete_seed(
+    tmp_path: Path, here: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = TINY + "seeds = [0, 1]\n[sweep]\nlr = [0.02]\n"
+    (trial,) = study(tmp_path, text)
+    first, second = trial.run_folders
+    cut(second, 2)
+    (tmp_path / "study.toml").write_text(text.replace("clients = 5", "clients = 4"))
+    here.clear()
+    capsys.readouterr()
+    words = ["study", tmp_path / "study.toml", "--out", tmp_path / "out"]
+    assert f"{first} is complete, but the rest of" in mistake(capsys, *words)
+    # Where another process completes one meanwhile, it is found under the claim.
+    with pytest.raises(UserError, match="is complete, but the rest of"):
+        attempt.make_room(trial)
+    assert not here and is_complete(first) and checkpoints.exist(second)
 
 
 FAILING = """
@@ -634,6 +682,57 @@ def test_a_study_waits_for_what_a_killed_one_has_left(
     assert len(pauses) == 3 and "still at work" in capsys.readouterr().out
     execute.wait_for_runs(every, out)
     assert len(pauses) == 3, "nobody is left"
+
+
+@pytest.mark.parametrize("stack", [[], ["--stack"]], ids=["alone", "stacked"])
+def test_what_another_process_finishes_meanwhile_is_left(
+    stack: list[str],
+    tmp_path: Path,
+    here: Started,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Jobs of an array may have a point in common."""
+    every = trials_of(tmp_path, TINY + "[sweep]\nlr = [0.02, 0.1]\n")
+    finished = every[1].folder / "run.h5"
+    waited = []
+
+    def finishing(trials: Sequence[Trial], out: Path) -> None:
+        # The first call is before all points, the second before the first point.
+        waited.append(trials)
+        if len(waited) == 2:
+            main(every[1].words)
+
+    monkeypatch.setattr(execute, "wait_for_runs", finishing)
+    words = ["study", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out")]
+    main([*words, "--points", "0,1", *stack])
+    assert f"[2/2] {every[1]}: finished already" in capsys.readouterr().out
+    (started,) = [arguments for arguments, _ in here]
+    assert started[-2:] == [str(every[0].folder), "--overwrite"]
+    assert finished.stat().st_mtime_ns < (every[0].folder / "run.h5").stat().st_mtime_ns
+    assert all(read_outcome(trial.outcome).status != "failed" for trial in every)
+
+
+def test_a_point_that_another_process_runs_comes_later(
+    tmp_path: Path,
+    here: Started,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    every = trials_of(tmp_path, TINY + "[sweep]\nlr = [0.02, 0.1]\n")
+    theirs = every[0]
+    theirs.folder.parent.mkdir(parents=True)
+    words = ["study", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out")]
+    with ExitStack() as claims:
+        claims.enter_context(claimed(theirs.folder.parent, theirs.claim))
+        monkeypatch.setattr(execute.time, "sleep", lambda _: claims.close())
+        main([*words, "--points", "0,1"])
+    told = capsys.readouterr().out
+    assert told.count(f"[1/2] {theirs}: another process runs it") == 1
+    assert "all of 2 trials complete" in told
+    ran = [arguments[-2] for arguments, _ in here]
+    assert ran == [str(every[1].folder), str(theirs.folder)]
+    assert not list((tmp_path / "out").rglob("*.claim"))
 
 
 def test_a_study_that_cannot_claim_its_folder_is_one_line(

@@ -1,9 +1,7 @@
 """The rounds of one run: sample, round, evaluate, record, rebalance, checkpoint."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from hpcfed.experiment import checkpointing, resume
 from hpcfed.experiment.adapters import write_adapters
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.checkpointing import Checkpointer
+from hpcfed.experiment.early_end import begin_early_end
 from hpcfed.experiment.evaluate import (
     AfterTraining,
     Evaluation,
@@ -31,7 +30,6 @@ from hpcfed.federation.cohort import Cohort
 from hpcfed.results.checkpoints import Checkpoint
 from hpcfed.results.folder import SERVER
 from hpcfed.results.results import ResultsWriter
-from hpcfed.results.target import at_target
 from hpcfed.runtime.energy import ENERGIES, Used
 from hpcfed.runtime.signals import Stop
 from hpcfed.runtime.starting import starting
@@ -270,121 +268,3 @@ def end_run(
         setup.federation.server.leave()
     if results is not None:
         results.finish(status, measured=measured)
-
-
-# Ends a run early: at its target, or when no evaluation has been better for a while.
-#
-# A run that has ended early can be extended. Then its patience starts anew, and a target
-# that it has already reached no longer ends it.
-
-
-_SERIES = ("accuracy", "global_accuracy", "global_loss")
-
-
-class Patience:
-    """Counts consecutive evaluations that were no better than the best before.
-
-    All ranks count alike, because all have the same evaluations.
-    """
-
-    def __init__(self, limit: int | None, figures: Iterable[float] = ()) -> None:
-        """Begin after rounds with these figures; without a limit, never end a run."""
-        self.limit = limit
-        self._best = nan
-        self._worse = 0
-        for figure in figures:
-            # Another round followed, so the run has been extended since.
-            if self.is_over:
-                self.begin_anew()
-            self._add(figure)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether patience is used up."""
-        return self.limit is not None and self._worse >= self.limit
-
-    def begin_anew(self) -> None:
-        """Restore the full patience; the best figure so far stays."""
-        self._worse = 0
-
-    def ends_with(self, evaluation: Evaluation | None) -> bool:
-        """Count an evaluation, if there was one; tell whether patience is used up."""
-        if self.limit is None or evaluation is None:
-            return False
-        judged = (getattr(evaluation, name) for name in _SERIES)
-        self._add(judged_figure(*judged))
-        return self.is_over
-
-    def _add(self, figure: float) -> None:
-        # Rounds without an evaluation, or with an undefined figure.
-        if isnan(figure):
-            return
-        if isnan(self._best) or figure > self._best:
-            self._best = figure
-            self._worse = 0
-        else:
-            self._worse += 1
-
-
-def judged_figure(accuracy: float, global_accuracy: float, global_loss: float) -> float:
-    """Return the figure that a run is judged by, higher is better: the clients' mean
-    accuracy, else the global model's, else its negative loss.
-    """
-    if not isnan(accuracy):
-        return accuracy
-    return -global_loss if isnan(global_accuracy) else global_accuracy
-
-
-@dataclass
-class EarlyEnd:
-    """Tells whether a run ends early, and after which round."""
-
-    rounds: int
-    """Planned number of rounds."""
-    patience: Patience
-    target: float | None
-    """Per cent at which the run ends."""
-    has_come: bool = False
-    """Whether a resumed run has already recorded all of its rounds."""
-
-    def comes_with(
-        self, round: int, evaluation: Evaluation | None, progress: RunProgress
-    ) -> bool:
-        """Tell whether the run ends with this round, and say so. All ranks have the
-        same evaluation, so they end together.
-        """
-        lost_patience = self.patience.ends_with(evaluation)
-        if evaluation is not None and evaluation.reaches(self.target):
-            progress.stop(round)
-            return True
-        if lost_patience and round + 1 < self.rounds:
-            progress.stop(round, patience=self.patience.limit)
-            return True
-        return False
-
-
-def begin_early_end(setup: Setup, results: ResultsWriter | None) -> EarlyEnd:
-    """Return when a run ends early, given its recorded evaluations."""
-    config = setup.settings.config
-    target = config.target_accuracy if config.stop_at_target else None
-    limit = config.early_stop
-    if config.resume is None or (target is None and limit is None):
-        return EarlyEnd(config.rounds, Patience(limit), target)
-    on_record = None
-    if results is not None:
-        series = [results.series(name) for name in _SERIES]
-        on_record = np.stack(series, axis=1), results.was_shorter
-    # Only the root has the record.
-    evaluations, was_shorter = setup.collectives.bcast(on_record)
-    patience = Patience(limit, [judged_figure(*figures) for figures in evaluations])
-    if was_shorter and patience.is_over:
-        patience.begin_anew()
-    reached = np.zeros(len(evaluations), bool)
-    if target is not None:
-        reached = at_target(evaluations[:, 0], evaluations[:, 1], target)
-    # A run only goes on after its target if --rounds was raised.
-    if reached[:-1].any() or (was_shorter and reached.any()):
-        reached[:] = False
-        target = None
-    has_come = patience.is_over or bool(reached.any())
-    return EarlyEnd(config.rounds, patience, target, has_come)

@@ -11,9 +11,11 @@ import torch
 from hpcfed.errors import UserError, count, no_checkpoint
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.checkpointing import CHANNEL, as_array
+from hpcfed.experiment.early_end import is_over
 from hpcfed.experiment.evaluate import is_due
+from hpcfed.options import RunConfig
 from hpcfed.results import checkpoints
-from hpcfed.results.checkpoints import Checkpoint
+from hpcfed.results.checkpoints import Checkpoint, Stopping
 from hpcfed.results.folder import RECORD, failures
 from hpcfed.results.results import ResultsWriter
 from hpcfed.results.safe import check_answers
@@ -28,8 +30,8 @@ OLDER_NAMES = {"private": "own", "channels": "kept"}
 def find_checkpoints(
     setup: Setup, runs: Sequence[Path], say: Say, stop: Stop
 ) -> Sequence[Checkpoint | None]:
-    """Find the checkpoint from which each run resumes, after the same round; None if it
-    begins anew.
+    """Find the checkpoint from which each run resumes; None if it begins anew. All that
+    have rounds left resume after the same one.
 
     The same call on every worker. Only the root reads and hashes the checkpoints, and
     tells the others. The runs' folders are claimed by now, so no other process changes
@@ -42,7 +44,7 @@ def find_checkpoints(
     found: list[Checkpoint] | None = None
     if world.is_root:
         try:
-            found = checkpoints.common(runs, say=say, stopping=lambda: stop.asked)
+            found = _find(runs, config, say, lambda: stop.asked)
         except checkpoints.Interrupted:
             stop.agreed = True
         begins_anew = found is None and not stop.agreed
@@ -53,6 +55,35 @@ def find_checkpoints(
     if world.is_root and not stop.agreed:
         _forget_failures(runs)
     return found or [None] * len(runs)
+
+
+def _find(
+    runs: Sequence[Path], config: RunConfig, say: Say, stopping: Stopping
+) -> list[Checkpoint] | None:
+    """Return the checkpoints of the last round that all runs have. If there is none,
+    runs that are over but for new clients go on from their own last one.
+
+    With --overwrite, which replaces runs that cannot be resumed, others do so, too.
+    """
+    together = checkpoints.common(runs, say=say, stopping=stopping)
+    if together is not None or not all(map(checkpoints.exist, runs)):
+        return together
+    own: dict[Path, Checkpoint] = {}
+    under_way = []
+    for run in runs:
+        of_run = checkpoints.common([run], say=say, stopping=stopping)
+        if of_run is None:
+            return None
+        (own[run],) = of_run
+        if not is_over(read_run(own[run].folder), config):
+            under_way.append(run)
+    if under_way:
+        together = checkpoints.common(under_way, say=say, stopping=stopping)
+        if together is not None:
+            own.update(zip(under_way, together, strict=True))
+        elif not config.overwrite:
+            return None
+    return [own[run] for run in runs]
 
 
 def _check_nothing_is_lost(runs: Sequence[Path], resume: Path) -> None:

@@ -22,17 +22,18 @@ from hpcfed.results.folder import (
     check_plain,
     empty,
     remove_empty_seeds,
+    runs,
     seed_folders,
     strangers,
 )
 from hpcfed.results.publish import check_target, make_durably
 from hpcfed.results.run import RunRecord
-from hpcfed.results.stored import read_run
+from hpcfed.results.stored import is_complete, read_run
 from hpcfed.results.study import Outcome, read_outcome, write_outcome, writing
 from hpcfed.runtime.launcher import environment_of
 from hpcfed.runtime.signals import STOPPED
 from hpcfed.studies.plan import Trial
-from hpcfed.studies.stacks import Stack, rounds_done
+from hpcfed.studies.stacks import Stack, begun
 
 GRACE = 10
 """Seconds that a launcher has to end its ranks before it is killed."""
@@ -69,7 +70,7 @@ def attempt_stack(
     process.
     """
     for trial in stack.trials:
-        _prepare(trial, goes_on=bool(rounds_done(trial)))
+        _prepare(trial, goes_on=begun(trial).goes_on)
         with writing(trial.log):
             others = count(len(stack.trials) - 1, "other trial")
             trial.log.write_text(f"ran together with {others}: see {path.stem}.log\n")
@@ -152,7 +153,9 @@ def run_logged(
 
 
 def make_room(trial: Trial) -> None:
-    """Remove what an unsuccessful run has left, unless a process has claimed it."""
+    """Remove what an unsuccessful run has left, unless a process has claimed it; refuse
+    to remove a complete run.
+    """
     if trial.folder.exists():
         check_plain(trial.folder)
         others = strangers(trial.folder)
@@ -161,10 +164,21 @@ def make_room(trial: Trial) -> None:
         with ExitStack() as claims:
             for folder in (trial.folder, *seed_folders(trial.folder)):
                 claims.enter_context(claimed(folder))
+            # Another process may have completed it until now.
+            for run in filter(is_complete, runs(trial.folder)):
+                raise keeping(run, trial)
             empty(trial.folder)
         # Only after the claims are released, because they are files in these folders.
         remove_empty_seeds(trial.folder)
         (trial.folder / JOB).unlink(missing_ok=True)
+
+
+def keeping(run: Path, trial: Trial) -> UserError:
+    """Return the refusal to remove a complete run of a trial that has to begin anew."""
+    return UserError(
+        f"{run} is complete, but the rest of {trial} cannot go on as it is; move "
+        f"{trial.folder} elsewhere to run all of it, or name another --out"
+    )
 
 
 @contextmanager

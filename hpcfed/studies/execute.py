@@ -6,15 +6,17 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from itertools import chain
 from pathlib import Path
 
 from hpcfed.errors import UserError, count, say
 from hpcfed.options import check_unchanged
 from hpcfed.options.declare import flags
-from hpcfed.results.claim import is_held
+from hpcfed.results.claim import claimed, is_held
 from hpcfed.results.folder import STACKS, STUDY, runs
+from hpcfed.results.publish import make_durably
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import changed_files, is_complete
 from hpcfed.results.study import (
@@ -24,16 +26,23 @@ from hpcfed.results.study import (
     read_outcome,
     write_outcome,
     write_study,
+    writing,
 )
 from hpcfed.runtime.launcher import Start
-from hpcfed.studies.attempt import attempt, attempt_stack, finished, outcome_of
+from hpcfed.studies.attempt import (
+    attempt,
+    attempt_stack,
+    finished,
+    keeping,
+    outcome_of,
+)
 from hpcfed.studies.plan import Study, StudyOrder, Trial
 from hpcfed.studies.stacks import (
     Stack,
+    begun,
     describe,
     folders_of,
     options_of,
-    rounds_done,
     singles,
     stacked,
     write_stack,
@@ -89,7 +98,9 @@ def _check_options(trial: Trial, records: Sequence[RunRecord]) -> None:
 
 
 def _check_seeds(trial: Trial) -> None:
-    """Refuse to run a trial again if it would replace complete runs of other seeds."""
+    """Refuse to run a trial again if it would replace complete runs of its seeds, or of
+    others.
+    """
     wanted = trial.run_folders
     lost = [folder for folder in wanted if not folder.exists()]
     for folder in filter(is_complete, runs(trial.folder)):
@@ -100,6 +111,8 @@ def _check_seeds(trial: Trial) -> None:
                 f"{lost[0]} is missing beside complete runs of other seeds; put it back, "
                 f"or move {trial.folder} elsewhere to run all seeds"
             )
+        if not begun(trial).goes_on:
+            raise keeping(folder, trial)
 
 
 def wait_for_runs(trials: Sequence[Trial], out: Path) -> None:
@@ -112,7 +125,9 @@ def wait_for_runs(trials: Sequence[Trial], out: Path) -> None:
             logs[log] = path.stem
     for log, name in logs.items():
         if is_held(log):
-            say(f"{name}: still at work for a study that was killed; waiting for it …")
+            say(
+                f"{name}: still at work, perhaps for a study that was killed; waiting …"
+            )
         while is_held(log):
             time.sleep(WAIT)
 
@@ -203,40 +218,99 @@ def run_left(
         for line in describe(stacks):
             say(line)
     failed = 0
+    with closing(_taken(stacks, order, told)) as each:
+        for label, stack in each:
+            say(f"{label}: {count(stack.trials[0].point.processes, 'rank')} …")
+            outcomes = _attempted(stack, order)
+            again = []
+            for trial, outcome in zip(stack.trials, outcomes, strict=True):
+                if outcome is None:
+                    again.append(trial)
+                    continue
+                failed += outcome.status != "complete"
+                say(f"{told[trial.folder]}: {outcome}")
+            if again:
+                say(
+                    f"{label}: failed; {count(len(again), 'trial')} start again, fewer at "
+                    "a time, which may change the last digits of their figures"
+                )
+                # Whether memory was too small or one trial failed, halving isolates it.
+                halves = Stack(tuple(again)).halves()
+                # Trials that can continue after a round are stacked apart from others.
+                parts = chain.from_iterable(
+                    stacked(half.trials, most) for half in halves
+                )
+                stacks.extendleft(reversed(list(parts)))
+            after()
+    return failed
+
+
+def _taken(
+    stacks: deque[Stack], order: StudyOrder, told: Mapping[Path, str]
+) -> Generator[tuple[str, Stack], None, None]:
+    """Yield the stacks with their labels until none is left: each while no other process
+    runs its trials. One that another process runs comes later.
+    """
+    busy: set[str] = set()
+    passed_over = 0
     while stacks:
         stack = stacks.popleft()
-        ranks = count(stack.trials[0].point.processes, "rank")
         label = str(stack)
         if len(stack.trials) == 1:
             label = told[stack.trials[0].folder]
-        say(f"{label}: {ranks} …")
-        outcomes = _attempted(stack, order)
-        again = []
-        for trial, outcome in zip(stack.trials, outcomes, strict=True):
-            if outcome is None:
-                again.append(trial)
+        with ExitStack() as claims:
+            if not _take(stack.trials, claims):
+                if label not in busy:
+                    say(f"{label}: another process runs it; waiting for it …")
+                busy.add(label)
+                stacks.append(stack)
+                passed_over += 1
+                if passed_over >= len(stacks):
+                    time.sleep(WAIT)
                 continue
-            failed += outcome.status != "complete"
-            say(f"{told[trial.folder]}: {outcome}")
-        if again:
-            say(
-                f"{label}: failed; {count(len(again), 'trial')} start again, fewer at "
-                "a time, which may change the last digits of their figures"
-            )
-            # Whether memory was too small or one trial failed, halving isolates it.
-            halves = Stack(tuple(again)).halves()
-            # Trials that can continue after a round are stacked apart from others.
-            parts = [stacked(half.trials, most) for half in halves]
-            stacks.extendleft(reversed(list(chain.from_iterable(parts))))
-        after()
-    return failed
+            passed_over = 0
+            parts = _still_left(stack, order, told)
+            if [part.trials for part in parts] == [stack.trials]:
+                yield label, stack
+            else:
+                stacks.extendleft(reversed(parts))
+
+
+def _take(trials: Sequence[Trial], taken: ExitStack) -> bool:
+    """Take trials until `taken` is left: no other process of the study then runs them.
+    Take none, and return False, if another has taken one.
+    """
+    with ExitStack() as claims:
+        for trial in trials:
+            with writing(trial.log):
+                make_durably(trial.folder.parent)
+                try:
+                    claims.enter_context(claimed(trial.folder.parent, trial.claim))
+                except UserError:
+                    return False
+        taken.push(claims.pop_all())
+    return True
+
+
+def _still_left(
+    stack: Stack, order: StudyOrder, told: Mapping[Path, str]
+) -> list[Stack]:
+    """Return the trials of a stack, which we have taken, that no other process has
+    finished meanwhile; stack them anew if they have come apart.
+    """
+    wait_for_runs(stack.trials, order.out)
+    done = check_finished(stack.trials)
+    for folder in done:
+        say(f"{told[folder]}: finished already")
+    left = [trial for trial in stack.trials if trial.folder not in done]
+    return stacked(left, order.most) if len(stack.trials) > 1 else singles(left)
 
 
 def _attempted(stack: Stack, order: StudyOrder) -> Sequence[Outcome | None]:
     """Run a stack's trials as one process."""
     first, start, limit = stack.trials[0], order.start, order.study.limit
     if len(stack.trials) == 1:
-        resumes = rounds_done(first) > 0
+        resumes = begun(first).goes_on
         words = command(first, start)
         if resumes:
             # Begin anew if it cannot be continued after all.

@@ -119,6 +119,11 @@ class Trial:
     def outcome(self) -> Path:
         return self.folder.with_suffix(".json")
 
+    @property
+    def claim(self) -> str:
+        """The file beside its folder with which a process takes it."""
+        return f".{self.folder.name}.claim"
+
 
 @dataclass(frozen=True)
 class StudyOrder:

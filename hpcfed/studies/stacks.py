@@ -20,8 +20,6 @@ from hpcfed.results.stored import changed_files, read_run
 from hpcfed.results.study import writing
 from hpcfed.studies.plan import Trial
 
-UNFINISHED = ("stopped", "interrupted", "running")
-"""States of runs that can continue; one that runs elsewhere has claimed its folder."""
 SERVER = "the server's model"
 MOST_COMPARED = 100
 """Most kinds of trials to search for the one nearest to a single trial."""
@@ -107,8 +105,9 @@ def _shared(trial: Trial) -> dict[str, Any]:
     settings = trial.point.settings
     options = in_common(settings)
     # All trials of a stack begin anew, or continue after the same round.
-    options |= {"ranks": trial.point.ranks, "rounds done": rounds_done(trial)}
-    options["repeat"] = trial.repeat
+    has = begun(trial)
+    options |= {"rounds done": has.rounds, "complete seeds": has.complete}
+    options |= {"ranks": trial.point.ranks, "repeat": trial.repeat}
     if settings.options.has_server:
         # The server's model knows runs by their seeds, and serves one after the other.
         options[SERVER] = str(trial)
@@ -133,28 +132,48 @@ def _why_alone(options: dict[str, Any], others: Sequence[dict[str, Any]]) -> str
     return f"others differ in {', '.join(nearest)}"
 
 
-def rounds_done(trial: Trial) -> int:
-    """Return the rounds after which a stopped or killed trial can continue; 0 if it
-    begins anew, because it failed or had other options.
+@dataclass(frozen=True)
+class Begun:
+    """What a trial has already, and need not run again."""
+
+    rounds: int = 0
+    """Rounds after which all of its unfinished seeds can continue."""
+    complete: int = 0
+    """Seeds that are complete."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the trial is resumed; else it begins anew."""
+        return self.rounds > 0 or self.complete > 0
+
+
+def begun(trial: Trial) -> Begun:
+    """Return what a trial has already: nothing if it had other options or files.
+
+    One that has failed goes on, too: the cause may be gone, such as a full disk. What
+    fails by its options fails again, from its beginning or not.
     """
-    newest = []
+    complete, newest = 0, []
     every = trial.point.settings.each_seed()
     for folder, settings in zip(trial.run_folders, every, strict=True):
         try:
             record = read_run(folder)
             check_unchanged(folder, record.config, settings.flat())
         except UserError:
-            return 0
-        if record.status not in UNFINISHED or changed_files(record):
-            return 0
-        newest.append(checkpoints.newest_rounds(folder))
+            return Begun()
+        if changed_files(record):
+            return Begun()
+        if record.status == "complete":
+            complete += 1
+        else:
+            newest.append(checkpoints.newest_rounds(folder))
     # Seeds of a trial continue after the last round that all of them have.
-    return min(newest)
+    return Begun(min(newest, default=0), complete)
 
 
 def options_of(trial: Trial) -> dict[str, Any]:
     """Return the options of a trial in a stack: it continues where it was stopped."""
-    if rounds_done(trial):
+    if begun(trial).goes_on:
         return {"resume": str(trial.folder)}
     return {**trial.point.given, "out": str(trial.folder), "overwrite": True}
 
