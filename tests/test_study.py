@@ -4,6 +4,7 @@ what is submitted.
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import stat
@@ -27,6 +28,7 @@ from hpcfed.errors import UserError
 from hpcfed.options import check, check_unchanged
 from hpcfed.plan.work import run_work
 from hpcfed.results.claim import claimed
+from hpcfed.results.folder import check_export
 from hpcfed.results.study import (
     Outcome,
     copy_run,
@@ -590,6 +592,40 @@ def test_submitting_makes_an_array_for_every_number_of_ranks(
     assert "--ntasks=1 --array=0,2 " in first and first.count("--partition gpu") == 1
     assert "--ntasks=2 --array=1,3 " in second
     assert "--dependency=afterany:" in gather and "--array" not in gather
+
+
+def test_jobs_run_what_was_submitted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A study's file that is edited while its jobs wait changes none of them; submitted
+    again, it is a file of its own.
+    """
+    program = tmp_path / "sbatch"
+    program.write_text("#!/bin/sh\necho 11\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    file, out = tmp_path / "s.toml", tmp_path / "out"
+    words = []
+    for rates in ("0.05, 0.1", "0.01, 0.05, 0.1"):
+        file.write_text(f"title = 'η'\n[sweep]\nlr = [{rates}]\n")
+        cli.main(["study", "s.toml", "--out", "out", "--submit"])
+        array, gathers = map(shlex.split, capsys.readouterr().out.splitlines())
+        # After the script: what hpcfed study is told in every job.
+        words.append(array[-3:])
+        assert gathers[-3:] == array[-3:] and array[-2:] == ["--out", str(out)]
+        with pytest.raises(UserError, match="belongs to the study"):
+            check_export("--csv", Path(array[-3]))
+    file.unlink()
+    for told, names in zip(
+        words, (["0.05", "0.1"], ["0.01", "0.05", "0.1"]), strict=True
+    ):
+        asked = read_study(Path(told[0]))
+        made = points(asked, Path(told[0]))
+        assert [point.name for point in made] == [f"lr={name}" for name in names]
+        assert asked.title == "η"
 
 
 def test_choosing_points(tmp_path: Path) -> None:
