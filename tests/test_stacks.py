@@ -2,6 +2,7 @@
 one: the same numbers, files and ends.
 """
 
+import shlex
 import subprocess
 import sys
 import threading
@@ -438,6 +439,8 @@ def test_a_stack_that_was_stopped_goes_on(
     folders = [str(trial.folder) for trial in every]
     assert resumed == [{"resume": folder} for folder in folders[:2]]
     assert here[1][0][-2:] == [folders[2], "--overwrite"]
+    took = [read_outcome(trial.outcome).seconds for trial in every]
+    assert took == [1 / 3 + 1 / 2, 1 / 3 + 1 / 2, 1.0]
     shared = {"epochs": 1, "rounds": 3, "checkpoint_every": 1}
     for trial in every:
         assert read_outcome(trial.outcome).status == "complete"
@@ -458,7 +461,10 @@ def test_a_study_without_stacks_goes_on_too(tmp_path: Path, here: Started) -> No
     main(told)
     for (arguments, _), trial in zip(here, every, strict=True):
         assert arguments[:3] == ["run", "--resume", str(trial.folder)]
-        assert read_outcome(trial.outcome).status == "complete"
+        outcome = read_outcome(trial.outcome)
+        # Two attempts of a second; the command is that of the whole run.
+        assert outcome.status == "complete" and outcome.seconds == 2.0
+        assert outcome.command.endswith(shlex.join(["hpcfed", *trial.words]))
         lr = trial.point.given["lr"]
         shared = {"epochs": 1, "rounds": 3, "checkpoint_every": 1}
         alone = started(*words(lr=lr, out=tmp_path / f"alone-{lr}", **shared))

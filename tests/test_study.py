@@ -351,16 +351,15 @@ def test_a_trial_that_takes_too_long_is_ended(trial: Trial) -> None:
         "-c",
         "import time; print('started', flush=True); time.sleep(60)",
     ]
-    outcome = attempt.attempt(trial, sleeping, limit=1.0)
+    outcome = attempt.attempt(trial, sleeping, limit=1.0, command="run")
     assert outcome.status == "failed" and "limit of 1 s" in outcome.error
     assert read_outcome(trial.outcome) == outcome
     assert trial.log.read_text() == "started\n"
 
 
 def test_a_process_that_ends_well_without_a_run_has_failed(trial: Trial) -> None:
-    outcome = attempt.attempt(
-        trial, [sys.executable, "-c", "print('nothing done')"], limit=60
-    )
+    words = [sys.executable, "-c", "print('nothing done')"]
+    outcome = attempt.attempt(trial, words, limit=60, command="run")
     assert outcome.status == "failed" and "nothing done" in outcome.error
     assert finished(trial) is None
 
@@ -437,8 +436,32 @@ def test_a_new_attempt_forgets_how_the_last_one_went(trial: Trial) -> None:
     trial.folder.parent.mkdir(parents=True)
     write_outcome(trial.outcome, Outcome("complete", seconds=2.0))
     with pytest.raises(UserError, match="cannot start"):
-        attempt.attempt(trial, ["/nowhere/mpirun"], limit=60)
+        attempt.attempt(trial, ["/nowhere/mpirun"], limit=60, command="run")
     assert read_outcome(trial.outcome).status == "waiting"
+
+
+def test_an_interrupted_attempt_leaves_its_seconds(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the one that goes on. What began anew, or was killed, has no earlier ones."""
+    trial.folder.parent.mkdir(parents=True)
+    write_outcome(trial.outcome, Outcome("failed", seconds=2.0))
+
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attempt, "run_logged", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attempt.attempt(trial, ["x"], limit=60, command="run", goes_on=True)
+    left = read_outcome(trial.outcome)
+    assert left.status == "waiting" and left.seconds >= 2.0
+    monkeypatch.setattr(attempt, "run_logged", lambda *given: (None, 3.0))
+    for goes_on, seconds in ((True, left.seconds + 3.0), (False, 3.0)):
+        made = attempt.attempt(trial, ["x"], 60, command="run", goes_on=goes_on)
+        assert made.seconds == read_outcome(trial.outcome).seconds == seconds
+    trial.outcome.unlink()
+    made = attempt.attempt(trial, ["x"], limit=60, command="run", goes_on=True)
+    assert isnan(made.seconds) and str(replace(made, error="")) == "failed"
 
 
 def test_a_study_replaces_no_link(
@@ -563,7 +586,7 @@ def test_mpirun_is_told_that_root_means_it(
     )
     for user, told in ((0, "told 11"), (0, "told 11"), (1000, "told ")):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
-        attempt.attempt(trial, words, limit=60)
+        attempt.attempt(trial, words, limit=60, command="run")
         assert trial.log.read_text().strip() == told.strip()
     assert capsys.readouterr().err.count("hpcfed: we are root") == 1, (
         "one remark for all trials"
