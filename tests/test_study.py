@@ -464,6 +464,21 @@ def test_an_interrupted_attempt_leaves_its_seconds(
     assert isnan(made.seconds) and str(replace(made, error="")) == "failed"
 
 
+def test_a_trial_that_another_study_runs_keeps_its_outcome_and_log(
+    trial: Trial,
+) -> None:
+    (trial.folder / "seed-0").mkdir(parents=True)
+    write_outcome(trial.outcome, Outcome("failed", seconds=2.0))
+    trial.log.write_text("round 1\n")
+    for folder in (trial.folder, trial.folder / "seed-0"):
+        with claimed(folder), pytest.raises(UserError, match="another run is writing"):
+            attempt.attempt(trial, ["true"], limit=60, command="run", goes_on=True)
+        assert read_outcome(trial.outcome).seconds == 2.0
+        assert trial.log.read_text() == "round 1\n"
+    made = attempt.attempt(trial, ["true"], limit=60, command="run", goes_on=True)
+    assert made.seconds > 2.0 and trial.log.read_text() == ""
+
+
 def test_a_study_replaces_no_link(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpcfed.errors import UserError, count, printable
-from hpcfed.results.claim import claimed, hold
+from hpcfed.results.claim import claimed, hold, is_at_work
 from hpcfed.results.folder import (
     JOB,
     RECORD,
@@ -129,6 +129,12 @@ def _prepare(trial: Trial, *, goes_on: bool) -> float:
     from, NaN if one of them was killed with the study.
     """
     before = read_outcome(trial.outcome).seconds if goes_on else 0.0
+    # Its outcome and its log are not ours, then. `make_room` looks by itself.
+    if goes_on and is_at_work(trial.folder):
+        raise UserError(
+            f"another run is writing to {trial.folder}; wait for its end, or name "
+            "another --out"
+        )
     check_target("the log", trial.log)
     with writing(trial.log):
         if not goes_on:
