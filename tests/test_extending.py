@@ -261,6 +261,22 @@ def test_a_global_model_is_the_last_snapshots(tmp_path: Path) -> None:
     assert rows(out)
 
 
+def test_a_run_goes_on_only_with_the_weights_that_it_began_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint has no frozen weights. A complete run needs neither."""
+    first = started(*flags(**SMALL, rounds=1, out=tmp_path / "first"))
+    options = flags(**SMALL, rounds=2, init=first, checkpoint_every=1)
+    out = started(*options, "--out", tmp_path / "run")
+    first.rename(tmp_path / "gone")
+    cli.main(["run", "--resume", str(out)])
+    assert "there is nothing to go on with" in capsys.readouterr().err
+    told = mistake(capsys, "run", "--resume", out, "--rounds", 3)
+    assert told.endswith(f"put it back: the run in {out} began with it\n")
+    (tmp_path / "gone").rename(first)
+    assert read_run(started("--resume", out, "--rounds", 3)).rounds_done == 3
+
+
 class _Evil:
     def __reduce__(self) -> Any:
         return (Path.touch, (Path("evil-was-here"),))

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,10 @@ def test_a_wheel_has_what_its_commands_need(tmp_path: Path) -> None:
     assert said.returncode == 0, said.stderr
     version, *arrays, gather = said.stdout.splitlines()
     assert version == f"{__version__} (wheel)"
-    study = copies / "benchmarks/studies/quick.toml"
+    study = (copies / "benchmarks/studies/quick.toml").read_bytes()
+    copy = tmp_path / f"runs/quick/slurm-{sha256(study).hexdigest()[:8]}.toml"
     for line in (*arrays, gather):
-        assert f"{copies / 'slurm/study.sbatch'} {study} --out" in line
+        assert f"{copies / 'slurm/study.sbatch'} {copy} --out" in line
     script = (copies / "slurm/study.sbatch").read_text()
     assert script == (ROOT / "slurm/study.sbatch").read_text()
 

@@ -1051,8 +1051,19 @@ def test_mistakes_with_resume(
     )
 
 
-def test_a_run_of_several_seeds_goes_on(tmp_path: Path) -> None:
-    options = flags(clients=4, rounds=4, method="fedper", seeds="0,2")
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"method": "fedper"},
+        # Seeds have different numbers of waves in a round.
+        {"method": "fedasync", "devices": "lognormal", "concurrency": 3},
+    ],
+    ids=lambda options: options["method"],
+)
+def test_a_run_of_several_seeds_goes_on(
+    method: dict[str, object], tmp_path: Path
+) -> None:
+    options = flags(clients=4, rounds=4, seeds="0,2", **method)
     whole = started(*options, "--checkpoint-every", 2, "--out", tmp_path / "whole")
     shutil.copytree(whole, tmp_path / "cut")
     for seed in (0, 2):

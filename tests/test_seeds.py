@@ -270,8 +270,8 @@ def test_a_seed_that_fails_ends_all(
         assert (
             record.status == "failed" and "planted failure (in seed 1)" in record.error
         )
-        # The last of them had yet to record its first round.
-        assert record.rounds_done == (0 if seed == 2 else 1)
+        # They meet between rounds.
+        assert record.rounds_done == 1
     assert not [
         thread for thread in threading.enumerate() if thread.name.startswith("seed")
     ]
@@ -423,6 +423,26 @@ def test_collectives_keep_their_order_whatever_the_engine_is_asked() -> None:
             CPU,
         )
     assert orders[0] == orders[1] == sorted(orders[0])
+
+
+def test_programs_that_meet_wait_for_all_others() -> None:
+    """For those that are still in an earlier round, and not for one that has ended."""
+    engine, lockstep, shards = toy(3)
+    order: list[tuple[int, int]] = []
+
+    def program(number: int) -> None:
+        seed = lockstep.programs[number]
+        for round in range(3 - number % 2):
+            for _ in range(1 + (number + round) % 3):
+                seed.evaluate(torch.zeros(2, 1), shards[number], np.arange(2))
+                seed.turn(lambda: None)
+            order.append((round, number))
+            seed.meet()
+
+    lockstep.run([partial(program, number) for number in range(3)], CPU)
+    assert [round for round, _ in order] == [0, 0, 0, 1, 1, 1, 2, 2]
+    # In each round as many calls as its longest program has.
+    assert len(engine.calls) == 3 + 3 + 3
 
 
 def test_an_interrupt_stops_every_program() -> None:

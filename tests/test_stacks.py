@@ -2,6 +2,7 @@
 one: the same numbers, files and ends.
 """
 
+import shlex
 import subprocess
 import sys
 import threading
@@ -442,6 +443,8 @@ def test_a_stack_that_was_stopped_goes_on(
     (resumed,) = map(read_stack, (tmp_path / "out/stacks").glob("*.json"))
     assert resumed == [{"resume": str(trial.folder)} for trial in every]
     assert len(here) == 1
+    took = [read_outcome(trial.outcome).seconds for trial in every]
+    assert took == [1 / 3 + 1 / 3] * 3
     shared = {"epochs": 1, "rounds": 3, "checkpoint_every": 1}
     for trial in every:
         assert read_outcome(trial.outcome).status == "complete"
@@ -462,7 +465,10 @@ def test_a_study_without_stacks_goes_on_too(tmp_path: Path, here: Started) -> No
     main(told)
     for (arguments, _), trial in zip(here, every, strict=True):
         assert arguments[:3] == ["run", "--resume", str(trial.folder)]
-        assert read_outcome(trial.outcome).status == "complete"
+        outcome = read_outcome(trial.outcome)
+        # Two attempts of a second; the command is that of the whole run.
+        assert outcome.status == "complete" and outcome.seconds == 2.0
+        assert outcome.command.endswith(shlex.join(["hpcfed", *trial.words]))
         lr = trial.point.given["lr"]
         shared = {"epochs": 1, "rounds": 3, "checkpoint_every": 1}
         alone = started(*words(lr=lr, out=tmp_path / f"alone-{lr}", **shared))

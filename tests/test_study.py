@@ -4,6 +4,7 @@ what is submitted.
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import stat
@@ -27,6 +28,7 @@ from hpcfed.errors import UserError
 from hpcfed.options import check, check_unchanged
 from hpcfed.plan.work import run_work
 from hpcfed.results.claim import claimed
+from hpcfed.results.folder import check_export
 from hpcfed.results.study import (
     Outcome,
     copy_run,
@@ -349,16 +351,15 @@ def test_a_trial_that_takes_too_long_is_ended(trial: Trial) -> None:
         "-c",
         "import time; print('started', flush=True); time.sleep(60)",
     ]
-    outcome = attempt.attempt(trial, sleeping, limit=1.0)
+    outcome = attempt.attempt(trial, sleeping, limit=1.0, command="run")
     assert outcome.status == "failed" and "limit of 1 s" in outcome.error
     assert read_outcome(trial.outcome) == outcome
     assert trial.log.read_text() == "started\n"
 
 
 def test_a_process_that_ends_well_without_a_run_has_failed(trial: Trial) -> None:
-    outcome = attempt.attempt(
-        trial, [sys.executable, "-c", "print('nothing done')"], limit=60
-    )
+    words = [sys.executable, "-c", "print('nothing done')"]
+    outcome = attempt.attempt(trial, words, limit=60, command="run")
     assert outcome.status == "failed" and "nothing done" in outcome.error
     assert finished(trial) is None
 
@@ -435,8 +436,47 @@ def test_a_new_attempt_forgets_how_the_last_one_went(trial: Trial) -> None:
     trial.folder.parent.mkdir(parents=True)
     write_outcome(trial.outcome, Outcome("complete", seconds=2.0))
     with pytest.raises(UserError, match="cannot start"):
-        attempt.attempt(trial, ["/nowhere/mpirun"], limit=60)
+        attempt.attempt(trial, ["/nowhere/mpirun"], limit=60, command="run")
     assert read_outcome(trial.outcome).status == "waiting"
+
+
+def test_an_interrupted_attempt_leaves_its_seconds(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the one that goes on. What began anew, or was killed, has no earlier ones."""
+    trial.folder.parent.mkdir(parents=True)
+    write_outcome(trial.outcome, Outcome("failed", seconds=2.0))
+
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attempt, "run_logged", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attempt.attempt(trial, ["x"], limit=60, command="run", goes_on=True)
+    left = read_outcome(trial.outcome)
+    assert left.status == "waiting" and left.seconds >= 2.0
+    monkeypatch.setattr(attempt, "run_logged", lambda *given: (None, 3.0))
+    for goes_on, seconds in ((True, left.seconds + 3.0), (False, 3.0)):
+        made = attempt.attempt(trial, ["x"], 60, command="run", goes_on=goes_on)
+        assert made.seconds == read_outcome(trial.outcome).seconds == seconds
+    trial.outcome.unlink()
+    made = attempt.attempt(trial, ["x"], limit=60, command="run", goes_on=True)
+    assert isnan(made.seconds) and str(replace(made, error="")) == "failed"
+
+
+def test_a_trial_that_another_study_runs_keeps_its_outcome_and_log(
+    trial: Trial,
+) -> None:
+    (trial.folder / "seed-0").mkdir(parents=True)
+    write_outcome(trial.outcome, Outcome("failed", seconds=2.0))
+    trial.log.write_text("round 1\n")
+    for folder in (trial.folder, trial.folder / "seed-0"):
+        with claimed(folder), pytest.raises(UserError, match="another run is writing"):
+            attempt.attempt(trial, ["true"], limit=60, command="run", goes_on=True)
+        assert read_outcome(trial.outcome).seconds == 2.0
+        assert trial.log.read_text() == "round 1\n"
+    made = attempt.attempt(trial, ["true"], limit=60, command="run", goes_on=True)
+    assert made.seconds > 2.0 and trial.log.read_text() == ""
 
 
 def test_a_study_replaces_no_link(
@@ -561,7 +601,7 @@ def test_mpirun_is_told_that_root_means_it(
     )
     for user, told in ((0, "told 11"), (0, "told 11"), (1000, "told ")):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
-        attempt.attempt(trial, words, limit=60)
+        attempt.attempt(trial, words, limit=60, command="run")
         assert trial.log.read_text().strip() == told.strip()
     assert capsys.readouterr().err.count("hpcfed: we are root") == 1, (
         "one remark for all trials"
@@ -590,6 +630,40 @@ def test_submitting_makes_an_array_for_every_number_of_ranks(
     assert "--ntasks=1 --array=0,2 " in first and first.count("--partition gpu") == 1
     assert "--ntasks=2 --array=1,3 " in second
     assert "--dependency=afterany:" in gather and "--array" not in gather
+
+
+def test_jobs_run_what_was_submitted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A study's file that is edited while its jobs wait changes none of them; submitted
+    again, it is a file of its own.
+    """
+    program = tmp_path / "sbatch"
+    program.write_text("#!/bin/sh\necho 11\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    file, out = tmp_path / "s.toml", tmp_path / "out"
+    words = []
+    for rates in ("0.05, 0.1", "0.01, 0.05, 0.1"):
+        file.write_text(f"title = 'η'\n[sweep]\nlr = [{rates}]\n")
+        cli.main(["study", "s.toml", "--out", "out", "--submit"])
+        array, gathers = map(shlex.split, capsys.readouterr().out.splitlines())
+        # After the script: what hpcfed study is told in every job.
+        words.append(array[-3:])
+        assert gathers[-3:] == array[-3:] and array[-2:] == ["--out", str(out)]
+        with pytest.raises(UserError, match="belongs to the study"):
+            check_export("--csv", Path(array[-3]))
+    file.unlink()
+    for told, names in zip(
+        words, (["0.05", "0.1"], ["0.01", "0.05", "0.1"]), strict=True
+    ):
+        asked = read_study(Path(told[0]))
+        made = points(asked, Path(told[0]))
+        assert [point.name for point in made] == [f"lr={name}" for name in names]
+        assert asked.title == "η"
 
 
 def test_choosing_points(tmp_path: Path) -> None:

@@ -33,11 +33,11 @@ def run(
     settings = replace(settings, command=_command(values, path))
     if settings.config.requeue:
         settings = requeued(settings)
-    launch = launched()
-    check_start(settings, launch)
     resume = settings.config.resume
     if resume is not None and complete(resume, settings.config.rounds):
         return Run(resume)
+    launch = launched()
+    check_start(settings, launch)
     folder = _run(settings, quiet=not progress)
     from hpcfed.runtime import mpi
 

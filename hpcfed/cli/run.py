@@ -21,8 +21,6 @@ def command(arguments: list[str]) -> None:
     settings = parse_run(arguments)
     if settings.config.requeue:
         settings = requeued(settings)
-    # Every rank checks, so that none starts MPI with a mistake; the root reports it.
-    check_start(settings, launched())
     config, resume = settings.config, settings.config.resume
     if resume is not None and complete(resume, config.rounds):
         silent = is_silent(resume, config.generate)
@@ -35,6 +33,8 @@ def command(arguments: list[str]) -> None:
                     f"{_hint(settings, silent=silent)}"
                 )
             return
+    # Every rank checks, so that none starts MPI with a mistake; the root reports it.
+    check_start(settings, launched())
     _begin_early(config)
     # Late: this loads torch, and MPI starts.
     with without_collecting():

@@ -12,6 +12,10 @@ call the k-th collectives of all programs in one order, however many calls of th
 each rank's clients have led to in between. Engine and collectives run in the main
 thread, as they do in a run of its own.
 
+Programs meet at the beginning of a round, and at its end. So which calls become one
+follows from the round alone, also in methods whose runs differ in the number of calls,
+and a resumed run has the same numbers.
+
 Where a program may fail without ending the others, ranks tell each other before the
 collectives which programs have failed: elsewhere these would wait for a collective that
 one rank never calls.
@@ -54,6 +58,9 @@ OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
 def _nothing() -> None: ...
+
+
+def _meeting() -> None: ...
 
 
 def _alone(failed: dict[int, str]) -> list[dict[int, str]]:
@@ -122,7 +129,10 @@ class Lockstep:
             self._serve(groups)
 
     def _serve_collectives(self) -> None:
-        self._serve([[program] for program in self._waiting()])
+        waiting = self._waiting()
+        # Who meets waits for all others. Every rank has the same meetings.
+        due = [program for program in waiting if program.call is not _meeting]
+        self._serve([[program] for program in due or waiting])
 
     def _serve(self, groups: Sequence[Sequence["Program"]]) -> None:
         """Answer the calls of all groups. The programs then run on, in their order."""
@@ -227,6 +237,10 @@ class Program(EngineAccess):
     def turn(self, collective: Collective) -> Any:
         """Return the collective's result, once it is its turn."""
         return self._wait(collective)
+
+    def meet(self) -> None:
+        """Wait until every other program meets, too, or has ended."""
+        self._wait(_meeting)
 
     def _wait(self, call: Job | Collective) -> Any:
         """Wait for the answer to a call.

@@ -194,9 +194,9 @@ def assemble_stacked(
     turns = world.role_size > 1 or transport is not None
     setups = []
     for number, program in enumerate(lockstep.programs):
-        collectives = Collectives(world)
+        collectives = Collectives(world, meet=program.meet)
         if turns:
-            collectives = Collectives(world, turn=program.turn)
+            collectives = Collectives(world, turn=program.turn, meet=program.meet)
         setup = _Assembly(
             settings=settings[number],
             world=world,

@@ -127,6 +127,7 @@ class _Rounds:
         if self._is_over(done):
             return state, False
         for round in range(done, self._planned):
+            self._setup.collectives.meet()
             due = is_due(round, self._setup.settings.config)
             trained = (
                 AfterTraining(self._setup, self._setup.federation) if due else None

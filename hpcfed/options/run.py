@@ -274,10 +274,11 @@ def check_run(config: RunOptions, method: MethodTraits) -> None:
             f"--cohort {config.cohort}, but there are {count(config.clients, 'client')}"
         )
     if config.init is not None and not config.init.exists():
-        raise UserError(
-            f"--init {config.init}: no such file or folder; give a run's folder, or "
-            "weights as .npz or .safetensors"
-        )
+        advice = "give a run's folder, or weights as .npz or .safetensors"
+        # A checkpoint lacks frozen weights, and what clients that join begin with.
+        if config.resume is not None:
+            advice = f"put it back: the run in {config.resume} began with it"
+        raise UserError(f"--init {config.init}: no such file or folder; {advice}")
     if not method.has_server:
         return
     for flag, on in (

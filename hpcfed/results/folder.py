@@ -80,7 +80,7 @@ _CLIENT = r"client-[0-9]{1,19}"
 _OF_RUN = rf"{_FILES}|({CHECKPOINTS}|{TENSORBOARD}|{ADAPTER})/.+"
 """Every path that a run writes, relative to its folder."""
 _OUTCOME = rf"{POINTS}/[^/]+/repeat-[0-9]+\.(json|log)"
-_OF_STUDY = rf"study\.h5|plan\.json|\.study|slurm-.+\.log|{STACKS}/.+|{_OUTCOME}"
+_OF_STUDY = rf"study\.h5|plan\.json|\.study|slurm-.+\.(log|toml)|{STACKS}/.+|{_OUTCOME}"
 """Every path that a study writes, relative to its folder; its trials are runs."""
 _RESULTS = (".h5", ".npz", ".npy")
 """Suffixes of files of numbers; no export uses them."""

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from re import fullmatch
 from typing import Any
@@ -44,15 +44,20 @@ class Outcome:
     """How a trial went."""
 
     status: str
-    """`complete`, `failed` or, before its start, `waiting`."""
+    """`complete`, `failed` or, before its start and between attempts, `waiting`."""
     error: str = ""
     seconds: float = nan
-    """Wall time of the whole process; NaN if the study was killed before its end."""
+    """Wall time of the processes that have run it, each going on from the last; NaN if
+    the study was killed before the end of one.
+    """
     command: str = ""
+    """What runs it from its start."""
 
     def __str__(self) -> str:
-        """Why it failed, or how long it took."""
-        return self.error or f"{self.seconds:.1f} s"
+        """Why it failed, or how long it took, if that is known."""
+        return (
+            self.error or self.status * isnan(self.seconds) or f"{self.seconds:.1f} s"
+        )
 
 
 def read_outcome(path: Path) -> Outcome:
@@ -195,7 +200,7 @@ def _write_table(file: h5py.File, trials: Sequence[TrialSource]) -> None:
     seconds = file.create_dataset("trials/seconds", data=times)
     seconds.attrs.update(
         units="s",
-        description="wall time of the trial's process, with its start and end",
+        description="wall time of the trial's processes, with their starts and ends",
     )
 
 

@@ -38,16 +38,21 @@ class Collectives:
 
     With a single rank each is the identity. All ranks must call their collectives in
     the same order. If several programs share a rank, as the stacked seeds of a run do,
-    `turn` ensures that.
+    `turn` ensures that, and `meet` waits until all of them call it.
 
     Rows go through torch.distributed, which keeps them on GPUs if it can. Small values
     go through MPI, which takes any object.
     """
 
     def __init__(
-        self, world: World, *, turn: Turn = lambda collective: collective()
+        self,
+        world: World,
+        *,
+        turn: Turn = lambda collective: collective(),
+        meet: Callable[[], None] = lambda: None,
     ) -> None:
         self.world = world
+        self.meet = meet
         self._turn = turn
         self.bytes_sent = 0
         """Payload that this rank has handed to collectives so far."""

@@ -1,7 +1,6 @@
 """Runs one trial, or a stack of trials, in its own process, and records how it went."""
 
 import os
-import shlex
 import signal
 import subprocess
 import threading
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpcfed.errors import UserError, count, printable
-from hpcfed.results.claim import claimed, hold
+from hpcfed.results.claim import claimed, hold, is_at_work
 from hpcfed.results.folder import (
     JOB,
     RECORD,
@@ -40,17 +39,29 @@ GRACE = 10
 
 
 def attempt(
-    trial: Trial, words: Sequence[str], limit: float, *, goes_on: bool = False
+    trial: Trial,
+    words: Sequence[str],
+    limit: float,
+    *,
+    command: str,
+    goes_on: bool = False,
 ) -> Outcome:
     """Run a trial to its end, or for `limit` seconds, and record how it went.
 
-    A trial that `goes_on` keeps what it has written.
+    `command` is what would run the trial from its start. A trial that `goes_on` keeps
+    what it has written, and the seconds that this took.
     """
-    _prepare(trial, goes_on=goes_on)
-    code, seconds = run_logged(words, trial.log, limit)
+    before = _prepare(trial, goes_on=goes_on)
+    begin = time.monotonic()
+    try:
+        code, seconds = run_logged(words, trial.log, limit)
+    except (KeyboardInterrupt, SystemExit):
+        took = before + time.monotonic() - begin
+        write_outcome(trial.outcome, Outcome("waiting", seconds=took))
+        raise
     reason = _error(trial, code, limit)
     status = "failed" if reason else "complete"
-    outcome = Outcome(status, reason, seconds, shlex.join(words))
+    outcome = Outcome(status, reason, before + seconds, command)
     write_outcome(trial.outcome, outcome)
     return outcome
 
@@ -69,8 +80,9 @@ def attempt_stack(
     trial alone. Return None for a trial that did not cause the failure of the whole
     process.
     """
+    before = []
     for trial in stack.trials:
-        _prepare(trial, goes_on=begun(trial).goes_on)
+        before.append(_prepare(trial, goes_on=begun(trial).goes_on))
         with writing(trial.log):
             others = count(len(stack.trials) - 1, "other trial")
             trial.log.write_text(f"ran together with {others}: see {path.stem}.log\n")
@@ -78,10 +90,12 @@ def attempt_stack(
     # More trials may take proportionally longer.
     code, seconds = run_logged(words, log, limit * len(stack.trials))
     outcomes: list[Outcome | None] = []
-    for trial, command in zip(stack.trials, commands, strict=True):
-        share = seconds / len(stack.trials)
+    for trial, command, earlier in zip(stack.trials, commands, before, strict=True):
+        share = earlier + seconds / len(stack.trials)
         reason = _error_in_stack(trial, code, log, limit)
         if reason is None:
+            # It may go on from here.
+            write_outcome(trial.outcome, Outcome("waiting", seconds=share))
             outcomes.append(None)
             continue
         outcome = Outcome("failed" if reason else "complete", reason, share, command)
@@ -111,7 +125,17 @@ def outcome_of(trial: Trial) -> Outcome:
     return replace(outcome, status="failed", error=reason)
 
 
-def _prepare(trial: Trial, *, goes_on: bool) -> None:
+def _prepare(trial: Trial, *, goes_on: bool) -> float:
+    """Make a trial ready to run; return the seconds of the attempts that it goes on
+    from, NaN if one of them was killed with the study.
+    """
+    before = read_outcome(trial.outcome).seconds if goes_on else 0.0
+    # Its outcome and its log are not ours, then. `make_room` looks by itself.
+    if goes_on and is_at_work(trial.folder):
+        raise UserError(
+            f"another run is writing to {trial.folder}; wait for its end, or name "
+            "another --out"
+        )
     check_target("the log", trial.log)
     with writing(trial.log):
         if not goes_on:
@@ -119,6 +143,7 @@ def _prepare(trial: Trial, *, goes_on: bool) -> None:
         make_durably(trial.folder.parent)
         # If we were killed, an old outcome would be taken for the new attempt's.
         trial.outcome.unlink(missing_ok=True)
+    return before
 
 
 def run_logged(

@@ -316,7 +316,8 @@ def _attempted(stack: Stack, order: StudyOrder) -> Sequence[Outcome | None]:
             # Begin anew if it cannot be continued after all.
             options = options_of(first) | {"overwrite": True}
             words = [*_python(first, start), "run", *flags(options)]
-        return [attempt(first, words, limit, goes_on=resumes)]
+        told = shlex.join(command(first, start))
+        return [attempt(first, words, limit, command=told, goes_on=resumes)]
     path = order.out / STACKS / stack.file
     write_stack(path, stack)
     words = [*_python(first, start), "stack", str(path)]

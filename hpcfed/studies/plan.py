@@ -60,7 +60,7 @@ class Study(BaseModel):
     warmup: int = Field(1, ge=0)
     """Rounds at the start of a run whose times do not count."""
     limit: float = Field(float("inf"), gt=0)
-    """Seconds after which a run is ended and counts as failed."""
+    """Seconds after which an attempt of a run is ended and counts as failed."""
 
 
 @dataclass(frozen=True)

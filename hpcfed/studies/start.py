@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from hpcfed import shipped
 from hpcfed.errors import UserError, count, say
 from hpcfed.results.claim import claimed
 from hpcfed.results.folder import POINTS, RUNS, STUDY, STUDY_CLAIM
-from hpcfed.results.publish import check_folder, check_target, make_durably
-from hpcfed.results.study import write_listing
+from hpcfed.results.publish import check_folder, check_target, make_durably, publish
+from hpcfed.results.study import write_listing, writing
 from hpcfed.runtime.launcher import launched, launcher
 from hpcfed.studies import execute
 from hpcfed.studies.attempt import outcome_of
@@ -57,7 +58,7 @@ def order_of(
         asked = study_of(study, path)
     else:
         path = find_study(study)
-        asked, text = read_study(path), path.read_text()
+        asked, text = read_study(path), path.read_text(encoding="utf-8")
     every = points(asked, path)
     return StudyOrder(
         study=asked,
@@ -116,13 +117,18 @@ def submit_study(order: StudyOrder, extra: Sequence[str], *, dry_run: bool) -> N
     jobs of an array are alike, and a last job that gathers. `extra` are arguments for
     sbatch.
     """
+    # The jobs may start in another folder, so paths are absolute.
+    out = order.out.resolve()
+    content = order.text.encode()
+    # A job knows its point by a number only. So it reads the file as it is now, and an
+    # edited one that is submitted later has another name.
+    file = out / f"slurm-{sha256(content).hexdigest()[:8]}.toml"
     if not dry_run:
         _make(order.out)
         _write_listing(order)
-    # The jobs may start in another folder, so paths are absolute.
-    out = order.out.resolve()
-    file = str(order.path.resolve())
-    script = [str(shipped.top() / SCRIPT), file, "--out", str(out)]
+        with writing(file):
+            publish(content, file)
+    script = [str(shipped.top() / SCRIPT), str(file), "--out", str(out)]
     jobs = []
     # Sorted, because `groupby` only joins neighbours.
     by_size = sorted(order.chosen, key=_processes)
