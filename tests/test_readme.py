@@ -82,7 +82,7 @@ OTHER_PROGRAMS = ("apptainer", "export", "jube", "podman", "reframe")
 OTHERS_FLAGS = {
     "--oversubscribe", "--gpus-per-task", "--ntasks", "--mpi", "--kill-on-bad-exit", "--partition", "--quick", "--gpu",
     "--slow", "--wait", "--allow-run-as-root", "--system", "--logdir", "--no-deps",
-    "--nv", "--user",
+    "--nv", "--user", "--signal",
 }  # fmt: skip
 """Flags of mpirun, srun, sbatch, Apptainer, Podman and of the scripts in launch/."""
 
