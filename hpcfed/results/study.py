@@ -55,9 +55,9 @@ class Outcome:
 
     def __str__(self) -> str:
         """Why it failed, or how long it took, if that is known."""
-        return (
-            self.error or self.status * isnan(self.seconds) or f"{self.seconds:.1f} s"
-        )
+        if self.error:
+            return self.error
+        return self.status if isnan(self.seconds) else f"{self.seconds:.1f} s"
 
 
 def read_outcome(path: Path) -> Outcome:
