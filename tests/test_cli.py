@@ -728,7 +728,7 @@ def test_of_several_ranks_one_runs_what_is_for_one_process(
 def test_a_study_goes_on_without_its_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in `hpcfed study … | head -1`: the third of three lines still counts a failure."""
+    """It is `head` in `hpcfed study … | head -1`: the third of three lines still fails."""
     file, done = tmp_path / "s.toml", []
 
     def run_trials(order: StudyOrder) -> int:

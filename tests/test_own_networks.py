@@ -522,7 +522,7 @@ class Ending(nn.Module):
 
 
 def test_outputs_that_are_probabilities_are_told(tmp_path: Path) -> None:
-    """Of the network as it is now: the options say how it ends."""
+    """The network as it is now counts: its options say how it ends."""
     path = tmp_path / "ending.py"
     path.write_text(ENDING)
     ends = ("softmax", "logits", "log", "sigmoid", "relu", "zero", "softmax")
