@@ -14,6 +14,7 @@ from hpcfed.clients import engine as engines
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.clients.schedule import StepShape
 from hpcfed.clients.training import StackTraining
+from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import evaluate, standing_accuracy
 from hpcfed.experiment.newcomers import new_rounds
@@ -73,6 +74,13 @@ class Naive:
         elif method == "fedlg":
             layers = ("conv1", "conv2", "fc1", "head")
             self.shared = {name: name.split(".")[0] in layers for name in self.columns}
+        elif method == "fedlp" and opts.mask_per == "run":
+            sent = s.federation.generator("layers sent").random(4) < 0.5
+            block_of = s.federation.layout.block_of
+            self.shared = {
+                name: bool(sent[block_of[at.start]])
+                for name, at in self.columns.items()
+            }
 
     def start(self, i: int) -> Tensor:
         theta = self.theta[self.group[i]]
@@ -180,7 +188,7 @@ def naive_sent(
     """Which columns a client sends."""
     fed, layout, opts = s.federation, s.federation.layout, s.settings.options
     sent = torch.ones_like(after, dtype=torch.bool)
-    if method == "fedlp":
+    if method == "fedlp" and opts.mask_per == "upload":
         key = randomness.client_keys(
             fed.config.seed, "layers sent", round, torch.tensor([client])
         )
@@ -220,16 +228,15 @@ def naive_sent(
     return sent
 
 
-@pytest.mark.parametrize("method", FAMILY)
+@pytest.mark.parametrize("method", [*FAMILY, "fedlp --mask-per run"])
 def test_the_published_rule(method: str) -> None:
     """Three rounds of known clients, and three of new ones, who join in the first two:
     two, one, and in the end two of the three again.
     """
-    more: dict[str, Any] = (
-        {"epsilon": 0.003, "lambda2": 0.3, "gene_layers": 2}
-        if method == "genefl"
-        else {}
-    )
+    method, _, once = method.partition(" ")
+    more: dict[str, Any] = {"mask_per": "run"} if once else {}
+    if method == "genefl":
+        more = {"epsilon": 0.003, "lambda2": 0.3, "gene_layers": 2}
     later = {"new_clients": 3, "new_rounds": 3, "join_rounds": 2, "new_classes": 0.5}
     s = small(method, **more, **later)
     naive = Naive(s, method)
@@ -312,33 +319,37 @@ def test_fedlp_that_sends_nothing_leaves_the_model() -> None:
     assert up == up_here == 0 < down
 
 
-@pytest.mark.parametrize("per", ["upload", "cluster", "run"])
-def test_what_fedlp_draws_its_layers_for(
-    per: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 4 layers all uploads of a run, or of a cluster, send the same ones in all
-    rounds; bytes are those of their columns.
-    """
-    s = small("fedlp", mask_per=per, participation=1.0)
-    fed, layout, uploads = s.federation, s.federation.layout, list[Sent]()
-    upload = fed.upload
+def test_fedlp_draws_for_every_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = small("fedlp", participation=1.0)
+    uploads = list[Sent]()
     monkeypatch.setattr(
-        fed, "upload", lambda rows, cohort, sent: uploads.append(sent) or rows
+        s.federation,
+        "upload",
+        lambda rows, cohort, sent: uploads.append(sent) or rows,
     )
-    by_cluster: dict[int, set[tuple[bool, ...]]] = {0: set(), 1: set()}
-    for _, state in rounds(s, 2):
-        for k, groups in zip(state.cluster.tolist(), uploads[-1].groups, strict=True):
-            by_cluster[k].add(tuple(groups.tolist()))
-    sent = by_cluster[0] | by_cluster[1]
-    assert len(sent) == {"run": 1, "cluster": 2}.get(per, len(sent))
-    if per == "upload":
-        assert len(by_cluster[0]) > 1 and len(by_cluster[1]) > 1
-    if per == "run":
-        cohort = fed.sample(2)
-        upload(torch.zeros(6, layout.num_columns).double(), cohort, uploads[-1])
-        widths = torch.bincount(layout.block_of)
-        columns = int(widths[list(sent.pop())].sum())
-        assert int(cohort.log.bytes_up_here) == 6 * 8 * columns > 0
+    for _ in rounds(s, 2):
+        pass
+    groups = torch.cat([sent.groups for sent in uploads])
+    assert len(groups) == 12 and len(groups.unique(dim=0)) > 4
+
+
+def test_fedlp_of_one_draw_sends_the_same_layers_in_every_round() -> None:
+    s = small("fedlp", mask_per="run", participation=1.0)
+    layout, logs = s.federation.layout, list[RoundLog]()
+    for _, state in rounds(s, 2, logs):
+        drawn = layout.block_of[state.shared_at].unique()
+    assert 0 < len(drawn) < 4, "the case needs layers of both kinds"
+    columns = int(torch.isin(layout.block_of, drawn).sum())
+    up, _, down = traffic(logs)
+    assert up == down == 2 * 6 * 8 * columns
+
+
+def test_fedlp_of_one_draw_refuses_what_needs_whole_rows(capsys: Any) -> None:
+    run = ["run", "--method", "fedlp", "--mask-per", "run"]
+    said = mistake(capsys, *run, "--compress", "powersgd")
+    assert "whole rows" in said
+    with pytest.raises(UserError, match="draws none of 4 layers"):
+        next(rounds(small("fedlp", mask_per="run", send_probability=0.0), 1))
 
 
 def test_fedbn_keeps_batch_norm_where_it_is_bit_for_bit() -> None:

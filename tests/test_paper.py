@@ -763,7 +763,7 @@ def test_the_study_of_genefl_is_whole() -> None:
     # Four columns of each data set, and six of CIFAR-10 with other readings, of which two
     # have an ablation.
     assert len(eight) == (3 * 4 + 6) * 8
-    ablations, readings, one_cluster = 10 + 2 * 2 + 2, 2 * (7 + 4), 6
+    ablations, readings, one_cluster = 10 + 2 * 2 + 2, 2 * (7 + 3), 6
     assert len(cells) == len(eight) + ablations + readings + one_cluster
     by_name = {cell.names[2]: cell.settings.options for cell in cells}
     for name, options in by_name.items():
