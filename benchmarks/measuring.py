@@ -1,8 +1,11 @@
 """Settings, rounds and clocks that several benchmarks share."""
 
+import gc
 import math
+import platform
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -71,7 +74,29 @@ def milliseconds(
     return 1e3 * np.array(seconds[warmup:])
 
 
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a piece of work, until the device has done it."""
+    synchronize(device)
+    begin = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - begin
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until a GPU has done its work, so that a clock counts all of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def free() -> None:
+    """Give back memory that nothing uses any more: it must not count for what comes next."""
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing where CUDA has not started
+
+
+def headline(world: World, *more: str) -> str:
+    """Return the first line of what a program prints: the date, what it runs on, and more."""
+    versions = [f"torch {torch.__version__}", f"Python {platform.python_version()}"]
+    words = [world.locations[0].device_name, *versions, *more]
+    return f"{datetime.now(UTC):%Y-%m-%d}  {', '.join(words)}"

@@ -19,22 +19,16 @@ from typing import Any
 import torch
 
 from benchmarks.arguments import add_device, parser_of
-from hpcfed import methods
+from benchmarks.measuring import settings_of
 from hpcfed.analysis.costmodel import Range
 from hpcfed.clients.network import client_layout, client_network
-from hpcfed.options import Settings, resolve
+from hpcfed.options import Settings
 from hpcfed.options.declare import flags
 from hpcfed.plan.bank import fit_passes
 from hpcfed.plan.calibrate import calibrate, measure_rounds, start
 from hpcfed.plan.constants import Calibration
 from hpcfed.plan.planner import Planner
-from hpcfed.plan.rounds import (
-    Load,
-    Target,
-    fit_rates,
-    plan_round,
-    rank_loads,
-)
+from hpcfed.plan.rounds import Load, Target, fit_rates, plan_round, rank_loads
 from hpcfed.plan.server import LearningPlan, plan_learning
 from hpcfed.plan.server_calibration import measure_server
 from hpcfed.plan.shares import train_sizes
@@ -93,13 +87,6 @@ SPAN = {
     "server": "tiny",
     "denoiser_samples": 4_000,
 }
-
-
-def settings_of(values: Mapping[str, Any]) -> Settings:
-    """Return the settings of a run with these options."""
-    sources = {name: name for name in values}
-    options = methods.load(str(values["method"])).Options
-    return resolve(values, sources, options)
 
 
 def loads_of(settings: Settings, ranks: int) -> list[Load]:
@@ -219,21 +206,14 @@ def measure_learning(name: str, values: Mapping[str, Any], plan: LearningPlan) -
 
 def predict_span(asked: argparse.Namespace) -> None:
     """Predict banks of more rows and columns than were measured."""
-    base = settings_of({**SPAN, "device": asked.device})
-    constants = calibrate(
-        base, {**SPAN, "device": asked.device}, clients=(4, 8), ranks=()
-    )
+    small = {**SPAN, "device": asked.device}
+    constants = calibrate(settings_of(small), small, clients=(4, 8), ranks=())
     for passed in constants.bank:
         print(passed.model_dump_json())
     print(f"s per number, FLOP, cube: {fit_passes(constants.bank).coefficients}")
     for model in ("cnn-fmnist", "cnn-cifar", "cnn-pfl"):
         for clients in (10, 30):
-            values = {
-                **SPAN,
-                "device": asked.device,
-                "model": model,
-                "clients": clients,
-            }
+            values = {**small, "model": model, "clients": clients}
             settings = settings_of(values)
             planner = Planner(settings, constants, ASSUMED, per_node=1)
             options = server_options(settings)

@@ -44,7 +44,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from benchmarks.measuring import settings_of
+from benchmarks.measuring import setup_of
 from benchmarks.rivals import mps
 from benchmarks.rivals.children import Failed, in_children
 from benchmarks.rivals.machine import Machine, device_of, probe, wants_mps
@@ -52,9 +52,7 @@ from benchmarks.rivals.others import run_pfl, run_plain
 from benchmarks.rivals.work import Gate, Job, Report, Work, work_of
 from benchmarks.speed.round import WORKS, timed_rounds
 from hpcfed.errors import UserError
-from hpcfed.experiment.assemble import assemble
 from hpcfed.runtime import world as worlds
-from hpcfed.runtime.timer import Timer
 
 RIVALS = ("pfl-research", "vmap", "loop")
 HEADER = (
@@ -95,9 +93,8 @@ def run_hpcfed(job: Job) -> Report:
         "train_per_client": work.images,
     }
     values |= {"engine": "batched", "precision": "tf32", "device": job.device}
-    settings = settings_of(values)
     world = worlds.enter(device=job.device)
-    setup = assemble(settings, world, Timer(world.device))
+    setup = setup_of(values, world)
     seconds, samples = timed_rounds(setup, warmup=job.warmup, rounds=job.rounds)
     work.check(samples)
     world.close()

@@ -25,10 +25,9 @@ examples:
 """
 
 import argparse
-import gc
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -38,7 +37,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.arguments import add_device, parser_of
-from benchmarks.measuring import synchronize
+from benchmarks.measuring import free, seconds_of
 from benchmarks.speed.adapter_rows import (
     BASES,
     ROWS,
@@ -55,22 +54,6 @@ from hpcfed.errors import one_line
 COLUMNS = ("loop", "loop-compiled", "one", "one-compiled", "hpcfed")
 WARMUP, STEPS, LONGEST = 3, 8, 5.0
 """Plain columns: steps before the clock, steps on it, and seconds after which fewer do."""
-
-
-def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of a piece of work, once the device has done it."""
-    synchronize(device)
-    begin = time.perf_counter()
-    work()
-    synchronize(device)
-    return time.perf_counter() - begin
-
-
-def free() -> None:
-    """Give back memory that nothing uses any more."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def plain_cell(name: str, row: Row, column: str, plain: Plain, vocabulary: int) -> Cell:
@@ -90,7 +73,7 @@ def plain_cell(name: str, row: Row, column: str, plain: Plain, vocabulary: int) 
         tokens = texts(turns, row.steps)
         plain.loop(rows, tokens[:1, :WARMUP])
         ready = time.perf_counter()
-        seconds = timed(lambda: plain.loop(rows, tokens), device)
+        seconds = seconds_of(lambda: plain.loop(rows, tokens), device)
         speed = tokens[..., 1:].numel() / seconds
         note = f"{turns} of {row.active} clients"
     else:
@@ -103,10 +86,10 @@ def plain_cell(name: str, row: Row, column: str, plain: Plain, vocabulary: int) 
                 plain.step(optimiser, tokens, at_once=at_once)
 
         work(WARMUP - 1)
-        steps = int(LONGEST / timed(lambda: work(1), device))
+        steps = int(LONGEST / seconds_of(lambda: work(1), device))
         steps = min(STEPS, max(2, steps))
         ready = time.perf_counter()
-        seconds = timed(lambda: work(steps), device)
+        seconds = seconds_of(lambda: work(steps), device)
         speed = steps * row.tokens / seconds
         note = f"{-(-len(tokens) // at_once)} parts" if row.at_once else ""
     notes = [plain.precision, note, f"warm-up {ready - begin:.1f} s"]

@@ -15,17 +15,14 @@ examples:
   srun --ntasks 4 --gpus-per-task 1 python -m benchmarks.speed.aggregate --clients 10 100 --columns 11000000
 """
 
-import platform
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from benchmarks.arguments import add_device, parser_of
-from benchmarks.measuring import setup_of, synchronize
+from benchmarks.measuring import headline, seconds_of, setup_of
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup
 from hpcfed.runtime import world as worlds
@@ -60,12 +57,9 @@ def milliseconds(
     for repeat in range(-2, repeats):  # two more to warm up
         for number, action in enumerate(actions.values()):
             setup.collectives.barrier()
-            synchronize(setup.world.device)
-            begin = time.perf_counter()
-            action()
-            synchronize(setup.world.device)
+            seconds = seconds_of(action, setup.world.device)
             if repeat >= 0:
-                times[number, repeat] = 1e3 * (time.perf_counter() - begin)
+                times[number, repeat] = 1e3 * seconds
     gathered = setup.collectives.gather_vectors(times.ravel())
     slowest = np.empty((len(actions), 0))
     if gathered is not None:
@@ -123,11 +117,7 @@ def main() -> None:
     world = worlds.enter(device=options.device, backend=options.backend)
     if world.is_root:
         ranks = f"{count(world.size, 'rank')} ({world.backend}), {count(world.threads, 'thread')}"
-        machine = f"{world.locations[0].device_name}, {ranks}"
-        print(
-            f"{datetime.now(UTC):%Y-%m-%d}  {machine}, torch {torch.__version__}, "
-            f"Python {platform.python_version()}"
-        )
+        print(headline(world, ranks))
         print(
             f"{'columns':>10} {'clients/rank':>12} {'bare ms':>9} {'sum ms':>9} {'mean ms':>9} "
             f"{'50 % … 90 %':>19} {'over bare':>9} {'beyond sum':>10}"

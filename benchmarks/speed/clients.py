@@ -13,18 +13,15 @@ examples:
 """
 
 import argparse
-import gc
-import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.arguments import parser_of
-from benchmarks.measuring import setup_of
+from benchmarks.arguments import add_device, parser_of
+from benchmarks.measuring import free, headline, setup_of
 from benchmarks.speed.round import timed_rounds
 from hpcfed.analysis.costmodel import CostModel, Measured, fit
 from hpcfed.runtime import world as worlds
@@ -100,10 +97,7 @@ def measured_or_none(
     except torch.OutOfMemoryError:
         return None
     finally:
-        # What the last point held must not count for the next.
-        gc.collect()
-        if world.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free()
 
 
 def line(
@@ -134,7 +128,7 @@ def sweep(network: str, options: argparse.Namespace, world: World) -> None:
         beyond = clients > options.fit_to
         if beyond and model is None:
             model = fit(fitted_to)
-        expected = _expected(model, fitted_to[-1], clients) if model else 0.0
+        expected = model(replace(fitted_to[-1], clients=clients)) if model else 0.0
         if expected > options.longest:
             told = f"left out: {expected:.1f} s expected"
             print(f"| {name} | {clients:,} | {told} | | | | |", flush=True)
@@ -143,12 +137,6 @@ def sweep(network: str, options: argparse.Namespace, world: World) -> None:
         print(line(name, clients, point, model), flush=True)
         if point is not None and not beyond:
             fitted_to.append(point.measured)
-
-
-def _expected(model: CostModel, like: Measured, clients: int) -> float:
-    """Return the predicted seconds of a round like this one with other clients."""
-    point = Measured(clients, 1, like.columns, like.seconds, like.steps)
-    return model(point)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -164,15 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--warmup", type=int, default=2, help="rounds before (2)")
     add("--longest", type=float, default=1.0, help="seconds of a round at most (1)")
     add("--precision", choices=["bf16", "tf32", "fp32"], default="tf32")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add_device(parser)
     options = parser.parse_args(arguments)
 
     world = worlds.enter(device=options.device)
     if not world.alone:
         parser.error("start it without mpirun or srun: it is about one device")
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    device = world.locations[0].device_name
-    print(f"{datetime.now(UTC):%Y-%m-%d}  {device}, {versions}")
+    print(headline(world))
     print(
         "| network | clients | ms per round | ms per client | GiB | predicted | error |"
     )

@@ -17,7 +17,6 @@ examples:
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,13 @@ import torch.nn.functional as F
 
 from benchmarks.arguments import add_device, parser_of
 from benchmarks.data import dealt
-from benchmarks.measuring import milliseconds, rounds_of, settings_of, setup_of
+from benchmarks.measuring import (
+    headline,
+    milliseconds,
+    rounds_of,
+    settings_of,
+    setup_of,
+)
 from benchmarks.speed.round import WORKS
 from hpcfed.experiment.assemble import Setup, assemble, assemble_stacked
 from hpcfed.models.networks import build
@@ -146,8 +151,6 @@ def large(
             "clients": clients,
             "train_per_client": samples,
             "partition": "iid",
-        }
-        config |= {
             "epochs": 1,
             "batch_size": batch,
             "precision": precision,
@@ -168,6 +171,12 @@ def large(
             f"{np.median(plain) / steps:.3f}, ratio "
             f"{np.median(ours) / np.median(plain):.3f} (promised: at most 1.05)"
         )
+
+
+def _median(setup: Setup, rounds: int) -> float:
+    """Return the median milliseconds of a run's rounds."""
+    times = milliseconds(rounds_of(setup), setup.world.device, rounds=rounds)
+    return float(np.median(times))
 
 
 def _train(fed: Any, rows: torch.Tensor, round: int) -> None:
@@ -226,10 +235,7 @@ def many(world: World, rounds: int, device: str) -> None:
         setup = setup_of(values, world)
         if world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        each = (
-            np.median(milliseconds(rounds_of(setup), world.device, rounds=rounds))
-            / clients
-        )
+        each = _median(setup, rounds) / clients
         first = first or each
         memory = ""
         if world.device.type == "cuda":
@@ -243,34 +249,21 @@ def many(world: World, rounds: int, device: str) -> None:
 
 def stacks(world: World, rounds: int, device: str) -> None:
     """Compare clients trained together with clients trained one by one."""
+    tiny = {"synthetic_shape": "1x8x8", "clients": 20}
+    tiny |= {"train_per_client": 72, "batch_size": 16}
     works: dict[str, dict[str, Any]] = {
-        "cnn-digits": {
-            "synthetic_shape": "1x8x8",
-            "clients": 20,
-            "train_per_client": 72,
-            "batch_size": 16,
-        },
+        "cnn-digits": tiny,
         "cnn-cifar": {"clients": 10, "train_per_client": 100, "batch_size": 50},
         "cnn-pfl": {"clients": 10, "train_per_client": 50, "batch_size": 10},
-        "mlp": {
-            "synthetic_shape": "1x8x8",
-            "clients": 20,
-            "train_per_client": 72,
-            "batch_size": 16,
-        },
+        "mlp": tiny,
     }
     for model, work in works.items():
-        values = (
-            CIFAR
-            | work
-            | {"model": model, "partition": "iid", "epochs": 1, "device": device}
-        )
+        values = CIFAR | work | {"model": model, "partition": "iid"}
+        values |= {"epochs": 1, "device": device}
         times = {}
         for engine in ("batched", "loop"):
             setup = setup_of(values | {"engine": engine}, world)
-            times[engine] = np.median(
-                milliseconds(rounds_of(setup), world.device, rounds=rounds)
-            )
+            times[engine] = _median(setup, rounds)
         print(
             f"  {model:10} {times['batched']:8.1f} ms a round together, "
             f"{times['loop']:8.1f} one by one, "
@@ -286,15 +279,13 @@ def seeds(world: World, rounds: int, device: str) -> None:
             "synthetic_shape": shape,
             "clients": 20,
             "train_per_client": 200,
+            "participation": 0.5,
+            "device": device,
+            "partition": "iid",
         }
-        values |= {"participation": 0.5, "device": device, "partition": "iid"}
         settings = [settings_of(values | {"seed": seed}) for seed in range(5)]
         setups = [assemble(one, world, Timer(world.device)) for one in settings]
-        alone = 0.0
-        for setup in setups:
-            alone += np.median(
-                milliseconds(rounds_of(setup), world.device, rounds=rounds)
-            )
+        alone = sum(_median(setup, rounds) for setup in setups)
         together = _stacked(settings, world, rounds)
         print(
             f"  {model:10} {alone:.2f} ms a round for five seeds one by one, "
@@ -303,10 +294,9 @@ def seeds(world: World, rounds: int, device: str) -> None:
         )
 
 
-def _stacked(
-    settings: list[Settings], world: World, rounds: int, *, warmup: int = 3
-) -> float:
+def _stacked(settings: list[Settings], world: World, rounds: int) -> float:
     """Return the milliseconds of a round of all seeds together."""
+    warmup = 3
     names = [f"seed {one.config.seed}" for one in settings]
     timers = [Timer(world.device) for _ in settings]
     lockstep, setups = assemble_stacked(settings, names, world, timers)
@@ -342,9 +332,7 @@ def main() -> None:
     add_device(parser)
     options = parser.parse_args()
     world = worlds.enter(device=options.device)
-    print(
-        f"{datetime.now(UTC):%Y-%m-%d}  {world.locations[0].device_name}, torch {torch.__version__}"
-    )
+    print(headline(world))
     for name in options.parts:
         print(name)
         PARTS[name](world, options.rounds, options.device)

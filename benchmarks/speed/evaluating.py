@@ -13,16 +13,15 @@ examples:
   python -m benchmarks.speed.evaluating --works pfedgpa-cifar10 --rounds 50
 """
 
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.arguments import add_device, parser_of
-from benchmarks.measuring import setup_of, synchronize
+from benchmarks.measuring import headline, seconds_of, setup_of
 from benchmarks.speed.round import WORKS
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import AfterTraining, evaluate
@@ -97,11 +96,7 @@ def in_turns(
     seconds = np.zeros((warmup + rounds, len(works)))
     for round in range(warmup + rounds):
         for i, work in enumerate(works):
-            synchronize(device)
-            begin = time.perf_counter()
-            work(round)
-            synchronize(device)
-            seconds[round, i] = time.perf_counter() - begin
+            seconds[round, i] = seconds_of(partial(work, round), device)
     medians: np.ndarray = 1e3 * np.median(seconds[warmup:], 0)
     return medians
 
@@ -115,8 +110,7 @@ def main() -> None:
     add_device(parser)
     options = parser.parse_args()
     world = worlds.enter(device=options.device)
-    machine = f"{world.locations[0].device_name}, torch {torch.__version__}"
-    print(f"{datetime.now(UTC):%Y-%m-%d}  {machine}")
+    print(headline(world))
     print(f"{'ms per round':16} {'without':>9} {'with':>9} {'added':>9} {'share':>10}")
     for work in options.works:
         measure(work, options.device, world, options.rounds)

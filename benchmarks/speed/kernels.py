@@ -17,7 +17,6 @@ examples:
 """
 
 import argparse
-import gc
 import json
 import time
 from collections.abc import Callable
@@ -31,7 +30,7 @@ import torch
 
 from benchmarks import measuring
 from benchmarks.arguments import add_device, parser_of
-from benchmarks.measuring import rounds_of, setup_of
+from benchmarks.measuring import free, rounds_of, setup_of
 from benchmarks.server.speed import SHAPES, bank
 from benchmarks.speed.own import NETWORKS, ours, some_data
 from benchmarks.speed.round import SYNTHETIC, WORKS
@@ -137,9 +136,7 @@ def measure(
     )
     low, median, high = np.quantile(found, (0.1, 0.5, 0.9))
     del work
-    gc.collect()
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()
+    free()
     return Times(name, kernels, float(median), float(low), float(high), len(found))
 
 

@@ -19,12 +19,9 @@ examples:
 """
 
 import argparse
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,15 +29,14 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.arguments import add_device, parser_of
-from benchmarks.measuring import synchronize
-from hpcfed import methods
+from benchmarks.measuring import headline, seconds_of, settings_of, synchronize
 from hpcfed.clients import engine as engines
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.models.cost import cost
 from hpcfed.models.networks import build
 from hpcfed.models.own import Sample
-from hpcfed.options import resolve
+from hpcfed.options import Settings
 from hpcfed.plan.speeds import Ceilings
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.timer import PHASES, Timer
@@ -66,11 +62,8 @@ def main() -> None:
     world = worlds.enter(device=options.device)
     timer = Timer(world.device)
     setup = assemble(_settings(options), world, timer)
-    print(
-        f"{datetime.now(UTC):%Y-%m-%d}  {world.locations[0].device_name}, torch "
-        f"{torch.__version__}, {options.precision}, mode {setup.engine.mode}",
-        flush=True,
-    )
+    mode = f"mode {setup.engine.mode}"
+    print(headline(world, options.precision, mode), flush=True)
     _print_round(setup, options.rounds)
     _print_parts(setup, options.rounds)
     _print_lanes(setup, options.lanes, options.rounds)
@@ -101,7 +94,7 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _settings(options: argparse.Namespace) -> Any:
+def _settings(options: argparse.Namespace) -> Settings:
     values = {
         "method": "genefl",
         "dataset": "synthetic",
@@ -119,19 +112,12 @@ def _settings(options: argparse.Namespace) -> Any:
         "precision": options.precision,
         "device": options.device,
     }
-    sources = {name: name for name in values}
-    return resolve(values, sources, methods.load("genefl").Options)
+    return settings_of(values)
 
 
 def _seconds(work: Callable[[], object], calls: int, setup: Setup) -> float:
     """Return the median time of calls after the first one."""
-    found = []
-    for _ in range(1 + calls):
-        synchronize(setup.world.device)
-        begin = time.perf_counter()
-        work()
-        synchronize(setup.world.device)
-        found.append(time.perf_counter() - begin)
+    found = [seconds_of(work, setup.world.device) for _ in range(1 + calls)]
     return median(found[1:])
 
 

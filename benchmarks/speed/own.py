@@ -17,7 +17,6 @@ examples:
 """
 
 import argparse
-import gc
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -164,9 +163,7 @@ def milliseconds(
         print(f"    cannot: {str(error).splitlines()[0][:100]}")
         return float("nan")
     finally:
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        measuring.free()
     return float(np.median(times))
 
 

@@ -23,9 +23,7 @@ examples:
 
 import argparse
 import json
-import platform
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +32,7 @@ import torch
 
 from benchmarks import measuring
 from benchmarks.arguments import add_device, parser_of
-from benchmarks.measuring import setup_of, synchronize
+from benchmarks.measuring import headline, setup_of, synchronize
 from hpcfed.clients.engine import Engine
 from hpcfed.experiment.assemble import Setup
 from hpcfed.plan.speeds import Ceilings
@@ -48,22 +46,23 @@ SYNTHETIC = {
     "test_per_client": 1,
 }
 WORKS: dict[str, dict[str, Any]] = {
-    "pfl-cifar10": SYNTHETIC
-    | {
+    "pfl-cifar10": {
+        **SYNTHETIC,
         "model": "cnn-pfl",
         "clients": 1000,
         "train_per_client": 50,
         "participation": 0.05,
-    }
-    | {"batch_size": 10, "epochs": 1, "lr": 0.1, "momentum": 0.0},
-    "pfedgpa-cifar10": SYNTHETIC
-    | {
+        "batch_size": 10,
+        "epochs": 1,
+        "lr": 0.1,
+        "momentum": 0.0,
+    },
+    "pfedgpa-cifar10": {
+        **SYNTHETIC,
         "model": "cnn-cifar",
         "clients": 100,
         "train_per_client": 600,
         "participation": 1.0,
-    }
-    | {
         "batch_size": 50,
         "epochs": 2,
         "lr": 0.02,
@@ -215,9 +214,7 @@ def main() -> None:
     device_name = world.locations[0].device_name
     ceilings = Ceilings.of(world.device) if world.device.type == "cuda" else None
     if world.is_root:
-        versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-        machine = f"{device_name}, {world.size} ranks, {world.threads} threads"
-        print(f"{datetime.now(UTC):%Y-%m-%d}  {machine}, {versions}")
+        print(headline(world, f"{world.size} ranks", f"{world.threads} threads"))
         if ceilings:
             print(
                 f"measured: copy {ceilings.bytes_per_second / 1e12:.2f} TB/s, TF32 "

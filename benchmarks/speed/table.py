@@ -26,7 +26,6 @@ examples:
 """
 
 import argparse
-import gc
 import json
 import tempfile
 import time
@@ -44,7 +43,7 @@ import torch
 from benchmarks import data
 from benchmarks.arguments import add_data_root, add_device, parser_of
 from benchmarks.launching import ROOT
-from benchmarks.measuring import LEAST, milliseconds, rounds_of, setup_of
+from benchmarks.measuring import LEAST, free, milliseconds, rounds_of, setup_of
 from benchmarks.rivals import published
 from benchmarks.speed import clients, engine
 from benchmarks.speed.round import WORKS
@@ -288,7 +287,7 @@ def measure(
             print(f"| {name} | failed: {one_line(error)} |", flush=True)
             continue
         finally:
-            _free(bench.world)
+            free()
         rows[name] = figures(ROWS[name], found, before.get(name))
         print(line(name, rows[name]), flush=True)
         if bench.options.json:
@@ -304,13 +303,6 @@ def about(bench: Bench, rows: dict[str, Any]) -> dict[str, Any]:
         "torch": torch.__version__,
         "rows": rows,
     }
-
-
-def _free(world: World) -> None:
-    """Give back what a row held, which must not slow down the next."""
-    gc.collect()
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def medians(path: Path | None) -> dict[str, float]:
