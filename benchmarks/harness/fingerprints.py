@@ -172,22 +172,24 @@ def _fingerprints(path: Path, name: str) -> dict[str, str]:
     machine.
     """
     found: dict[str, str] = {}
-
-    def visit(key: str, item: h5py.HLObject) -> None:
-        timed = (
-            key.startswith("server/")
-            and key.removeprefix("server/") in SKIPPED_OF_SERVER
-        )
-        if not isinstance(item, h5py.Dataset) or key.startswith(SKIPPED) or timed:
-            return
-        values = np.asarray(item[()])
-        content = (
-            repr(values.tolist()).encode()
-            if values.dtype == object
-            else values.tobytes()
-        )
+    for key, values in lasting(path).items():
+        content = values.tobytes()
+        if values.dtype == object:
+            content = repr(values.tolist()).encode()
         shape = f"{values.dtype} {values.shape}".encode()
         found[f"{name}:{key}"] = hashlib.sha256(shape + content).hexdigest()
+    return found
+
+
+def lasting(path: Path) -> dict[str, np.ndarray]:
+    """Return the data sets of a file that are neither times nor of the machine."""
+    found: dict[str, np.ndarray] = {}
+
+    def visit(key: str, item: h5py.HLObject) -> None:
+        of_server = key.removeprefix("server/") if key.startswith("server/") else ""
+        left_out = key.startswith(SKIPPED) or of_server in SKIPPED_OF_SERVER
+        if isinstance(item, h5py.Dataset) and not left_out:
+            found[key] = np.asarray(item[()])
 
     with h5py.File(path) as file:
         file.visititems(visit)

@@ -37,8 +37,8 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from benchmarks.arguments import StrictParser, add_device
 from benchmarks.paper.cells import plan, runnable
 from benchmarks.paper.drawings import draw
 from benchmarks.paper.plan import read_plan
@@ -50,13 +50,6 @@ from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.signals import STOPPED
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports a mistake as one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
-
-
 def _positive(word: str) -> int:
     if not word.isdecimal() or not int(word):
         raise argparse.ArgumentTypeError(f"{word} is not a whole number above 0")
@@ -64,11 +57,7 @@ def _positive(word: str) -> int:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = StrictParser(__doc__)
     add = parser.add_argument
     add("study", type=Path, metavar="STUDY.toml", nargs="?")
     add(
@@ -140,7 +129,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="let cells that differ only in stackable options, such as the supplement's share or GenFed's schedule, advance "
         "together in one process: at most N runs, of which every seed is one; not where time is measured (default: 1)",
     )
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add_device(parser)
     add(
         "--table",
         action="store_true",

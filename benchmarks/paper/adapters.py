@@ -15,14 +15,15 @@ examples:
 
 import argparse
 from collections.abc import Sequence
-from math import nan, sqrt
+from math import nan
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import numpy as np
 
 from benchmarks.arguments import add_device, parser_of
-from benchmarks.paper.cells import pairs_of
+from benchmarks.paper.cells import flag_words, pairs_of
+from benchmarks.paper.pictures import estimate
 from hpcfed import cli
 from hpcfed.errors import UserError
 from hpcfed.experiment.run import run
@@ -86,8 +87,8 @@ def _complete(folder: Path, options: dict[str, str]) -> None:
     """Make a run, unless it is there; one that was stopped begins anew. Refuse to take
     or to overwrite one with other options.
     """
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    settings = cli.parse_run([*words, f"--out={folder}", "--overwrite"])
+    words = [*flag_words(options), f"--out={folder}", "--overwrite"]
+    settings = cli.parse_run(words)
     there = []
     for one in settings.each_seed():
         # With --seeds each has a folder of its own.
@@ -132,7 +133,7 @@ def _cell(values: Sequence[float]) -> str:
         return "–"
     if len(values) == 1:
         return f"{values[0]:.3f}"
-    return f"{mean(values):.3f} ± {stdev(values) / sqrt(len(values)):.3f}"
+    return "{:.3f} ± {:.3f}".format(*estimate(values))
 
 
 def _parse() -> argparse.Namespace:

@@ -137,6 +137,17 @@ def pairs_of(flag: str, words: Sequence[str], example: str) -> dict[str, str]:
     return pairs
 
 
+def flag_words(options: Mapping[str, str]) -> list[str]:
+    """Return options as words of a command line; `true` and `false` are switches."""
+    words = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        # One word, since a value may begin with a minus.
+        switches = {"true": f"--{flag}", "false": f"--no-{flag}"}
+        words.append(switches.get(value, f"--{flag}={value}"))
+    return words
+
+
 def cell_of(
     study: Study,
     names: tuple[str, str, str],

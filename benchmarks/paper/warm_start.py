@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.arguments import parser_of
-from benchmarks.paper.cells import pairs_of
+from benchmarks.paper.cells import flag_words, pairs_of
 from hpcfed.errors import UserError
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import is_complete, read_run
@@ -124,12 +124,7 @@ def _run(folder: Path, values: dict[str, str]) -> None:
     if is_complete(folder):
         return
     words = [sys.executable, "-m", "hpcfed", "run", "--out", str(folder), "--overwrite"]
-    for name, value in values.items():
-        flag = name.replace("_", "-")
-        if value in ("true", "false"):
-            words.append(f"--{flag}" if value == "true" else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", value]
+    words += flag_words(values)
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         sys.stderr.write(done.stderr)

@@ -39,11 +39,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.arguments import StrictParser, add_device, check_rounds
 from benchmarks.measuring import setup_of
 from benchmarks.rivals import mps
 from benchmarks.rivals.children import Failed, in_children
@@ -229,18 +230,9 @@ def compare(
     return 0 if len(results) == len(jobs) else 1
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that tells a mistake in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
-
-
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Return the options, checked."""
-    parser = Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = StrictParser(__doc__)
     add, several = parser.add_argument, partial(parser.add_argument, nargs="+")
     several("--works", choices=WORKS, default=list(WORKS))
     several("--rivals", choices=RIVALS, default=list(RIVALS))
@@ -250,7 +242,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     several("--chunk", type=int, default=[0], help=chunk)
     add("--rounds", type=int, default=10, help="counted rounds (default: 10)")
     add("--warmup", type=int, default=2, help="rounds before (default: 2)")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add_device(parser)
     share = f"share the GPU by MPS (default: where {mps.CONTROL} is there)"
     add("--mps", action=argparse.BooleanOptionalAction, help=share)
     add("--scale", type=float, default=1.0, help="shrink the work, for a try-out")
@@ -262,9 +254,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> None:
     """Raise UserError where the options make no sense."""
-    for name in ("rounds", "warmup"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} {getattr(options, name)}: use 1 or more")
+    check_rounds(options)
     if not 0 < options.scale <= 1:
         raise UserError(f"--scale {options.scale:g}: use more than 0 and at most 1")
     if min(options.chunk) < 0:
@@ -276,8 +266,6 @@ def check(options: argparse.Namespace) -> None:
             if number < 1 or work.cohort % number:
                 cohort = f"{work.name}'s cohort of {work.cohort}"
                 raise UserError(f"--processes {number} does not divide {cohort}")
-    if options.json and not options.json.absolute().parent.is_dir():
-        raise UserError(f"--json {options.json}: its folder does not exist")
 
 
 def main(words: Sequence[str]) -> int:

@@ -36,6 +36,7 @@ import hpcfed
 from benchmarks import data
 from benchmarks.arguments import add_data_root, parser_of
 from benchmarks.launching import ROOT, environment
+from hpcfed.options.declare import flags
 
 SETTINGS = ROOT / "benchmarks/published"
 PUBLISHED = {
@@ -92,7 +93,7 @@ def run(
     path = SETTINGS / f"{name}.toml"
     settings = tomllib.loads(path.read_text())
     source = data_of(settings, root)
-    words = [sys.executable, "-m", "hpcfed", "run", str(path), *_words(source)]
+    words = [sys.executable, "-m", "hpcfed", "run", str(path), *flags(source)]
     if rounds is not None:
         words += ["--rounds", str(min(rounds, settings["rounds"]))]
     words += ["--out", str(out), "--overwrite", *options]
@@ -111,13 +112,6 @@ def data_of(settings: dict[str, Any], root: Path | None) -> dict[str, Any]:
     """Return the options of a settings file's data."""
     name = settings["dataset"]
     return data.real(name, root) or data.synthetic(name, settings["clients"])
-
-
-def _words(options: dict[str, Any]) -> list[str]:
-    words = []
-    for name, value in options.items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
-    return words
 
 
 def outcome(folder: Path, command: float, *, all_rounds: int, told: str) -> Outcome:

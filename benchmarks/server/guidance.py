@@ -19,17 +19,17 @@ examples:
 
 import argparse
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from benchmarks.arguments import parser_of
-from benchmarks.paper.cells import pairs_of
+from benchmarks.paper.cells import flag_words, pairs_of
+from benchmarks.paper.pictures import estimate
 from hpcfed import cli
 from hpcfed.analysis.render import charts
 from hpcfed.analysis.render.chart_files import image
@@ -105,15 +105,7 @@ def settings(given: dict[str, str], reading: str, seed: int) -> Settings:
     own = {}
     if reading != "default":
         own = pairs_of("--readings", reading.split(","), "guided_return=moved")
-    words = []
-    for name, value in (given | own | {"seed": str(seed)}).items():
-        flag = name.replace("_", "-")
-        if value in ("true", "false"):
-            words.append(f"--{flag}" if value == "true" else f"--no-{flag}")
-        else:
-            # One word, since a value may begin with a minus.
-            words.append(f"--{flag}={value}")
-    return cli.parse_run(words)
+    return cli.parse_run(flag_words(given | own | {"seed": str(seed)}))
 
 
 def sharing(plan: dict[str, Settings]) -> Iterator[dict[str, Settings]]:
@@ -197,13 +189,6 @@ def table(measured: Sequence[Curves], start: str, readings: Sequence[str]) -> li
 def _by_update(curves: Sequence[list[float]]) -> Iterator[tuple[float, ...]]:
     """Yield the values of all seeds after every update but the start."""
     yield from list(zip(*curves, strict=True))[1:]
-
-
-def estimate(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and its standard error; NaN of one value."""
-    if len(values) < 2:
-        return values[0], math.nan
-    return mean(values), stdev(values) / math.sqrt(len(values))
 
 
 def _figure(measured: Sequence[Curves], start: str, readings: Sequence[str]) -> bytes:

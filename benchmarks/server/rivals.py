@@ -22,12 +22,13 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import numpy as np
 
 from benchmarks import launching
 from benchmarks.arguments import parser_of
+from benchmarks.paper.pictures import estimate
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import read_run
 
@@ -90,9 +91,9 @@ def accuracies(record: RunRecord) -> dict[str, float]:
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> str:
     """Return the mean difference of seeds, its standard error, and the wins."""
     differences = [our - their for our, their in zip(ours, theirs, strict=True)]
-    error = stdev(differences) / len(differences) ** 0.5
     wins = sum(difference > 0 for difference in differences)
-    return f"{mean(differences):+.2f} ± {error:.2f} ({wins}/{len(differences)})"
+    middle, error = estimate(differences)
+    return f"{middle:+.2f} ± {error:.2f} ({wins}/{len(differences)})"
 
 
 def measured(words: str, options: Namespace) -> dict[str, list[float]]:

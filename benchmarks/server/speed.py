@@ -8,9 +8,15 @@ client that drifts from round to round, and noise. The program prints seconds, t
 losses, what DeepSpeed costs over the plain loop, and the share of the device's peak
 that was used. The first steps of a process, in which libraries load and compile kernels, are not
 counted, but for the loop that one would write first.
+
+examples:
+  python -m benchmarks.server.speed                                     Fashion-MNIST's setting: 400 rows of the whole network
+  python -m benchmarks.server.speed --server-batch 200 --engines deepspeed,torch
+  python -m benchmarks.server.speed --model cnn-cifar --samples 20000   40 million parameters over the last two layers
+  python -m benchmarks.server.speed --engines torch,deepspeed,zero1,zero2,zero3 --model cnn-cifar --samples 20000
+  python -m benchmarks.server.speed --server small --samples 2000       a taste, on a CPU
 """
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.arguments import add_device
+from benchmarks.arguments import add_device, parser_of
 from benchmarks.measuring import synchronize
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
@@ -36,13 +42,6 @@ from hpcfed.server.scaling import LatentScaling, RowScaling
 from hpcfed.server.schedule import generated
 from hpcfed.server.training_plan import RankSlot
 
-_EXAMPLES = """examples:
-  python -m benchmarks.server.speed                                     Fashion-MNIST's setting: 400 rows of the whole network
-  python -m benchmarks.server.speed --server-batch 200 --engines deepspeed,torch
-  python -m benchmarks.server.speed --model cnn-cifar --samples 20000   40 million parameters over the last two layers
-  python -m benchmarks.server.speed --engines torch,deepspeed,zero1,zero2,zero3 --model cnn-cifar --samples 20000
-  python -m benchmarks.server.speed --server small --samples 2000       a taste, on a CPU
-"""
 SHAPES = {
     "cnn-fmnist": (1, 28, 28),
     "cnn-cifar": (3, 32, 32),
@@ -148,17 +147,15 @@ def ours(
     """Learn as a run does, after a few steps that do not count: libraries load and compile
     their kernels in the first ones.
     """
+    # Three steps of each network load and compile what a process needs once.
     few = {
         "autoencoder_samples": 3 * options.batch("autoencoder"),
         "denoiser_samples": 3 * options.batch("denoiser"),
     }
-    # Three steps of each network load and compile what a process needs once.
-    LatentDiffusion(widths, options.model_copy(update=few), slot, seed=0).learn(
-        BankedRows.of(rows, widths)
-    )
-    return LatentDiffusion(widths, options, slot, seed=0).learn(
-        BankedRows.of(rows, widths)
-    )
+    banked = BankedRows.of(rows, widths)
+    brief = options.model_copy(update=few)
+    LatentDiffusion(widths, brief, slot, seed=0).learn(banked)
+    return LatentDiffusion(widths, options, slot, seed=0).learn(banked)
 
 
 def _clock(device: torch.device) -> float:
@@ -167,11 +164,7 @@ def _clock(device: torch.device) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--model", choices=SHAPES, default="cnn-fmnist", help="the clients' network"
     )

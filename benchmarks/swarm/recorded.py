@@ -6,7 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from benchmarks.harness.fingerprints import SKIPPED, SKIPPED_OF_SERVER
+from benchmarks.harness.fingerprints import lasting
 
 Numbers = dict[str, np.ndarray]
 OF_PLACEMENT = ("clients/rank", "moves/")
@@ -23,32 +23,15 @@ def numbers(folder: Path) -> Numbers:
             continue
         where = "" if path.parent == folder else f"{path.parent.name}/"
         if path.name == "run.h5":
-            found |= {f"{where}{key}": data for key, data in _record(path).items()}
+            for key, values in lasting(path).items():
+                if values.dtype != object:
+                    found[f"{where}{key}"] = values
         elif path.name.startswith("params-"):
             _add_rows(path, where, found)
     for path in sorted(folder.rglob("model.npz")):
         where = "" if path.parent == folder else f"{path.parent.name}/"
         with np.load(path, allow_pickle=False) as model:
             found |= {f"{where}model/{name}": model[name] for name in model.files}
-    return found
-
-
-def _record(path: Path) -> Numbers:
-    found: Numbers = {}
-
-    def visit(key: str, item: h5py.HLObject) -> None:
-        timed = (
-            key.startswith("server/")
-            and key.removeprefix("server/") in SKIPPED_OF_SERVER
-        )
-        if not isinstance(item, h5py.Dataset) or key.startswith(SKIPPED) or timed:
-            return
-        values = np.asarray(item[()])
-        if values.dtype != object:
-            found[key] = values
-
-    with h5py.File(path) as file:
-        file.visititems(visit)
     return found
 
 

@@ -35,11 +35,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 import numpy as np
 
 from benchmarks import launching
+from benchmarks.arguments import StrictParser, check_rounds
 from benchmarks.rivals.cpu.work import WORKS, Work
 from hpcfed.errors import UserError
 
@@ -237,18 +238,9 @@ def compare(options: argparse.Namespace, pythons: Pythons) -> int:
     return 0
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that tells a mistake in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
-
-
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, Pythons]:
     """Return the options, checked, and each simulator's interpreter."""
-    parser = Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = StrictParser(__doc__)
     add = parser.add_argument
     add("--works", nargs="+", choices=WORKS, default=list(WORKS))
     add("--simulators", nargs="+", choices=SIMULATORS, default=list(SIMULATORS))
@@ -260,11 +252,7 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, Pythons]:
     add("--python", nargs="+", default=[], metavar="PATH", help=own)
     add("--json", type=Path, help="also write every round to this file")
     options = parser.parse_args(words)
-    for name in ("rounds", "warmup"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} {getattr(options, name)}: use 1 or more")
-    if options.json and not options.json.absolute().parent.is_dir():
-        raise UserError(f"--json {options.json}: its folder does not exist")
+    check_rounds(options)
     return options, interpreters(options.python)
 
 
