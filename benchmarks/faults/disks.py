@@ -6,10 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.faults.lives import (
-    PATIENCE,
-    Job,
-)
+from benchmarks.faults.lives import PATIENCE, Job
 
 
 def fill(folder: Path) -> Callable[[], None]:

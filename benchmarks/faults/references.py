@@ -9,14 +9,7 @@ from pathlib import Path
 
 import h5py
 
-from benchmarks.faults.lives import (
-    PATIENCE,
-    WORK,
-    Job,
-    figures,
-    on_ranks,
-    program,
-)
+from benchmarks.faults.lives import PATIENCE, WORK, Job, figures, on_ranks, program
 from benchmarks.launching import ROOT
 from hpcfed.results.checkpoints import MARKER
 from hpcfed.results.folder import CHECKPOINTS

@@ -111,22 +111,12 @@ FURTHER = {
 }
 """Options of runs beyond those of the methods."""
 SKIPPED = (
-    "timing/",
-    "telemetry/",
-    "environment",
-    "config",
-    "rounds/seconds",
-    "rounds/cpu_seconds",
-    "rounds/imbalance",
-    "options",
-)
+    "timing/", "telemetry/", "environment", "config", "rounds/seconds", "rounds/cpu_seconds",
+    "rounds/imbalance", "options",
+)  # fmt: skip
 SKIPPED_OF_SERVER = (
-    "seconds",
-    "samples_per_second",
-    "peak_memory",
-    "utilisation",
-    "flops",
-)
+    "seconds", "samples_per_second", "peak_memory", "utilisation", "flops",
+)  # fmt: skip
 
 
 def cases() -> dict[str, tuple[int, str]]:

@@ -19,12 +19,8 @@ import sys
 # Nothing else: hundreds of proxies start, and what the server alone needs takes longer
 # to import than Python to begin.
 PASSED_ON = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+    signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
 IMPORTED = ("h5py", "mpi4py", "hpcfed.cli.commands", "hpcfed.experiment.run")
 """All that a rank loads before its first round; MPI starts in the rank itself."""
 LENGTH = 4

@@ -61,16 +61,8 @@ def sample(ranks: list[int], out: Path) -> Sample | None:
 def soak(rounds: int, words: list[str], out: Path) -> tuple[Sample, Sample]:
     """Make the run; return how it was after the first rounds and at the end."""
     work = [
-        "-m",
-        "hpcfed",
-        "run",
-        "--model",
-        "mlp",
-        "--clients",
-        "8",
-        "--checkpoint-every",
-        "10",
-    ]
+        "-m", "hpcfed", "run", "--model", "mlp", "--clients", "8", "--checkpoint-every", "10",
+    ]  # fmt: skip
     work += ["--rounds", str(rounds), "--out", str(out), *words]
     command = launching.on_ranks(RANKS, work)
     variables = launching.environment() | {"OMP_NUM_THREADS": "1"}

@@ -39,17 +39,9 @@ from benchmarks import launching
 from benchmarks.arguments import parser_of
 
 MILESTONES = (
-    "python",
-    "checked",
-    "torch",
-    "hpcfed",
-    "world",
-    "data",
-    "assembled",
-    "begun",
-    "first round",
+    "python", "checked", "torch", "hpcfed", "world", "data", "assembled", "begun", "first round",
     "exit",
-)
+)  # fmt: skip
 COLUMNS = (*MILESTONES, "torch import", "cpu")
 STARTED = ("imports", "world", "data", "network", "samples", "opening")
 ONCE = ("compiled", "first_steps", "captured")

@@ -12,17 +12,8 @@ from typing import Any
 Commands = list[list[str]]
 """The words of each command."""
 QUICK = [
-    "--rounds",
-    "1",
-    "--clients",
-    "2",
-    "--model",
-    "mlp",
-    "--epochs",
-    "1",
-    "--device",
-    "cpu",
-]
+    "--rounds", "1", "--clients", "2", "--model", "mlp", "--epochs", "1", "--device", "cpu",
+]  # fmt: skip
 
 
 WORST_FIRST = (

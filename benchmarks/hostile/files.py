@@ -84,12 +84,8 @@ def link(case: Path, chance: random.Random) -> Commands:
     what, path = victim(case, chance)
     outside = case / "outside"
     targets = [
-        outside / "file",
-        outside / "tree",
-        outside / "empty/nothing",
-        path,
-        path.parent,
-    ]
+        outside / "file", outside / "tree", outside / "empty/nothing", path, path.parent,
+    ]  # fmt: skip
     # The user names these folders, so a link there may well be followed.
     named = path.parent == case and path.is_dir()
     if path.exists() and not named and chance.random() < 0.4:
@@ -170,14 +166,9 @@ def npz(case: Path, chance: random.Random) -> Commands:
             members[file] = with_header(header + huge + "}")
         case 3:
             texts = (
-                "",
-                "{}",
-                "[]",
-                "__import__('os')",
-                "{'descr': " + "[" * 3000,
-                "\x00",
+                "", "{}", "[]", "__import__('os')", "{'descr': " + "[" * 3000, "\x00",
                 "{" + "'a': 1, " * 9000,
-            )
+            )  # fmt: skip
             members[file] = with_header(chance.choice(texts))
         case 4:
             # Cut short, in its header or in its numbers.
@@ -187,14 +178,9 @@ def npz(case: Path, chance: random.Random) -> Commands:
             del members[file]
         case 6:
             strange = (
-                "../../outside/file",
-                "/outside/new",
-                "a\x1b[2Jb.npy",
-                "x" * 5000,
-                "é.npy",
-                "train_images",
-                "",
-            )
+                "../../outside/file", "/outside/new", "a\x1b[2Jb.npy", "x" * 5000, "é.npy",
+                "train_images", "",
+            )  # fmt: skip
             # One more member, whose name would lead out of the archive or upset a
             # terminal.
             members |= {chance.choice(strange): b"more"}

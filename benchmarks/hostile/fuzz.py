@@ -66,15 +66,9 @@ def make_originals(folder: Path) -> None:
     try:
         sys.stdout = io.StringIO()
         new = [
-            "--new-clients",
-            "2",
-            "--guided-start",
-            "5",
-            "--snapshot-every",
-            "1",
-            "--target-accuracy",
-            "50",
-        ]
+            "--new-clients", "2", "--guided-start", "5", "--snapshot-every", "1",
+            "--target-accuracy", "50",
+        ]  # fmt: skip
         cli.main(["run", *SERVER, *SIZE, *new, "--out", str(folder / "made")])
         (folder / "study.toml").write_text(STUDY)
         study = read_study(folder / "study.toml")

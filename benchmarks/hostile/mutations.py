@@ -86,17 +86,8 @@ def retype(file: h5py.File, random: random.Random) -> None:
     shape = file[name].shape
     del file[name]
     kinds: list[Any] = [
-        "i1",
-        "u8",
-        ">f4",
-        "f2",
-        "c16",
-        "S5",
-        "?",
-        "O",
-        [("a", "f8"), ("b", "i4")],
-        h5py.ref_dtype,
-    ]
+        "i1", "u8", ">f4", "f2", "c16", "S5", "?", "O", [("a", "f8"), ("b", "i4")], h5py.ref_dtype,
+    ]  # fmt: skip
     kinds += [
         h5py.vlen_dtype("f8"),
         h5py.enum_dtype({"A": 1, "B": 2}),
@@ -217,16 +208,9 @@ def words(file: h5py.File, random: random.Random) -> None:
     ]
     name = random.choice(names)
     strange = [
-        "",
-        "{}",
-        "[]",
-        "null",
-        "[" * 50000,
-        '{"a": ' * 5000,
-        "\x1b[2J\n",
-        "<script>alert(1)</script>",
-        "x" * 10**6,
-    ]
+        "", "{}", "[]", "null", "[" * 50000, '{"a": ' * 5000, "\x1b[2J\n",
+        "<script>alert(1)</script>", "x" * 10**6,
+    ]  # fmt: skip
     if file[name].shape:
         values = file[name].asstr()[()]
         values[random.randrange(len(values))] = random.choice(strange)
@@ -235,21 +219,9 @@ def words(file: h5py.File, random: random.Random) -> None:
         content = json.loads(file[name].asstr()[()])
         key = random.choice(list(content))
         wrong: list[Any] = [
-            None,
-            -1,
-            10**30,
-            1e308,
-            "../../x",
-            "/etc",
-            "\ud800",
-            [],
-            {},
-            [[1]],
-            True,
-            "<i>\"'",
-            "1",
-            0.5,
-        ]
+            None, -1, 10**30, 1e308, "../../x", "/etc", "\ud800", [], {}, [[1]], True, "<i>\"'",
+            "1", 0.5,
+        ]  # fmt: skip
         content[key] = random.choice(wrong)
         if random.random() < 0.3:
             del content[key]

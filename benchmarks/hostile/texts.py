@@ -135,16 +135,9 @@ def toml(case: Path, chance: random.Random) -> Commands:
         '"a\\u001b[2Jb"', '"a\\nb"', '""', "é",
     ]  # fmt: skip
     tables = [
-        "",
-        "title",
-        "repeats",
-        "warmup",
-        "limit",
-        "[common]",
-        "[sweep]",
-        "[variants.a]",
+        "", "title", "repeats", "warmup", "limit", "[common]", "[sweep]", "[variants.a]",
         "[[sweep]]",
-    ]
+    ]  # fmt: skip
     lines = path.read_text().splitlines()
     line = f"{chance.choice(options)} = {chance.choice(values)}"
     if what == "study.toml" and chance.random() < 0.7:

@@ -52,37 +52,20 @@ from benchmarks.mutation.trial import Outcome, affordable, by_module
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
-    "hpcfed/federation/aggregation.py",
-    "hpcfed/federation/cohort.py",
-    "hpcfed/federation/participants.py",
-    "hpcfed/federation/channel/clipping.py",
-    "hpcfed/federation/channel/compressors.py",
-    "hpcfed/federation/channel/noise.py",
-    "hpcfed/federation/channel/clock.py",
-    "hpcfed/methods/_timetable.py",
-    "hpcfed/methods/_clusters.py",
-    "hpcfed/methods/_server_optimiser.py",
-    "hpcfed/clients/job.py",
-    "hpcfed/data/schemes.py",
-    "hpcfed/runtime/randomness.py",
-    "hpcfed/server/diffusion.py",
-    "hpcfed/experiment/checkpointing.py",
-    "hpcfed/experiment/resume.py",
-    "hpcfed/results/checkpoints.py",
-    "hpcfed/results/claim.py",
-    "hpcfed/results/publish.py",
+    "hpcfed/federation/aggregation.py", "hpcfed/federation/cohort.py",
+    "hpcfed/federation/participants.py", "hpcfed/federation/channel/clipping.py",
+    "hpcfed/federation/channel/compressors.py", "hpcfed/federation/channel/noise.py",
+    "hpcfed/federation/channel/clock.py", "hpcfed/methods/_timetable.py",
+    "hpcfed/methods/_clusters.py", "hpcfed/methods/_server_optimiser.py", "hpcfed/clients/job.py",
+    "hpcfed/data/schemes.py", "hpcfed/runtime/randomness.py", "hpcfed/server/diffusion.py",
+    "hpcfed/experiment/checkpointing.py", "hpcfed/experiment/resume.py",
+    "hpcfed/results/checkpoints.py", "hpcfed/results/claim.py", "hpcfed/results/publish.py",
     "hpcfed/results/snapshots.py",
-)
+)  # fmt: skip
 """Modules that decide numbers, and modules that protect data."""
 IMPORTED = (
-    "numpy",
-    "torch",
-    "torch._dynamo",
-    "h5py",
-    "scipy.stats",
-    "mpi4py",
-    "hypothesis",
-)
+    "numpy", "torch", "torch._dynamo", "h5py", "scipy.stats", "mpi4py", "hypothesis",
+)  # fmt: skip
 """What takes long to import, and is nothing of ours."""
 MAP = Path.home() / ".cache" / "hpcfed-mutation.json"
 

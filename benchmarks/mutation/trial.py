@@ -10,12 +10,7 @@ import pytest
 
 from benchmarks.mutation import children
 from benchmarks.mutation.mutants import Mutant
-from benchmarks.mutation.planting import (
-    change,
-    functions_of,
-    plant,
-    with_change,
-)
+from benchmarks.mutation.planting import change, functions_of, plant, with_change
 from benchmarks.mutation.reach import Reach
 
 NOT_IN_PLACE = 3

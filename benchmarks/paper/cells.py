@@ -14,28 +14,14 @@ from benchmarks.paper.study import Study
 from hpcfed import methods
 from hpcfed.data import files
 from hpcfed.errors import UserError, unknown
-from hpcfed.options import (
-    RunConfig,
-    Settings,
-    check_unchanged,
-    resolve,
-    suggest_option,
-)
+from hpcfed.options import RunConfig, Settings, check_unchanged, resolve, suggest_option
 from hpcfed.results.run import RunRecord, mean_accuracy
 from hpcfed.results.stored import check_start, read_seeds
 from hpcfed.runtime.launcher import launched
 
 OWN = (
-    "method",
-    "dataset",
-    "clients",
-    "seed",
-    "seeds",
-    "out",
-    "overwrite",
-    "data_root",
-    "device",
-)
+    "method", "dataset", "clients", "seed", "seeds", "out", "overwrite", "data_root", "device",
+)  # fmt: skip
 """Options that neither the file nor --set may give, because the study does."""
 CHECKPOINT_MINUTES = 1.0
 """How old a cell's last checkpoint becomes, unless the study or --set says otherwise:

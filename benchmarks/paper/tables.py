@@ -104,10 +104,7 @@ def _print_ablation(done: Outcomes, study: Study) -> None:
 
 
 def print_measure(
-    table: Table,
-    asked: Sequence[tuple[str, str, str]],
-    done: Outcomes,
-    study: Study,
+    table: Table, asked: Sequence[tuple[str, str, str]], done: Outcomes, study: Study
 ) -> list[Entry]:
     """Print one table; return its entries that can be held against the paper. For the
     study's first measure, finals may stand for a method.

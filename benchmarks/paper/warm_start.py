@@ -43,11 +43,7 @@ COMMON = {
     "evaluate_every": "1",
 }
 """The paper's local training."""
-DOMINANT = {
-    "partition": "dominant",
-    "uniform_share": "0.2",
-    "train_per_client": "600",
-}
+DOMINANT = {"partition": "dominant", "uniform_share": "0.2", "train_per_client": "600"}
 """The paper's data, of all sets but the small ones that come with hpcfed."""
 DATASETS = {
     "fashion-mnist": DOMINANT | {"lr": "0.01", "test_per_client": "600"},

@@ -53,11 +53,7 @@ def vmap_round(
 
 
 def train_stack(
-    network: nn.Module,
-    weights: Weights,
-    data: Data,
-    members: Tensor,
-    sgd: Recipe,
+    network: nn.Module, weights: Weights, data: Data, members: Tensor, sgd: Recipe
 ) -> Weights:
     """Return the members' weights after local training, stacked."""
 
@@ -93,11 +89,7 @@ def descend(rows: Weights, gradient: Weights, velocity: Weights, sgd: Recipe) ->
 
 
 def loop_round(
-    network: nn.Module,
-    weights: Weights,
-    data: Data,
-    cohort: Tensor,
-    sgd: Recipe,
+    network: nn.Module, weights: Weights, data: Data, cohort: Tensor, sgd: Recipe
 ) -> Weights:
     """Train the cohort one by one in the same module, and return the mean of their
     weights.
@@ -207,13 +199,7 @@ class LapsCallback:
 
 
 def pfl_rounds(
-    model: Classifier,
-    data: Data,
-    sgd: Recipe,
-    *,
-    cohort: int,
-    rounds: int,
-    laps: Clock,
+    model: Classifier, data: Data, sgd: Recipe, *, cohort: int, rounds: int, laps: Clock
 ) -> None:
     """Train with pfl-research's FederatedAveraging on its simulated backend."""
     device = data[0].device

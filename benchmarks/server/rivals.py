@@ -65,14 +65,9 @@ SETTINGS = {
 }
 """Options of every setting."""
 RIVALS = (
-    "upload",
-    "upload+noise",
-    "mean of uploads",
-    "shrunk mean",
-    "halfway mean",
-    "inverted mean",
+    "upload", "upload+noise", "mean of uploads", "shrunk mean", "halfway mean", "inverted mean",
     "mean of inversions",
-)
+)  # fmt: skip
 
 
 def accuracies(record: RunRecord) -> dict[str, float]:

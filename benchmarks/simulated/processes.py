@@ -37,9 +37,7 @@ class Process:
             name.encode(): value.encode() for name, value in environment.items()
         }
         self.stderr = io.StringIO()
-        self.handlers: dict[int, Handler] = {
-            signal.SIGINT: signal.default_int_handler,
-        }
+        self.handlers: dict[int, Handler] = {signal.SIGINT: signal.default_int_handler}
         self.pending: list[int] = []
         self.group: Any = None
         """The default process group."""

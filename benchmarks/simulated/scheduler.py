@@ -135,10 +135,7 @@ class Scheduler:
         self._pass_on(task)
 
     def wait(
-        self,
-        condition: Callable[[], bool],
-        what: str,
-        timeout: float | None = None,
+        self, condition: Callable[[], bool], what: str, timeout: float | None = None
     ) -> bool:
         """Wait until the condition holds, and return whether it does."""
         task = self._living()

@@ -21,17 +21,8 @@ from hpcfed.results.study import read_gathered
 
 FILE, OUT = "study.toml", "study"
 KINDS = (
-    "none",
-    "kill",
-    "kill",
-    "killall",
-    "cut",
-    "cut",
-    "term",
-    "interrupt",
-    "full",
-    "rival",
-)
+    "none", "kill", "kill", "killall", "cut", "cut", "term", "interrupt", "full", "rival",
+)  # fmt: skip
 TURNS = 700
 """About as many turns as an undisturbed study takes."""
 

@@ -38,15 +38,7 @@ import torch
 
 from benchmarks.arguments import add_device, parser_of
 from benchmarks.measuring import free, seconds_of
-from benchmarks.speed.adapter_rows import (
-    BASES,
-    ROWS,
-    Base,
-    Cell,
-    Row,
-    tiny,
-    tiny_base,
-)
+from benchmarks.speed.adapter_rows import BASES, ROWS, Base, Cell, Row, tiny, tiny_base
 from benchmarks.speed.adapter_runs import hpcfed_cell
 from benchmarks.speed.plain_adapters import Plain, build
 from hpcfed.errors import one_line

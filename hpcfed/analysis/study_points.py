@@ -14,11 +14,7 @@ from hpcfed.analysis.outcomes import run_epsilon, run_virtual_seconds
 from hpcfed.analysis.render.console import print_tables, rendered, say
 from hpcfed.analysis.scaling import Scaling, scalings
 from hpcfed.analysis.server_costs import server_costs
-from hpcfed.analysis.server_findings import (
-    fit_answers,
-    growth_answers,
-    server_tables,
-)
+from hpcfed.analysis.server_findings import fit_answers, growth_answers, server_tables
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.results.as_json import plain
 from hpcfed.results.pace import PER_ROUND

@@ -26,14 +26,9 @@ WATT_HOURS = Kind("Wh", number)
 MOST_NAMED = 4
 NOT_MEASURED = "not measured"
 FIGURES = (
-    "result",
-    "verdict",
-    "seconds [95 %]",
-    "times the first",
-    "told apart",
-    "Wh",
+    "result", "verdict", "seconds [95 %]", "times the first", "told apart", "Wh",
     "Wh of",
-)
+)  # fmt: skip
 NOTE = (
     f"Intervals: {INTERVAL}. Ratios: pairs of runs with the same seed, trimmed alike. "
     "They do not cover load that changes between calls: compare quiet machines, or "

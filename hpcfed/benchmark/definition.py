@@ -20,10 +20,7 @@ from hpcfed.runtime.launcher import launched
 FOLDER = Path(__file__).parent
 SHIPPED_FILE = "benchmarks/"
 """Values that begin with this are files that come with hpcfed."""
-FIGURES = {
-    "target": "seconds to the target accuracy",
-    "work": "seconds for all rounds",
-}
+FIGURES = {"target": "seconds to the target accuracy", "work": "seconds for all rounds"}
 """Figures of merit. Both are times of rounds on the slowest rank, with evaluations."""
 Values = Mapping[str, Any]
 

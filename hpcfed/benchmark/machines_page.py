@@ -26,25 +26,12 @@ from hpcfed.words import DASH
 
 MINUTE = len("2026-11-18T20:01")
 MACHINES = (
-    "result",
-    "hosts",
-    "devices",
-    "processors",
-    "ranks × threads",
-    "cores of a rank",
-    "backend",
-    "load before",
-    "finished, UTC",
-)
+    "result", "hosts", "devices", "processors", "ranks × threads", "cores of a rank",
+    "backend", "load before", "finished, UTC",
+)  # fmt: skip
 SOFTWARE = (
-    "result",
-    "hpcfed",
-    "torch",
-    "CUDA",
-    "precision",
-    "changed options",
-    "rules",
-)
+    "result", "hpcfed", "torch", "CUDA", "precision", "changed options", "rules",
+)  # fmt: skip
 Works = Sequence[SameWork]
 
 

@@ -8,14 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from hpcfed.doctor.finding import (
-    Finding,
-    error,
-    fine,
-    ranks_text,
-    skipped,
-    warning,
-)
+from hpcfed.doctor.finding import Finding, error, fine, ranks_text, skipped, warning
 from hpcfed.plan.speeds import Ceilings
 from hpcfed.runtime.gpu_state import GpuState, gpu_state
 from hpcfed.runtime.world import World, is_first_of_device

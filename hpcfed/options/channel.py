@@ -6,15 +6,9 @@ from hpcfed.options.runconfig import RunConfig
 from hpcfed.options.traits import MethodTraits
 
 CHANNEL = (
-    "attack",
-    "clip",
-    "local noise",
-    "compress",
-    "clip again",
-    "arrive",
-    "aggregate",
+    "attack", "clip", "local noise", "compress", "clip again", "arrive", "aggregate",
     "central noise",
-)
+)  # fmt: skip
 """The stages of an upload, in order. `build_channel` arranges its stages in this order,
 and pages show it. A run has only the stages that its options turn on.
 

@@ -20,11 +20,7 @@ from hpcfed.options.recording import check_recording
 from hpcfed.options.run import NEWCOMERS, check_newcomers, check_run
 from hpcfed.options.runconfig import RunConfig
 from hpcfed.options.settings import Settings
-from hpcfed.options.training import (
-    check_optimiser,
-    check_plain_sgd,
-    check_training,
-)
+from hpcfed.options.training import check_optimiser, check_plain_sgd, check_training
 from hpcfed.runtime import machine
 from hpcfed.runtime.launcher import Launch
 

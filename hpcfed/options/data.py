@@ -77,10 +77,7 @@ class DataOptions(OptionGroup):
         needs=_SYNTHETIC,
     )
     synthetic_classes: int = option(
-        10,
-        "synthetic: number of classes",
-        ge=2,
-        needs=_SYNTHETIC,
+        10, "synthetic: number of classes", ge=2, needs=_SYNTHETIC
     )
     text_clients: str = option(
         "file",

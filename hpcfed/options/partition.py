@@ -71,16 +71,10 @@ class PartitionOptions(DataOptions, NewcomerOptions):
     )
     # Synthetic data has any size that we ask for; other schemes use what there is.
     train_per_client: int = option(
-        600,
-        "dominant and synthetic: training samples per client",
-        ge=1,
-        needs=_SIZED,
+        600, "dominant and synthetic: training samples per client", ge=1, needs=_SIZED
     )
     test_per_client: int = option(
-        100,
-        "dominant and synthetic: test samples per client",
-        ge=1,
-        needs=_SIZED,
+        100, "dominant and synthetic: test samples per client", ge=1, needs=_SIZED
     )
     test_classes: Literal["share", "held"] = option(
         "share",

@@ -25,30 +25,17 @@ from hpcfed.options.training import OptimiserOptions, TrainingOptions
 from hpcfed.options.traits import PromisesOf, promising
 
 GROUPS: tuple[type[OptionGroup], ...] = (
-    RunOptions,
-    NewcomerOptions,
-    RecordingOptions,
-    DataOptions,
-    PartitionOptions,
-    TrainingOptions,
-    OptimiserOptions,
-    AggregationOptions,
-    MaliciousOptions,
-    PrivacyOptions,
-    CompressionOptions,
-    DeviceOptions,
-    MachineOptions,
-)
+    RunOptions, NewcomerOptions, RecordingOptions, DataOptions, PartitionOptions,
+    TrainingOptions, OptimiserOptions, AggregationOptions, MaliciousOptions,
+    PrivacyOptions, CompressionOptions, DeviceOptions, MachineOptions,
+)  # fmt: skip
 """The groups in the order of `hpcfed run --help`."""
 
 # Records list these groups last; the help has its own order, above.
 _LAST: tuple[type[OptionGroup], ...] = (
-    CompressionOptions,
-    DeviceOptions,
-    PrivacyOptions,
-    RecordingOptions,
+    CompressionOptions, DeviceOptions, PrivacyOptions, RecordingOptions,
     MachineOptions,
-)
+)  # fmt: skip
 RECORDED = (*(group for group in GROUPS if group not in _LAST), *_LAST)
 """The groups in the order in which records list their options."""
 
@@ -126,13 +113,9 @@ def named(**wanted: Any) -> tuple[str, ...]:
 
 
 WITHOUT_A_MATCH = {
-    "config_file",
-    "eval_batch_size",
-    "num_classes",
-    "num_workers",
-    "test_batch_size",
+    "config_file", "eval_batch_size", "num_classes", "num_workers", "test_batch_size",
     "workers",
-}
+}  # fmt: skip
 """Other tools' names that look like one of our options but mean something else."""
 
 

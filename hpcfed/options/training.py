@@ -126,17 +126,10 @@ class TrainingOptions(PartitionOptions):
         needs=Need("--rounds 2 or more", has_later_rounds),
     )
     momentum: float = option(
-        0.9,
-        "momentum of local SGD; starts from zero each round",
-        ge=0,
-        lt=1,
-        needs=SGD,
+        0.9, "momentum of local SGD; starts from zero each round", ge=0, lt=1, needs=SGD
     )
     weight_decay: float = option(
-        0.0,
-        "L2 decay of local training",
-        ge=0,
-        also="wd l2 l2_reg regularization",
+        0.0, "L2 decay of local training", ge=0, also="wd l2 l2_reg regularization"
     )
     # 0 means "off": gradients of norm 0 would make no sense.
     clip: float = option(

@@ -161,9 +161,7 @@ def fit_rates(points: Sequence[RoundPoint], row_bytes: float, link: LinkSpeed) -
     if not slower:
         return found
     return replace(
-        found,
-        sharing=max(0.0, fmean(slower)),
-        per_doubling=max(0.0, fmean(added)),
+        found, sharing=max(0.0, fmean(slower)), per_doubling=max(0.0, fmean(added))
     )
 
 

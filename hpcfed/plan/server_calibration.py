@@ -15,12 +15,7 @@ from torch import Tensor
 from hpcfed.clients.network import client_layout
 from hpcfed.errors import remark
 from hpcfed.options import Settings
-from hpcfed.plan.bank import (
-    BankWork,
-    generating_work,
-    learning_work,
-    recognising_work,
-)
+from hpcfed.plan.bank import BankWork, generating_work, learning_work, recognising_work
 from hpcfed.plan.constants import (
     BankPoint,
     Preparation,

@@ -12,14 +12,8 @@ from hpcfed.results.format import Declared, create, create_names
 
 GROUP = "server"
 SERVER_PHASES = (
-    "collect",
-    "prepare",
-    "autoencoder",
-    "encode",
-    "denoiser",
-    "invert",
-    "return",
-)
+    "collect", "prepare", "autoencoder", "encode", "denoiser", "invert", "return",
+)  # fmt: skip
 """`prepare`: building networks, optimisers and DeepSpeed's engines."""
 OF_NETWORKS = {
     "samples_per_second": (

@@ -29,13 +29,7 @@ from hpcfed.results.study import (
     writing,
 )
 from hpcfed.runtime.launcher import Start
-from hpcfed.studies.attempt import (
-    attempt,
-    attempt_stack,
-    finished,
-    keeping,
-    outcome_of,
-)
+from hpcfed.studies.attempt import attempt, attempt_stack, finished, keeping, outcome_of
 from hpcfed.studies.plan import Study, StudyOrder, Trial
 from hpcfed.studies.stacks import (
     Stack,

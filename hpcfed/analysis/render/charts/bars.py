@@ -31,11 +31,7 @@ Segments = Mapping[str, Sequence[float]]
 
 
 def bars(
-    title: str,
-    categories: Sequence[str],
-    segments: Segments,
-    y: Axis,
-    x_label: str,
+    title: str, categories: Sequence[str], segments: Segments, y: Axis, x_label: str
 ) -> Drawing:
     """Draw a vertical bar for each category, with all segments stacked."""
     level = sum(map(len, categories)) <= LEVEL_LETTERS
@@ -210,7 +206,7 @@ def heatmap(
             "title": colour.label,
             "scale": {},
             "legend": {"format": NUMBERS},
-        },
+        }
     }
     transform = []
     told = {}

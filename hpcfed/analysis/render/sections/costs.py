@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 
 from hpcfed.analysis.choices import grouped
-from hpcfed.analysis.findings import (
-    MEBIBYTES,
-    MS,
-)
+from hpcfed.analysis.findings import MEBIBYTES, MS
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import ranks_label
 from hpcfed.analysis.render.charts import Axis, Line

@@ -72,16 +72,10 @@ VIRTUAL_TIME = Expense(
     units=(("s", 1.0), ("min", 60.0), ("h", 3600.0)),
 )
 UP = Expense(
-    "sent by clients",
-    lambda run: np.nancumsum(run.rounds["bytes_up"]),
-    BYTES,
-    log=True,
+    "sent by clients", lambda run: np.nancumsum(run.rounds["bytes_up"]), BYTES, log=True
 )
 BOTH = Expense(
-    "sent by and to clients",
-    lambda run: np.nancumsum(run.sent),
-    BYTES,
-    log=True,
+    "sent by and to clients", lambda run: np.nancumsum(run.sent), BYTES, log=True
 )
 
 
@@ -107,12 +101,7 @@ def climbs(
 
 
 def climb_of(
-    group: Group,
-    judged: Measure,
-    expense: Expense,
-    *,
-    size: float,
-    log: bool = False,
+    group: Group, judged: Measure, expense: Expense, *, size: float, log: bool = False
 ) -> Line:
     """Return a group's main metric over what it has spent, in units of this size."""
     least, most = metric_limits(metric_of(judged.series))

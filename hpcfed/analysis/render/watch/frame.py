@@ -138,11 +138,7 @@ def _charts(view: RunView, console: Console, width: int) -> RenderableType:
 
 
 def _chart(
-    view: RunView,
-    metric: str,
-    series: Mapping[str, str],
-    console: Console,
-    width: int,
+    view: RunView, metric: str, series: Mapping[str, str], console: Console, width: int
 ) -> RenderableType:
     """Return the curves of several series of a metric, with a legend."""
     of_training = "train_loss" in series
