@@ -156,10 +156,7 @@ class Group:
     @cached_property
     def runs(self) -> list[RunRecord]:
         """All runs, of every process and seed."""
-        found: list[RunRecord] = []
-        for process in self.processes:
-            found += process.runs
-        return found
+        return [run for process in self.processes for run in process.runs]
 
     @cached_property
     def seeds(self) -> list[RunRecord]:
@@ -172,11 +169,7 @@ class Group:
     @property
     def peak_memory(self) -> float:
         """Bytes of the rank that uses most."""
-        peak = 0.0
-        for run in self.runs:
-            largest = float(run.peak_memory.max(initial=0))
-            peak = max(peak, largest)
-        return peak
+        return max(float(run.peak_memory.max(initial=0)) for run in self.runs)
 
     @property
     def samples_per_second(self) -> float:
@@ -187,11 +180,7 @@ class Group:
 
     def per_round(self, name: str) -> float:
         """Mean of a series, over rounds and seeds."""
-        means = []
-        for run in self.seeds:
-            mean = np.nanmean(run.rounds[name])
-            means.append(float(mean))
-        return fmean(means)
+        return fmean(float(np.nanmean(run.rounds[name])) for run in self.seeds)
 
 
 def _over_processes(found: Sequence[dict[str, float]]) -> dict[str, float]:

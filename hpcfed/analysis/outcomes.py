@@ -1,7 +1,7 @@
 """The outcome of a point: how well its clients do, and what a run of it costs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from math import inf, isfinite, nan
 from statistics import fmean
 
@@ -28,35 +28,23 @@ class Measure:
     metric: Metric
 
     @property
-    def lower_is_better(self) -> bool:
-        return self.metric.lower_is_better
-
-    @property
-    def in_percent(self) -> bool:
-        return self.metric.in_percent
-
-    @property
-    def scale(self) -> float:
-        return 100.0 if self.in_percent else 1.0
-
-    @property
     def axis(self) -> str:
         """Its name with its unit."""
-        return f"{self.name}, %" if self.in_percent else self.name
+        return self.metric.axis(self.name)
 
     @property
     def unit(self) -> str:
-        return " %" if self.in_percent else ""
+        return " %" if self.metric.in_percent else ""
 
     @property
     def steps(self) -> str:
         """The unit of differences."""
-        return " points" if self.in_percent else ""
+        return " points" if self.metric.in_percent else ""
 
     @property
     def kind(self) -> Kind:
         """The kind of cells with its scaled values."""
-        return OF_100 if self.in_percent else PLAIN
+        return OF_100 if self.metric.in_percent else PLAIN
 
     def by_seed(self, group: Group) -> dict[int, float]:
         """Return the scaled value of each seed that has one."""
@@ -64,31 +52,30 @@ class Measure:
         for run in group.seeds:
             value = run.last(self.series)
             if isfinite(value):
-                found[int(run.facts["seed"])] = self.scale * value
+                found[int(run.facts["seed"])] = self.metric.scale * value
         return found
 
     def estimate(self, group: Group) -> Estimate:
         """Estimate the scaled value over seeds."""
-        least, most = metric_limits(metric_of(self.series))
-        return _of_known(list(self.by_seed(group).values()), least, self.scale * most)
+        return last_metric(group, self.series).scaled(self.metric.scale)
 
     def gain(self, one: Group, other: Group) -> Estimate:
         """Estimate by how much one point is better than another."""
         found = difference(self.by_seed(one), self.by_seed(other))
-        if not self.lower_is_better:
+        if not self.metric.lower_is_better:
             return found
         # Negated ends swap places.
         return Estimate(-found.centre, -found.high, -found.low)
 
     def better(self, one: float, other: float) -> bool:
-        return one < other if self.lower_is_better else one > other
+        return one < other if self.metric.lower_is_better else one > other
 
     def rank(self, group: Group) -> float:
         """Return a number that sorts the best point first, unknown ones last."""
         centre = self.estimate(group).centre
         if not isfinite(centre):
             return inf
-        return centre if self.lower_is_better else -centre
+        return centre if self.metric.lower_is_better else -centre
 
 
 def measure(every: Sequence[Group]) -> Measure | None:
@@ -120,14 +107,10 @@ def _known(group: Group, series: str) -> bool:
     return any(isfinite(run.last(series)) for run in group.seeds)
 
 
-def last_accuracy(group: Group, name: str) -> Estimate:
-    """Estimate the last value of a series of accuracies, over seeds."""
-    return known_mean([run.last(name) for run in group.seeds])
-
-
-def known_mean(accuracies: Sequence[float]) -> Estimate:
-    """Estimate an accuracy from the seeds that have one."""
-    return _of_known(accuracies, most=1)
+def last_metric(group: Group, series: str) -> Estimate:
+    """Estimate the last value of a series of a metric, over seeds."""
+    lasts = [run.last(series) for run in group.seeds]
+    return known_metric(metric_of(series), lasts)
 
 
 def known_metric(name: str, values: Sequence[float]) -> Estimate:
@@ -167,7 +150,7 @@ class RunCost:
 
     def of(self, group: Group) -> Estimate:
         """Estimate the cost of a point in the unit."""
-        return Estimate(*(self.scale * end for end in astuple(self.measured(group))))
+        return self.measured(group).scaled(self.scale)
 
 
 def run_seconds(group: Group) -> Estimate:
@@ -184,10 +167,7 @@ def run_seconds(group: Group) -> Estimate:
 
 def run_bytes(group: Group) -> Estimate:
     """Estimate the bytes exchanged between clients and the server in a run."""
-    totals = []
-    for run in group.seeds:
-        totals.append(float(np.nansum(run.sent)))
-    return of_seeds(totals)
+    return of_seeds([float(np.nansum(run.sent)) for run in group.seeds])
 
 
 def run_energy(group: Group) -> Estimate:

@@ -75,9 +75,7 @@ def _scaling(
         # and weak scaling double work in the same time: both are a speed-up of 2.
         ideal.append(more)
         speedup.append(faster)
-        efficiency.append(
-            Estimate(faster.centre / more, faster.low / more, faster.high / more)
-        )
+        efficiency.append(faster.scaled(1 / more))
     return Scaling(
         key=key,
         kind=kind,

@@ -5,7 +5,7 @@ limits it, and whether it can be predicted.
 from collections.abc import Sequence
 from math import isfinite
 
-from hpcfed.analysis.choices import Combination, grouped
+from hpcfed.analysis.choices import grouped
 from hpcfed.analysis.costmodel import Fitted
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import (
@@ -28,13 +28,9 @@ LEAST_ERROR = 0.001
 
 def _largest(found: Sequence[Scaling]) -> list[Scaling]:
     """Return the scaling with the most clients, for each choice."""
-    best: dict[Combination, Scaling] = {}
-    for one in found:
-        known = best.get(one.key)
-        # The most clients keep ranks busiest, so they show scaling best.
-        if known is None or one.clients > known.clients:
-            best[one.key] = one
-    return list(best.values())
+    choices = grouped(found, lambda one: one.key).values()
+    # The most clients keep ranks busiest, so they show scaling best.
+    return [max(members, key=lambda one: one.clients) for members in choices]
 
 
 def strong_answers(found: Sequence[Scaling]) -> list[str]:

@@ -40,6 +40,10 @@ class Estimate:
         """Whether an interval of times is too wide, as of two noisy repeats."""
         return self.bounded and (self.low <= 0 or self.high > MOST_SPREAD * self.low)
 
+    def scaled(self, factor: float) -> "Estimate":
+        """Return the figure in another unit; the factor is positive."""
+        return Estimate(*(factor * end for end in astuple(self)))
+
     def exp(self) -> "Estimate":
         """Return a ratio, from its logarithm."""
         return Estimate(*map(bounded_exp, astuple(self)))

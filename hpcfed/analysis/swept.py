@@ -226,7 +226,7 @@ def score_effect(
     found: dict[Combination, list[Group]], option: Swept, judged: Measure
 ) -> Effect | None:
     """Return the effect of an option on the score; None if no two values have pairs."""
-    sign = -1.0 if judged.lower_is_better else 1.0
+    sign = -1.0 if judged.metric.lower_is_better else 1.0
     effect = _effect(found, option, lambda group: sign * judged.estimate(group).centre)
     seeds = [len(judged.by_seed(group)) for group in chain(*found.values())]
     if effect is None or min(seeds) > 1:

@@ -205,16 +205,12 @@ def timed(
         seconds=seconds_of(record, definition.figure),
         rounds=record.rounds_done if reached is None else reached.rounds,
         all_seconds=record.timed_seconds(),
-        cpu_seconds=_known(_seconds_on_cores(record)),
+        # NaN if the file is older.
+        cpu_seconds=_known(float(record.rounds["cpu_seconds"][record.untimed :].sum())),
         quality=_known(quality_of(record, definition.quality)),
         samples=float(record.rounds["trained_samples"].sum()),
         energy_wh=_energy(record, counters),
     )
-
-
-def _seconds_on_cores(record: RunRecord) -> float:
-    """Return the seconds of all ranks in all timed rounds; NaN if the file is older."""
-    return float(record.rounds["cpu_seconds"][record.untimed :].sum())
 
 
 def _joules(record: RunRecord, counter: str) -> float | None:

@@ -32,6 +32,15 @@ class Metric:
         """Whether it is shown in per cent."""
         return self.unit == "fraction"
 
+    @property
+    def scale(self) -> float:
+        """Factor from its values to their display."""
+        return 100.0 if self.in_percent else 1.0
+
+    def axis(self, label: str) -> str:
+        """Return a label with the unit of its displayed values."""
+        return f"{label}, %" if self.in_percent else label
+
 
 PER_CLASS = "per-class"
 """An accuracy for every class: several figures a round, so it is not in `SERIES`."""

@@ -29,7 +29,12 @@ from hpcfed.options import RunConfig, Settings, Training
 from hpcfed.plan.bank import answer_work, learning_work
 from hpcfed.plan.shares import client_size, stored_samples
 from hpcfed.server.diffusion import Schedule
-from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
+from hpcfed.server.networks import (
+    Autoencoder,
+    Denoiser,
+    ServerNetwork,
+    num_parameters,
+)
 from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.server.schedule import banked_rows, generated, num_learnings
 from hpcfed.server.span import CoordinateDenoiser
@@ -221,20 +226,20 @@ def network_sizes(
     with torch.device("meta"):
         autoencoder = Autoencoder(columns, options.size, input_noise=0, latent_noise=0)
         denoiser = Denoiser(options.size)
+    stages = len(autoencoder.encoder) + len(autoencoder.decoder)
     return {
-        "autoencoder": NetworkSize(
-            flops=FORWARD_AND_BACKWARD * autoencoder.flops(),
-            activations=autoencoder.activations,
-            stages=len(autoencoder.encoder) + len(autoencoder.decoder),
-            parameters=num_parameters(autoencoder),
-        ),
-        "denoiser": NetworkSize(
-            flops=FORWARD_AND_BACKWARD * denoiser.flops(),
-            activations=denoiser.activations,
-            stages=len(denoiser.stages) + 1,
-            parameters=num_parameters(denoiser),
-        ),
+        "autoencoder": _size_of(autoencoder, stages),
+        "denoiser": _size_of(denoiser, len(denoiser.stages) + 1),
     }
+
+
+def _size_of(network: ServerNetwork, stages: int) -> NetworkSize:
+    return NetworkSize(
+        flops=FORWARD_AND_BACKWARD * network.flops(),
+        activations=network.activations,
+        stages=stages,
+        parameters=num_parameters(network),
+    )
 
 
 def _token_size(options: ServerOptions, widths: Sequence[int]) -> NetworkSize:
@@ -249,12 +254,7 @@ def _token_size(options: ServerOptions, widths: Sequence[int]) -> NetworkSize:
     schedule = Schedule.linear(options.diffusion_steps, "meta")
     with torch.device("meta"):
         denoiser = TokenDenoiser(layout, options.size, schedule)
-    return NetworkSize(
-        flops=FORWARD_AND_BACKWARD * denoiser.flops(),
-        activations=denoiser.activations,
-        stages=len(denoiser.blocks) + 2,
-        parameters=num_parameters(denoiser),
-    )
+    return _size_of(denoiser, len(denoiser.blocks) + 2)
 
 
 def _span_size(options: ServerOptions, rows: int) -> NetworkSize:
@@ -264,12 +264,7 @@ def _span_size(options: ServerOptions, rows: int) -> NetworkSize:
     schedule = Schedule.linear(options.diffusion_steps, "meta")
     with torch.device("meta"):
         denoiser = CoordinateDenoiser(torch.ones(axes), options.size, schedule)
-    return NetworkSize(
-        flops=FORWARD_AND_BACKWARD * denoiser.flops(),
-        activations=denoiser.activations,
-        stages=len(denoiser.stages) + 2,
-        parameters=num_parameters(denoiser),
-    )
+    return _size_of(denoiser, len(denoiser.stages) + 2)
 
 
 def _server_flops(settings: Settings, layout: Layout) -> float:

@@ -233,10 +233,9 @@ class PointPair:
 
     def _metric(self, name: str) -> Iterator[Figure]:
         metric = METRICS[name]
-        scale = 100.0 if metric.in_percent else 1.0
         for series, whose in both_series(name).items():
-            before = _judged(self.before, series, scale, self.common_round)
-            after = _judged(self.after, series, scale, self.common_round)
+            before = _judged(self.before, series, metric.scale, self.common_round)
+            after = _judged(self.after, series, metric.scale, self.common_round)
             if before and after:
                 yield Figure(
                     f"{label_of(name, self.before.first.task)}: {whose}",

@@ -18,8 +18,7 @@ from hpcfed.analysis.costmodel import Fitted, fit_groups
 from hpcfed.analysis.groups import Group, Noise, Process, noisy
 from hpcfed.analysis.labels import label, scaling_label
 from hpcfed.analysis.outcomes import (
-    known_metric,
-    last_accuracy,
+    last_metric,
     run_bytes,
     run_energy,
     run_epsilon,
@@ -31,7 +30,6 @@ from hpcfed.analysis.run_findings import read_files
 from hpcfed.analysis.scaling import Scaling, scalings
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.verdicts import verdicts
-from hpcfed.options.metrics import metric_of
 from hpcfed.results.as_json import plain, run_summary
 from hpcfed.results.folder import RECORD
 from hpcfed.results.run import RunRecord
@@ -47,8 +45,8 @@ ABOUT = ("source", *FACTS, "stacked_seeds", "counted")
 ESTIMATED: dict[str, Callable[[Group], Estimate]] = {
     "seconds_per_round": lambda group: group.seconds,
     "seconds": run_seconds,
-    "accuracy": lambda group: last_accuracy(group, "accuracy"),
-    "global_accuracy": lambda group: last_accuracy(group, "global_accuracy"),
+    "accuracy": lambda group: last_metric(group, "accuracy"),
+    "global_accuracy": lambda group: last_metric(group, "global_accuracy"),
     "bytes": run_bytes,
     "energy": run_energy,
     "virtual_seconds": run_virtual_seconds,
@@ -157,8 +155,7 @@ def points_csv_text(every: Sequence[Group]) -> str:
             if name in ESTIMATED:
                 estimate = ESTIMATED[name](group)
             else:  # a metric added by --metrics
-                lasts = [run.last(name) for run in group.seeds]
-                estimate = known_metric(metric_of(name), lasts)
+                estimate = last_metric(group, name)
             cells += [estimate.centre, estimate.low, estimate.high]
         lines.append([*cells, group.peak_memory, *group.phase_seconds.values()])
     return _csv(lines)

@@ -12,7 +12,7 @@ import numpy as np
 from hpcfed.analysis.collect import Found
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import server_text
-from hpcfed.analysis.outcomes import known_metric
+from hpcfed.analysis.outcomes import last_metric
 from hpcfed.analysis.render.page import Content
 from hpcfed.analysis.render.run_page import costs, learning
 from hpcfed.analysis.render.run_page.machine import machine
@@ -95,15 +95,16 @@ def verdict(group: Group) -> list[str]:
 def _accuracy(group: Group) -> str:
     name = HEADLINES[group.first.task]
     label = label_of(name, group.first.task)
-    scale, unit = (100, " %") if METRICS[name].in_percent else (1, "")
+    metric = METRICS[name]
+    unit = " %" if metric.in_percent else ""
     parts = []
     for series, beginning in (
         (name, "on their own test data, clients reach"),
         (global_name(name), "on all test data, the global model reaches"),
     ):
-        last = known_metric(name, [run.last(series) for run in group.seeds])
+        last = last_metric(group, series)
         if not isnan(last.centre):
-            parts.append(f"{beginning} {interval(last, scale)}{unit}")
+            parts.append(f"{beginning} {interval(last, metric.scale)}{unit}")
     if not parts:
         return ""
     sentence = (

@@ -64,7 +64,7 @@ def learning(group: Group) -> Section:
     task = group.first.task
     for name in chosen(group.metrics, task):
         label = label_of(name, task)
-        axis = Axis(f"{label}, %" if METRICS[name].in_percent else label)
+        axis = Axis(METRICS[name].axis(label))
         curves = []
         for series, whose in all_series(name).items():
             curves.append(replace(curve_of(group, series), name=whose))

@@ -16,7 +16,7 @@ from hpcfed.analysis.curves import MOST_POINTS, curve, merged
 from hpcfed.analysis.findings import PER_CENT_OF, PLAIN, Row, Table
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import ACCURACIES, ALL_ACCURACIES, both_series, label
-from hpcfed.analysis.outcomes import known_mean, known_metric, metric_limits
+from hpcfed.analysis.outcomes import known_metric, metric_limits
 from hpcfed.analysis.render.charts import Axis, Drawing, Line, stripes
 from hpcfed.analysis.render.sections.section import (
     MOST_BARS,
@@ -114,7 +114,7 @@ def _charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
         curves = told_apart(members, partial(curve_of, name=series))
         yield from _draw(f"{about}: {whose}", curves, Axis("accuracy, %"))
     for name, metric in recorded_metrics(members).items():
-        axis = Axis(f"{metric}, %" if METRICS[name].in_percent else metric)
+        axis = Axis(METRICS[name].axis(metric))
         for series, whose in both_series(name).items():
             curves = told_apart(members, partial(curve_of, name=series))
             yield from _draw(f"{about}: {metric}, {whose}", curves, axis)
@@ -192,7 +192,7 @@ def curve_of(group: Group, name: str) -> Line:
     return curve(
         label(group.key.without("dataset")),  # already in the chart's title
         recorded,
-        scale=100 if METRICS[metric].in_percent else 1,
+        scale=METRICS[metric].scale,
         least=least,
         most=most,
     )
@@ -221,8 +221,11 @@ def _best_table(every: Sequence[Group]) -> list[Table]:
     columns = {}
     titles = ("clients' best accuracy, %", "global model's, %")
     for title, name in zip(titles, ACCURACIES, strict=True):
-        best = [known_mean([run.best(name) for run in one.seeds]) for one in telling]
-        columns[title] = list(map(PER_CENT_OF, best))
+        cells = []
+        for group in telling:
+            best = [run.best(name) for run in group.seeds]
+            cells.append(PER_CENT_OF(known_metric("accuracy", best)))
+        columns[title] = cells
     return [points_table(telling, columns)] if telling else []
 
 
@@ -232,7 +235,7 @@ def _finals_table(every: Sequence[Group]) -> list[Table]:
     for group in every:
         for name in group.first.finals:
             having = [run.finals[name] for run in group.seeds if name in run.finals]
-            judged = PER_CENT_OF(known_mean(list(map(mean_accuracy, having))))
-            rows.append([*which(group), name, judged])
+            judged = known_metric("accuracy", list(map(mean_accuracy, having)))
+            rows.append([*which(group), name, PER_CENT_OF(judged)])
     columns = (*WHICH, "judged at the end", "clients, own test data, %")
     return [Table(columns, rows)] if rows else []

@@ -49,7 +49,7 @@ def _curves(point: PointPair) -> Iterator[Drawing]:
     task = point.before.first.task
     for name in dict.fromkeys(("accuracy", HEADLINES[task])):
         metric = label_of(name, task)
-        axis = Axis(f"{metric}, %" if METRICS[name].in_percent else metric)
+        axis = Axis(METRICS[name].axis(metric))
         for series, whose in both_series(name).items():
             curves: list[Line] = []
             for side, group in {"A": point.before, "B": point.after}.items():

@@ -28,7 +28,7 @@ from hpcfed.analysis.labels import (
     label,
     value_text,
 )
-from hpcfed.analysis.outcomes import known_metric, last_accuracy, measure
+from hpcfed.analysis.outcomes import last_metric, measure
 from hpcfed.analysis.render.charts import Axis, Drawing, Line, Mark, lines, rows, spread
 from hpcfed.analysis.render.sections.section import (
     LOG_SPREAD,
@@ -59,7 +59,7 @@ def overview(every: Sequence[Group], found: Found) -> Section:
     section = Section("overview", "Overview")
     accuracies = []
     for series in ACCURACIES:
-        accuracies.append([PER_CENT_OF(last_accuracy(one, series)) for one in every])
+        accuracies.append([PER_CENT_OF(last_metric(one, series)) for one in every])
     columns: dict[str, Sequence[str | Cell]] = {
         # Runs and seeds differ if points were repeated, or seeds stacked in one run.
         "runs": [COUNT(len(group.processes)) for group in every],
@@ -81,9 +81,8 @@ def overview(every: Sequence[Group], found: Found) -> Section:
             cells: list[str | Cell] = []
             for group in every:
                 # Several tasks may share one table, each with its own metric.
-                lasts = [run.last(series) for run in group.seeds]
                 known = name == HEADLINES[group.first.task]
-                cells.append(PLAIN(known_metric(name, lasts)) if known else DASH)
+                cells.append(PLAIN(last_metric(group, series)) if known else DASH)
             columns[title] = cells
     peaks = [MEBIBYTES(group.peak_memory) for group in every]
     columns["peak memory of a rank, MiB"] = peaks
@@ -250,15 +249,11 @@ def _option_charts(
             series = _series(shown, option, found)
             times = {}
             for name, alike in series.items():
-                times[name] = [_milliseconds(group.seconds) for group in alike]
+                times[name] = [group.seconds.scaled(1e3) for group in alike]
             centres = [one.centre for values in times.values() for one in values]
             axis = Axis(MS_PER_ROUND, log=spread(centres) > LOG_SPREAD, zero=True)
             title = f"time of a round over {option.name}{about}{_held(shown)}"
             yield from _drawing(title, option, series, times, axis)
-
-
-def _milliseconds(seconds: Estimate) -> Estimate:
-    return Estimate(1e3 * seconds.centre, 1e3 * seconds.low, 1e3 * seconds.high)
 
 
 def _series(

@@ -112,7 +112,7 @@ def climb_of(
     return curve_over(
         label(group.key.without("dataset")),  # already in the chart's title
         seeds,
-        scale=judged.scale,
+        scale=judged.metric.scale,
         across=1 / size,
         log=log,
         least=least,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite, nan
 from statistics import fmean
 
-from hpcfed.analysis.choices import grouped
+from hpcfed.analysis.choices import Combination, grouped
 from hpcfed.analysis.contests import Frontier, Weighed, frontiers
 from hpcfed.analysis.findings import MEBIBYTES, PLAIN, TIME, Cell, Row, Table
 from hpcfed.analysis.groups import Group
@@ -136,12 +136,17 @@ def privacy(every: Sequence[Group]) -> Section:
     return section
 
 
+def _epsilon(group: Group) -> float:
+    return run_epsilon(group).centre
+
+
 def _is_private(group: Group) -> bool:
-    return isfinite(run_epsilon(group).centre)
+    return isfinite(_epsilon(group))
 
 
-def _has_no_noise(group: Group) -> bool:
-    return not _is_private(group)
+def _without_noise(every: Sequence[Group]) -> dict[Combination, Group]:
+    """Return the points without noise, by all their options but those of noise."""
+    return plain_points(every, lambda group: not _is_private(group), NOISE)
 
 
 def _privacy_charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
@@ -165,7 +170,7 @@ def _lines(
     dashed one for the same without noise.
     """
     known = [one for one in members if isfinite(judged.estimate(one).centre)]
-    beside = plain_points(known, _has_no_noise, NOISE)
+    beside = _without_noise(known)
     # Central and local noise have separate lines.
     others = [name for name in NOISE if name != "privacy"]
     private = sorted(filter(_is_private, known), key=_epsilon)
@@ -187,10 +192,6 @@ def _lines(
     return [*drawn, *compared.values()]
 
 
-def _epsilon(group: Group) -> float:
-    return run_epsilon(group).centre
-
-
 def _privacy_table(every: Sequence[Group], private: Sequence[Group]) -> Table:
     """Return ε, and its cost compared with the same point without noise."""
     deltas = [group.first.facts.get("delta") for group in private]
@@ -204,12 +205,11 @@ def _privacy_table(every: Sequence[Group], private: Sequence[Group]) -> Table:
     judged = measure(every)
     if judged is None:
         return points_table(private, columns)
-    beside = plain_points(every, _has_no_noise, NOISE)
-    scores = []
+    beside = _without_noise(every)
+    scores = [judged.kind(judged.estimate(group)) for group in private]
     lost = []
     for group in private:
         plain = beside.get(group.options.without(*NOISE))
-        scores.append(judged.kind(judged.estimate(group)))
         gain = Estimate(nan) if plain is None else judged.gain(plain, group)
         lost.append(judged.kind(gain))
     columns |= {judged.axis: scores, "lost by noise": lost}
