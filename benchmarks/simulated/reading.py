@@ -41,7 +41,7 @@ class Unreadable(Exception):
     """A record that exists and cannot be read."""
 
 
-def state_of(run: Path, *, below: int | None = None) -> State | None:
+def state_of(run: Path) -> State | None:
     """Read what a run has left; None without a record."""
     path = run / RECORD
     if not path.exists():
@@ -55,7 +55,7 @@ def state_of(run: Path, *, below: int | None = None) -> State | None:
     except Exception as error:
         raise Unreadable(f"{path.name}: {type(error).__name__}: {error}") from None
     damaged: list[str] = []
-    newest = checkpoints.newest(run, say=damaged.append, below=below)
+    newest = checkpoints.newest(run, say=damaged.append)
     arrays = {} if newest is None else _arrays(newest)
     return State(
         status=str(facts["status"]),

@@ -69,7 +69,7 @@ _FILES = rf"{_MADE}|trace\.json|profile\.json|\.claim|\.job"
 """Files that a run writes to."""
 _OWNERS = r"\.claim|\.job|\.\.job\..+\.tmp"
 """Files that say whose a folder is. Alone they are no run."""
-_SEED = r"seed-([0-9]{1,19})"
+_SEED = r"seed-[0-9]{1,19}"
 _CHECKPOINT = r"[0-9]{8,18}"
 _EVENTS = r"events\.out\.tfevents\..+"
 """Files in TensorBoard's folder."""
@@ -88,13 +88,10 @@ _RESULTS = (".h5", ".npz", ".npy")
 
 def seeds(folder: Path) -> list[int]:
     """Return the seeds that have their own folder in it, ascending."""
-    found = []
-    for path in _entries(folder):
-        match = fullmatch(_SEED, path.name)
-        if match and _is_folder(path):
-            found.append(int(match[1]))
     # Names sort alphabetically, where 10 comes before 9.
-    return sorted(found)
+    return sorted(
+        int(path.name.removeprefix("seed-")) for path in _folders(folder, _SEED)
+    )
 
 
 def seed_folders(folder: Path) -> list[Path]:
@@ -202,11 +199,7 @@ def checkpoint_folders(run: Path) -> list[Path]:
     # The target of a link might be removed as an outdated checkpoint.
     if there.is_symlink():
         return []
-    found = []
-    for path in _entries(there):
-        if fullmatch(_CHECKPOINT, path.name) and _is_folder(path):
-            found.append(path)
-    return sorted(found)
+    return _folders(there, _CHECKPOINT)
 
 
 def adapter_folder(run: Path, client: int | None = None) -> Path:
@@ -217,13 +210,7 @@ def adapter_folder(run: Path, client: int | None = None) -> Path:
 def adapter_folders(run: Path) -> list[Path]:
     """Return the folders of adapters, those of clients first; links do not count."""
     there = run / ADAPTER
-    if not _is_folder(there):
-        return []
-    found = []
-    for path in _entries(there):
-        if fullmatch(_CLIENT, path.name) and _is_folder(path):
-            found.append(path)
-    return [*found, there]
+    return [*_folders(there, _CLIENT), there] if _is_folder(there) else []
 
 
 def snapshot_file(run: Path, rank: int, after: int | None = None) -> Path:
@@ -394,6 +381,14 @@ def remove_empty_seeds(folder: Path) -> None:
 def _entries(folder: Path) -> list[Path]:
     """Return what is in a folder; nothing if the folder does not exist."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _folders(folder: Path, pattern: str) -> list[Path]:
+    """Return the folders in it whose name matches, by name; links do not count."""
+    entries = _entries(folder)
+    return [
+        path for path in entries if fullmatch(pattern, path.name) and _is_folder(path)
+    ]
 
 
 def _is_folder(path: Path) -> bool:

@@ -337,38 +337,30 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
     for name in ("samples_per_second", "flops", "utilisation", "parameters"):
         by_network[name] = group.between(name, (times, len(networks)))
     for name in OF_MEMORY:
-        by_network[name] = np.full((times, len(networks)), np.nan)
-        if name in group:
-            by_network[name] = group.between(name, (times, len(networks)))
+        by_network[name] = _of_newer(group, name, (times, len(networks)))
     rows = group.between("rows", (times,))
-    whose = {}
+    by_time = {}
     for name in ("own", "own_uploads", "kept", "kept_uploads"):
-        whose[name] = np.full(times, np.nan)
-        if name in group:
-            whose[name] = group.between(name, (times,), high=1)
-    used, waited = np.full((2, times), np.nan)
-    bank = np.full((times, 1), np.nan)
-    if "bank_bytes" in group:
-        bank = group.between("bank_bytes", (times, None))
-    if "waited" in group:
-        used = group.between("used", (times,))
-        waited = group.between("waited", (times,))
+        by_time[name] = _of_newer(group, name, (times,), high=1)
+    for name in ("used", "waited"):
+        by_time[name] = _of_newer(group, name, (times,))
+    bank = _of_newer(group, "bank_bytes", (times, None))
     seconds = group.between("seconds", (times, len(phases)))
     memory = group.between("peak_memory", (times, None))
     if not memory.shape[1]:
         raise ValueError("server/peak_memory names no rank")
     for time in np.flatnonzero(~np.isnan(rounds)):
-        of_networks: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
+        for name, of_times in by_time.items():
+            fields[name] = float(of_times[time])
         for name, values in by_network.items():
-            of_networks[name] = dict(zip(networks, values[time].tolist(), strict=True))
+            fields[name] = dict(zip(networks, values[time].tolist(), strict=True))
         # Stored as floats, like everything that may be NaN.
-        parameters = of_networks["parameters"]
-        of_networks["parameters"] = {
-            name: int(count) for name, count in parameters.items()
-        }
+        parameters = fields["parameters"]
+        fields["parameters"] = {name: int(count) for name, count in parameters.items()}
         promised: dict[str, dict[str, float]] = {name: {} for name in networks}
         for part in PROMISED:
-            for name, size in of_networks.pop(f"promised_{part}").items():
+            for name, size in fields.pop(f"promised_{part}").items():
                 promised[name][part] = size
         yield LearningRecord(
             round=int(rounds[time]),
@@ -379,13 +371,16 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
                 if not np.isnan(taken)
             },
             peak_memory=memory[time],
-            own=float(whose["own"][time]),
-            own_uploads=float(whose["own_uploads"][time]),
-            kept=float(whose["kept"][time]),
-            kept_uploads=float(whose["kept_uploads"][time]),
             bank_bytes=bank[time],
             promised=promised,
-            used=float(used[time]),
-            waited=float(waited[time]),
-            **of_networks,
+            **fields,
         )
+
+
+def _of_newer(
+    group: Reader, name: str, shape: tuple[int | None, ...], *, high: float = MOST
+) -> np.ndarray:
+    """Read what only newer records have; NaN if the record is older."""
+    if name in group:
+        return group.between(name, shape, high=high)
+    return np.full([1 if size is None else size for size in shape], np.nan)
