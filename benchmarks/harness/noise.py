@@ -82,14 +82,11 @@ def by_wall_time(ours: Runs, theirs: Runs) -> list[Ratio]:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument(
-        "files", nargs="+", type=Path, help="turns.json of equal programs"
-    )
-    parser.add_argument("--pairs", nargs="+", type=int, default=[5, 10, 20])
-    parser.add_argument(
-        "--slower", type=float, default=1.1, help="factor of the slowdown"
-    )
-    parser.add_argument("--draws", type=int, default=1000)
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, help="turns.json of equal programs")
+    add("--pairs", nargs="+", type=int, default=[5, 10, 20])
+    add("--slower", type=float, default=1.1, help="factor of the slowdown")
+    add("--draws", type=int, default=1000)
     options = parser.parse_args()
     for file in options.files:
         recorded = TurnsResult.model_validate_json(file.read_bytes())

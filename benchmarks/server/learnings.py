@@ -80,16 +80,13 @@ def memory(device: torch.device) -> dict[str, float]:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument(
-        "--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3]
-    )
-    parser.add_argument("--learnings", type=int, default=50)
-    parser.add_argument("--server", choices=("small", "paper"), default="small")
+    add = parser.add_argument
+    add("--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3])
+    add("--learnings", type=int, default=50)
+    add("--server", choices=("small", "paper"), default="small")
     add_device(parser)
-    parser.add_argument(
-        "--json", type=Path, help="also write every learning's figures to this file"
-    )
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    add("--json", type=Path, help="also write every learning's figures to this file")
+    add("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         stage = options.stages[0]

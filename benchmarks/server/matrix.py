@@ -286,28 +286,21 @@ def versions() -> str:
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("--sizes", nargs="+", choices=WORK, default=["small", "paper"])
-    parser.add_argument(
-        "--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3]
-    )
-    parser.add_argument(
-        "--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"]
-    )
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
-    parser.add_argument(
+    add = parser.add_argument
+    add("--sizes", nargs="+", choices=WORK, default=["small", "paper"])
+    add("--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3])
+    add("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
+    add("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    add(
         "--basic",
         action="store_true",
         help="without offload, checkpointing, and a second plain loop",
     )
-    parser.add_argument(
-        "--uncompared", action="store_true", help="run no plain loop to compare with"
-    )
-    parser.add_argument("--fp32-tolerance", type=float, default=5e-3)
-    parser.add_argument("--bf16-tolerance", type=float, default=5e-2)
-    parser.add_argument(
-        "--keep", type=Path, help="keep the runs in this folder, which must be new"
-    )
-    parser.add_argument("--json", type=Path, help="also write every cell to this file")
+    add("--uncompared", action="store_true", help="run no plain loop to compare with")
+    add("--fp32-tolerance", type=float, default=5e-3)
+    add("--bf16-tolerance", type=float, default=5e-2)
+    add("--keep", type=Path, help="keep the runs in this folder, which must be new")
+    add("--json", type=Path, help="also write every cell to this file")
     return parser.parse_args(arguments)
 
 

@@ -165,38 +165,29 @@ def _clock(device: torch.device) -> float:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument(
-        "--model", choices=SHAPES, default="cnn-fmnist", help="the clients' network"
-    )
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=20, help="rounds in the bank")
-    parser.add_argument(
-        "--server", choices=("small", "paper", "large"), default="paper"
-    )
-    parser.add_argument(
-        "--server-width", type=int, default=0, help="0: as --server says"
-    )
-    parser.add_argument("--server-batch", type=int, default=50)
-    parser.add_argument(
-        "--denoiser-batch", type=int, default=0, help="0: as --server-batch"
-    )
-    parser.add_argument("--server-precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument(
-        "--server-lr", type=float, default=0.0, help="0: as --server says"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--model", choices=SHAPES, default="cnn-fmnist", help="the clients' network")
+    add("--clients", type=int, default=20)
+    add("--rounds", type=int, default=20, help="rounds in the bank")
+    add("--server", choices=("small", "paper", "large"), default="paper")
+    add("--server-width", type=int, default=0, help="0: as --server says")
+    add("--server-batch", type=int, default=50)
+    add("--denoiser-batch", type=int, default=0, help="0: as --server-batch")
+    add("--server-precision", choices=("fp32", "bf16"), default="fp32")
+    add("--server-lr", type=float, default=0.0, help="0: as --server says")
+    add(
         "--samples",
         type=int,
         default=100_000,
         help="samples that the autoencoder sees; the denoiser sees 4 times as many",
     )
-    parser.add_argument(
+    add(
         "--engines",
         default="first,torch,deepspeed",
         help=f"engines, of {', '.join(ENGINES)}",
     )
     add_device(parser)
-    parser.add_argument("--json", action="store_true")
+    add("--json", action="store_true")
     asked = parser.parse_args()
     for engine in asked.engines.split(","):
         if engine not in ENGINES:

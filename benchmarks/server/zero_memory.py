@@ -186,18 +186,15 @@ def lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--stages", type=int, nargs="+", default=[0, 1, 2, 3])
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
-    parser.add_argument(
-        "--network", choices=["tokens", "blocks", "p-diff"], default="tokens"
-    )
-    parser.add_argument("--parameters", type=float, default=1.3e9)
-    parser.add_argument(
-        "--offload", choices=["none", "optimizer", "parameters"], default="none"
-    )
-    parser.add_argument("--checkpointing", action="store_true")
-    parser.add_argument("--job", action="store_true", help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    add("--stages", type=int, nargs="+", default=[0, 1, 2, 3])
+    add("--precision", choices=["fp32", "bf16"], default="bf16")
+    add("--network", choices=["tokens", "blocks", "p-diff"], default="tokens")
+    add("--parameters", type=float, default=1.3e9)
+    add("--offload", choices=["none", "optimizer", "parameters"], default="none")
+    add("--checkpointing", action="store_true")
+    add("--job", action="store_true", help=argparse.SUPPRESS)
     add_device(parser)
     arguments = parser.parse_args()
     if arguments.job:

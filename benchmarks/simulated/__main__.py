@@ -88,32 +88,27 @@ def _disk() -> Path | None:
 
 def _options() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--seeds",
         type=_range,
         default=_range("0..19"),
         help="as in 0..1999 (default: 0..19)",
     )
-    parser.add_argument("--seed", type=int, help="one seed alone")
-    parser.add_argument(
-        "--processes", type=int, default=1, help="stories at a time (default: 1)"
-    )
-    parser.add_argument(
+    add("--seed", type=int, help="one seed alone")
+    add("--processes", type=int, default=1, help="stories at a time (default: 1)")
+    add(
         "--trace",
         action="store_true",
         help="print all that happens, by the simulated clock",
     )
-    parser.add_argument(
-        "--plant", choices=PLANTS, help="put this fault into the program"
-    )
-    parser.add_argument(
+    add("--plant", choices=PLANTS, help="put this fault into the program")
+    add(
         "--brief",
         action="store_true",
         help="stories of a fault and an end, as the tests tell them",
     )
-    parser.add_argument(
-        "--first", action="store_true", help="end with the first finding"
-    )
+    add("--first", action="store_true", help="end with the first finding")
     options = parser.parse_args()
     if options.seed is not None:
         options.seeds = range(options.seed, options.seed + 1)

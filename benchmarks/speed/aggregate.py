@@ -91,27 +91,24 @@ def measure(setup: Setup, columns: int, *, repeats: int) -> dict[str, np.ndarray
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--columns",
         type=int,
         nargs="+",
         default=[10_000, 100_000, 1_000_000, 11_000_000],
     )
-    parser.add_argument(
-        "--clients", type=int, nargs="+", default=[1, 10, 50], help="clients per rank"
-    )
-    parser.add_argument("--repeats", type=int, default=60)
-    parser.add_argument(
+    add("--clients", type=int, nargs="+", default=[1, 10, 50], help="clients per rank")
+    add("--repeats", type=int, default=60)
+    add(
         "--max-gib",
         type=float,
         default=2.5,
         help="leave out work whose rows need more on a rank",
     )
     add_device(parser)
-    parser.add_argument("--backend", choices=["auto", "nccl", "gloo"], default="auto")
-    parser.add_argument(
-        "--deterministic", action="store_true", help="sums in client order"
-    )
+    add("--backend", choices=["auto", "nccl", "gloo"], default="auto")
+    add("--deterministic", action="store_true", help="sums in client order")
     options = parser.parse_args()
 
     world = worlds.enter(device=options.device, backend=options.backend)

@@ -184,24 +184,21 @@ def measure(
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
-    parser.add_argument(
+    add = parser.add_argument
+    add("--works", nargs="+", choices=WORKS, default=list(WORKS))
+    add(
         "--engines", nargs="+", choices=["batched", "loop"], default=["batched", "loop"]
     )
-    parser.add_argument(
-        "--rounds", type=int, default=10, help="counted rounds (default: 10)"
-    )
-    parser.add_argument(
-        "--warmup", type=int, default=2, help="rounds before (default: 2)"
-    )
+    add("--rounds", type=int, default=10, help="counted rounds (default: 10)")
+    add("--warmup", type=int, default=2, help="rounds before (default: 2)")
     add_device(parser)
-    parser.add_argument("--precision", choices=["bf16", "tf32", "fp32"], default="tf32")
-    parser.add_argument(
+    add("--precision", choices=["bf16", "tf32", "fp32"], default="tf32")
+    add(
         "--profile",
         action="store_true",
         help="also print the kernels of a round by their share (alone)",
     )
-    parser.add_argument(
+    add(
         "--json",
         type=Path,
         help="also write everything, every round's time included, to this file",

@@ -111,25 +111,14 @@ def drawn(seed: int, number: int) -> Case:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument(
-        "--number", type=int, default=200, metavar="N", help="combinations (200)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of all draws (0)")
-    parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="runs at a time (1)"
-    )
-    parser.add_argument(
-        "--only", default="", choices=[*RELATIONS], help="one kind of comparison"
-    )
-    parser.add_argument(
-        "--case", type=int, metavar="NUMBER", help="only this one of all combinations"
-    )
-    parser.add_argument(
-        "--whole", action="store_true", help="do not shrink what is not as promised"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="a line of JSON for each combination"
-    )
+    add = parser.add_argument
+    add("--number", type=int, default=200, metavar="N", help="combinations (200)")
+    add("--seed", type=int, default=0, help="of all draws (0)")
+    add("--processes", type=int, default=1, metavar="N", help="runs at a time (1)")
+    add("--only", default="", choices=[*RELATIONS], help="one kind of comparison")
+    add("--case", type=int, metavar="NUMBER", help="only this one of all combinations")
+    add("--whole", action="store_true", help="do not shrink what is not as promised")
+    add("--out", type=Path, metavar="FILE", help="a line of JSON for each combination")
     asked = parser.parse_args()
     # A batch system's way to interrupt.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
