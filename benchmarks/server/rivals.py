@@ -17,7 +17,6 @@ examples:
 """
 
 import shlex
-import subprocess
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
@@ -94,15 +93,11 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> str:
 def measured(words: str, options: Namespace) -> dict[str, list[float]]:
     """Run a setting, and return every seed's accuracies by name."""
     with tempfile.TemporaryDirectory() as folder:
-        command = launching.on_ranks(1, ["-m", "hpcfed", "run", *shlex.split(COMMON)])
-        command += [*shlex.split(words), *shlex.split(options.more)]
+        command = shlex.split(f"{COMMON} {words} {options.more}")
         command += ["--inversion-depth", str(options.own_depth)]
         command += ["--depth-sweep", options.depths, "--seeds", options.seeds]
         command += ["--device", options.device, "--out", f"{folder}/run"]
-        environment = launching.environment()
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if ended.returncode:
-            raise SystemExit(ended.stderr[-2000:])
+        launching.run_hpcfed(command)
         seeds = sorted(Path(folder, "run").glob("seed-*"))
         every = [accuracies(read_run(seed)) for seed in seeds]
     return {name: [one[name] for one in every] for name in every[0]}

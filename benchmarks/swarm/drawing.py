@@ -1,7 +1,7 @@
 """Draw combinations of options, each as a user could type it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal
@@ -13,8 +13,8 @@ from benchmarks.swarm.neutral import Neutral
 from hpcfed import methods
 from hpcfed.cli import keyword_settings
 from hpcfed.errors import UserError
-from hpcfed.options import RunConfig, Settings
-from hpcfed.options.checks import check
+from hpcfed.options import RunConfig
+from hpcfed.options.checks import AllOptions, check
 from hpcfed.options.declare import facts_of, flags
 from hpcfed.runtime.launcher import Launch
 
@@ -84,24 +84,22 @@ class Case:
 
     def first(self) -> Options:
         """Return the options of the first run."""
-        made = dict(self.options)
-        for part in self.neutral:
-            made |= part.both
-        for part in self.neutral:
-            made |= part.options
-        return made
+        return self._with(part.options for part in self.neutral)
 
     def fedavg(self) -> Options:
         """Return the options of the FedAvg that it should equal."""
-        made = dict(self.options)
-        for part in self.neutral:
-            made |= part.both
-        for part in self.neutral:
-            made |= part.fedavg
+        made = self._with(part.fedavg for part in self.neutral)
         uniform = methods.load(str(self.first()["method"])).Options.weighs == "uniform"
         if uniform and "weights" not in made:
             made |= neutral.UNIFORM
         return made | {"method": "fedavg"}
+
+    def _with(self, more: Iterable[Options]) -> Options:
+        """Return the options of both runs, and then those of one of them."""
+        made = dict(self.options)
+        for options in (*(part.both for part in self.neutral), *more):
+            made |= options
+        return made
 
 
 def words(options: Mapping[str, Any]) -> list[str]:
@@ -258,26 +256,13 @@ def _met(options: Options) -> set[str]:
         settings = keyword_settings(options)
     except UserError:
         return set()
-    run = _Together(settings)
+    run = AllOptions(settings.config, settings.options)
     fields, found = settings.fields(), set()
     for name, declared in fields.items():
         needs = facts_of(declared).needs
         if needs and all(need.met(run) for need in needs):
             found.add(name)
     return found
-
-
-class _Together:
-    """The options of a run and of its method as attributes of one object."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._groups = (settings.config, settings.options)
-
-    def __getattr__(self, name: str) -> Any:
-        for group in self._groups:
-            if hasattr(group, name):
-                return getattr(group, name)
-        raise AttributeError(name)
 
 
 def _repaired(random: Random, options: Options, fixed: frozenset[str]) -> Options:

@@ -89,7 +89,7 @@ def idle(settings: Settings) -> dict[str, str]:
 
     A value that means off, such as `--new-classes 0`, needs nothing.
     """
-    run = _AllOptions(settings.config, settings.options)
+    run = AllOptions(settings.config, settings.options)
     fields = settings.fields()
     found = {}
     for option, field in fields.items():
@@ -108,7 +108,7 @@ def idle(settings: Settings) -> dict[str, str]:
     }
 
 
-class _AllOptions:
+class AllOptions:
     """The options of a run and of its method, as attributes of one object."""
 
     def __init__(self, *groups: OptionGroup) -> None:
