@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.server import rivals
 from benchmarks.server.rivals import accuracies, paired
 from hpcfed import cli
 from hpcfed.experiment.run import run_setup
@@ -151,6 +152,15 @@ def test_paired_differences_by_hand() -> None:
     """Differences of 1 and 3 have the mean 2 and a standard deviation of √2."""
     assert paired([2.0, 4.0], [1.0, 1.0]) == "+2.00 ± 1.00 (2/2)"
     assert paired([1.0, 1.0], [1.0, 3.0]) == "-1.00 ± 1.00 (0/2)"
+
+
+def test_help_names_the_settings_of_a_contest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["rivals", "--help"])
+    with pytest.raises(SystemExit):
+        rivals.main()
+    assert "10 %, 5 %" in capsys.readouterr().out
 
 
 def test_a_contest_counts_clients_that_the_bank_knows(runs: dict[str, Path]) -> None:

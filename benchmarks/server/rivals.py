@@ -114,9 +114,9 @@ def show(setting: str, found: dict[str, list[float]]) -> None:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument(
-        "settings", nargs="*", help=f"of {', '.join(SETTINGS)} (default: all)"
-    )
+    # argparse fills in what follows a per cent sign.
+    names = ", ".join(SETTINGS).replace("%", "%%")
+    parser.add_argument("settings", nargs="*", help=f"of {names} (default: all)")
     # Seeds 0 to 3 were used to find settings and a depth: judge by others.
     parser.add_argument("--seeds", default="10..14", help="at least two")
     parser.add_argument("--depths", default="50,100,200,350,500")
