@@ -43,7 +43,7 @@ def test_memory_of_another_kind_is_refused(like: torch.Tensor) -> None:
 
 
 def test_the_channel_of_a_plain_run_is_its_aggregation() -> None:
-    assert channel_parts(RunConfig()) == ["aggregate: mean"]
+    assert channel_parts(RunConfig(), MethodTraits()) == ["aggregate: mean"]
 
 
 def test_the_channel_says_who_attacks_and_who_arrives() -> None:
@@ -60,7 +60,7 @@ def test_the_channel_says_who_attacks_and_who_arrives() -> None:
         dropout_rate=0.05,
         aggregation="median",
     )
-    assert channel_parts(config) == [
+    assert channel_parts(config, MethodTraits()) == [
         "attack: ipm by 3 attackers",
         "compress: the largest 5 % of the columns, error feedback",
         "arrive: within 30 s, the first 10 of 13, 5% lost",
@@ -93,7 +93,10 @@ def test_words_and_stages_have_the_order_of_the_channel(
     built = s.federation.channel
     assert [type(stage).__name__ for stage in built.stages] == stages
     assert (built.after_mean is not None) == (privacy == "central")
-    said = [link.partition(":")[0] for link in channel_parts(s.settings.config)]
+    said = [
+        link.partition(":")[0]
+        for link in channel_parts(s.settings.config, s.settings.options)
+    ]
     asked = {
         "local": {"local noise": "noise"},
         "central": {"clip again": "clip again", "central noise": "noise"},

@@ -29,6 +29,7 @@ from hpcfed.models.networks import build
 from hpcfed.options import RunConfig, check_privacy
 from hpcfed.options.channel import channel_parts
 from hpcfed.options.malicious import ATTACKS
+from hpcfed.options.traits import MethodTraits
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.randomness import child_keys, client_keys, generator, normal
 from tests.federations import assembled, usual
@@ -499,7 +500,9 @@ def test_no_noise_is_clipping_alone(privacy: str, quantile: float | None) -> Non
     torch.testing.assert_close(found, w + clipped.mean(0), rtol=1e-12, atol=1e-14)
     assert math.isnan(cohort.log.epsilon) and float(cohort.log.clip_norm) == 0.05
     assert guarantee(s.settings.config).startswith("no ε holds")
-    assert not any("noise" in link for link in channel_parts(s.settings.config))
+    assert not any(
+        "noise" in link for link in channel_parts(s.settings.config, s.settings.options)
+    )
     if quantile is not None:
         kept = float(fed.channel.memory.shared["clip_norm"])
         assert kept == pytest.approx(0.05 * math.exp(-0.2 * (0 - 0.5)), rel=1e-12)
@@ -678,13 +681,13 @@ def test_the_chain_and_the_guarantee_say_what_privacy_is_for() -> None:
     config = RunConfig(
         privacy="local", noise_multiplier=8.0, clip_norm=0.5, rounds=3, accountant="rdp"
     )
-    assert channel_parts(config)[:2] == [
+    assert channel_parts(config, MethodTraits())[:2] == [
         "clip: norm 0.5",
         "noise: by each client, z = 8.0",
     ]
     assert "other data of the client; every round in which" in guarantee(config)
     config = RunConfig(privacy="central", target_epsilon=3.0, clip_quantile=0.5)
-    assert channel_parts(config) == [
+    assert channel_parts(config, MethodTraits()) == [
         "clip: quantile 0.5 of norms, 1 at first",
         "aggregate: mean",
         "noise: on the mean, for ε = 3",
@@ -770,7 +773,10 @@ def test_local_noise_hides_updates_before_they_are_packed() -> None:
     s = private(privacy="local", compress="randomk", keep=0.1, feedback=False)
     names = [type(stage).__name__ for stage in s.federation.channel.stages]
     assert names == ["Clipping", "LocalNoise", "UploadCompression"]
-    assert [link.partition(":")[0] for link in channel_parts(s.settings.config)] == [
+    assert [
+        link.partition(":")[0]
+        for link in channel_parts(s.settings.config, s.settings.options)
+    ] == [
         "clip",
         "noise",
         "compress",

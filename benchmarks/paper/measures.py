@@ -100,13 +100,13 @@ def _settled(held_from: int, rounds: int) -> bool:
     return held_from <= SETTLED * rounds
 
 
-def rounds_to_target(record: RunRecord, *, stays: bool = False) -> float:
+def rounds_to_target(record: RunRecord, *, stays: bool) -> float:
     """Return after how many rounds the target accuracy was reached; NaN if never."""
     reached = to_target(record, stays=stays)
     return math.nan if reached is None else float(reached.rounds)
 
 
-def rounds_of_mean_curve(records: Sequence[RunRecord], *, stays: bool = False) -> float:
+def rounds_of_mean_curve(records: Sequence[RunRecord], *, stays: bool) -> float:
     """Return the rounds to the target of the mean accuracy over seeds, as far as all of
     them have come.
     """
@@ -121,7 +121,7 @@ def rounds_of_mean_curve(records: Sequence[RunRecord], *, stays: bool = False) -
     return float(rounds)
 
 
-def seconds_to_target(record: RunRecord, *, stays: bool = False) -> float:
+def seconds_to_target(record: RunRecord, *, stays: bool) -> float:
     """Return the seconds that the target took, without those of evaluations, which no
     method needs; NaN if it was never reached.
 
@@ -138,7 +138,7 @@ def seconds_to_target(record: RunRecord, *, stays: bool = False) -> float:
     return float((others / record.stacks[: reached.rounds]).sum())
 
 
-def sent_to_target(record: RunRecord, *, stays: bool = False) -> float:
+def sent_to_target(record: RunRecord, *, stays: bool) -> float:
     """Return the GiB that were sent both ways until the target; NaN if never reached."""
     reached = to_target(record, stays=stays)
     return math.nan if reached is None else reached.bytes / 2**30

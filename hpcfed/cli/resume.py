@@ -146,7 +146,7 @@ def can_be_longer(settings: Settings) -> bool:
     )
 
 
-def _seeds_left(folder: Path, rounds: Any = None) -> list[int]:
+def _seeds_left(folder: Path, rounds: Any) -> list[int]:
     """Return the seeds of a folder to resume; none if the folder is a single run.
 
     Leave finished seeds out, unless all are finished. While a run is made longer, the

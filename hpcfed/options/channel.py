@@ -18,11 +18,10 @@ clips each upload again after decompression.
 """
 
 
-def channel_parts(config: RunConfig, method: MethodTraits | None = None) -> list[str]:
-    """Describe the stages of this run in order; without a method, clients upload."""
-    if method is not None and not method.uploads:
+def channel_parts(config: RunConfig, method: MethodTraits) -> list[str]:
+    """Describe the stages of this run in order; none if clients upload nothing."""
+    if not method.uploads:
         return []
-    asynchronous = method is not None and method.asynchronous
     said = {"aggregate": f"aggregate: {config.aggregation}"}
     if config.attack != "none":
         attackers = count(config.num_attackers, "attacker")
@@ -37,7 +36,7 @@ def channel_parts(config: RunConfig, method: MethodTraits | None = None) -> list
             said["clip again"] = "clip again: what is unpacked"
     if config.devices != "none":
         said["arrive"] = f"arrive: {_arrival(config)}"
-    if asynchronous:
+    if method.asynchronous:
         lost = f", {config.dropout_rate:.0%} lost" if config.dropout_rate else ""
         said["arrive"] = f"arrive: each at its own pace{lost}"
         said["aggregate"] = "aggregate: by staleness"
@@ -45,7 +44,7 @@ def channel_parts(config: RunConfig, method: MethodTraits | None = None) -> list
     return [said[part] for part in CHANNEL if part in said]
 
 
-def channel_line(config: RunConfig, method: MethodTraits | None = None) -> str:
+def channel_line(config: RunConfig, method: MethodTraits) -> str:
     """Return the channel in one line; empty if clients upload nothing."""
     return " → ".join(channel_parts(config, method))
 

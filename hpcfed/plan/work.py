@@ -212,7 +212,7 @@ def client_bytes(config: RunConfig) -> float:
 
 
 def network_sizes(
-    options: ServerOptions, layout: Layout, *, rows: int = 0
+    options: ServerOptions, layout: Layout, *, rows: int
 ) -> dict[str, NetworkSize]:
     """Return the sizes of the server's networks, without allocating parameters. Those
     of --server-model span depend on the number of banked rows.

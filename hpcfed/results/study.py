@@ -105,9 +105,7 @@ class Listing:
     """The machine whose process runs them, one after the other; empty: jobs do."""
 
 
-def write_listing(
-    out: Path, title: str, trials: Sequence[str], *, host: str = ""
-) -> None:
+def write_listing(out: Path, title: str, trials: Sequence[str], *, host: str) -> None:
     """Write the names of the trials that will run."""
     content = asdict(Listing(title, list(trials), host))
     with writing(out / PLAN):
