@@ -44,6 +44,17 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 
 
+def add_set(parser: argparse.ArgumentParser, example: str) -> None:
+    """Let the user give options of all runs."""
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="OPTION=VALUE",
+        help=f"options of all runs, such as {example}",
+    )
+
+
 def add_data_root(parser: argparse.ArgumentParser) -> None:
     """Let the user name the folder of real data sets."""
     parser.add_argument(

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import launching
-from benchmarks.arguments import parser_of
+from benchmarks.arguments import add_set, parser_of
 from benchmarks.paper.cells import flag_words, pairs_of
 from hpcfed.errors import UserError
 from hpcfed.results.run import RunRecord
@@ -131,13 +131,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0], help="of the first runs"
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="OPTION=VALUE",
-        help="options of all runs, such as server=small",
-    )
+    add_set(parser, "server=small")
     return parser.parse_args()
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from benchmarks.arguments import parser_of
+from benchmarks.arguments import add_set, parser_of
 from benchmarks.paper.cells import flag_words, pairs_of
 from benchmarks.paper.pictures import estimate
 from hpcfed import cli
@@ -234,13 +234,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--readings", nargs="+", default=READINGS, metavar="OPTION=VALUE,…"
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="OPTION=VALUE",
-        help="options of all runs, such as server_model=span",
-    )
+    add_set(parser, "server_model=span")
     return parser.parse_args()
 
 

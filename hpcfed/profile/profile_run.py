@@ -115,12 +115,7 @@ def _content(measured: ProfiledRun, device: str) -> dict[str, Any]:
             "next": advice(workload, record.config, cuda=cuda, server=server),
         }
         parts.append(asdict(workload) | judged)
-    phases = {}
-    for i, name in enumerate(PHASES):
-        phases[name] = record.phases[:, :, i].sum(0).tolist()
-    server_seconds = []
-    for learning in record.learnings:
-        server_seconds.append({"round": learning.round, "seconds": learning.seconds})
+    of_phases = record.phases.sum(0).T.tolist()
     ranks = []
     for line, of_rank in zip(timelines, lanes(timelines), strict=True):
         facts = {
@@ -133,13 +128,15 @@ def _content(measured: ProfiledRun, device: str) -> dict[str, Any]:
             "lanes": of_rank,
         }
         ranks.append(facts)
-    ceilings = {name: one.model_dump() for name, one in measured.ceilings.items()}
     return {
         "device": device,
-        "ceilings": ceilings,
+        "ceilings": {name: one.model_dump() for name, one in measured.ceilings.items()},
         "parts": parts,
-        "phases": phases,
-        "server": server_seconds,
+        "phases": dict(zip(PHASES, of_phases, strict=True)),
+        "server": [
+            {"round": learning.round, "seconds": learning.seconds}
+            for learning in record.learnings
+        ],
         "ranks": ranks,
         "config": record.config,
         "environment": record.environment,
