@@ -1,11 +1,10 @@
-"""Arguments that the programs of this folder share."""
+"""Arguments that the programs of this folder share. Imports nothing of hpcfed: what is
+imported already, benchmarks.mutation could not change.
+"""
 
 import argparse
 import os
 from pathlib import Path
-from typing import NoReturn
-
-from hpcfed.errors import UserError
 
 
 def parser_of(docstring: str | None) -> argparse.ArgumentParser:
@@ -13,30 +12,6 @@ def parser_of(docstring: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-
-class StrictParser(argparse.ArgumentParser):
-    """Raises UserError for a mistake, which a program tells in one line. Its help is the
-    program's docstring, line by line.
-    """
-
-    def __init__(self, docstring: str | None) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(
-            description=docstring, formatter_class=formatter, allow_abbrev=False
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
-
-
-def check_rounds(options: argparse.Namespace) -> None:
-    """Refuse --rounds and --warmup below 1, and a --json whose folder is not there."""
-    for name in ("rounds", "warmup"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} {getattr(options, name)}: use 1 or more")
-    if options.json and not options.json.absolute().parent.is_dir():
-        raise UserError(f"--json {options.json}: its folder does not exist")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

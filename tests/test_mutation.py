@@ -3,6 +3,7 @@
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -288,3 +289,10 @@ def test_what_fits_no_mutant_is_told() -> None:
     assert judged.reason(one) == "as good" and judged.reason(mutant(3, "4")) is None
     remarks = list(judged.stale({one.module: TEXT, "m.py": b""}))
     assert remarks == ["equivalent.toml: m.py has no such line in f: a < b"]
+
+
+def test_what_is_to_be_changed_is_not_imported_yet() -> None:
+    program = (
+        "import sys, benchmarks.mutation.__main__; sys.exit('hpcfed' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -38,13 +38,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.arguments import StrictParser, add_device
+from benchmarks.arguments import add_device
 from benchmarks.paper.cells import plan, runnable
 from benchmarks.paper.drawings import draw
 from benchmarks.paper.plan import read_plan
 from benchmarks.paper.runs import Stopped, go
 from benchmarks.paper.study import read_study
 from benchmarks.paper.tables import print_tables
+from benchmarks.strict import StrictParser
 from hpcfed.errors import UserError, count
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.signals import STOPPED

@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.arguments import StrictParser, add_device, check_rounds
+from benchmarks.arguments import add_device
 from benchmarks.measuring import setup_of
 from benchmarks.rivals import mps
 from benchmarks.rivals.children import Failed, in_children
@@ -52,6 +52,7 @@ from benchmarks.rivals.machine import Machine, device_of, probe, wants_mps
 from benchmarks.rivals.others import run_pfl, run_plain
 from benchmarks.rivals.work import Gate, Job, Report, Work, work_of
 from benchmarks.speed.round import WORKS, timed_rounds
+from benchmarks.strict import StrictParser, check_rounds
 from hpcfed.errors import UserError
 from hpcfed.runtime import world as worlds
 

@@ -40,8 +40,8 @@ from typing import IO, Any
 import numpy as np
 
 from benchmarks import launching
-from benchmarks.arguments import StrictParser, check_rounds
 from benchmarks.rivals.cpu.work import WORKS, Work
+from benchmarks.strict import StrictParser, check_rounds
 from hpcfed.errors import UserError
 
 SIMULATORS = {
