@@ -3,10 +3,11 @@
 import argparse
 from typing import NoReturn
 
+from hpcfed.cli.parser import FlagParser
 from hpcfed.errors import UserError
 
 
-class StrictParser(argparse.ArgumentParser):
+class StrictParser(FlagParser):
     """Raises UserError for a mistake, which a program tells in one line. Its help is the
     program's docstring, line by line.
     """

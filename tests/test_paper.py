@@ -510,7 +510,11 @@ def test_a_part_can_stand_for_a_data_set(
         ),
         (("", ""), "--plan p.txt", "name a study's file, or a --plan"),
         (("", ""), "--budget soon", "argument --budget: invalid float value"),
-        (("", ""), "--jobs 0", "argument --jobs: 0 is not a whole number above 0"),
+        (
+            ("", ""),
+            "--jobs 0",
+            "argument --jobs: must be a whole number from 1 on, got",
+        ),
         (("", ""), "--tables", "unrecognized arguments: --tables"),
     ],
 )

@@ -391,7 +391,10 @@ def known_flags() -> set[str]:
         flags.update(flags_in(ended([name, "--help"])[1].split()))
     flags.update(flags_in(ended(["attack", "idlg", "--help"])[1].split()))
     for program in (ROOT / "benchmarks").rglob("*.py"):
-        flags.update(re.findall('"(--[a-z][a-z0-9-]*)"', program.read_text()))
+        text = program.read_text()
+        flags.update(re.findall('"(--[a-z][a-z0-9-]*)"', text))
+        # Those that are written as the help shows them.
+        flags.update(re.findall("(?m)^(--[a-z][a-z0-9-]*)(?: [A-Z,]+)?$", text))
     return flags
 
 

@@ -36,6 +36,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.arguments import add_device
@@ -46,107 +47,57 @@ from benchmarks.paper.runs import Stopped, go
 from benchmarks.paper.study import read_study
 from benchmarks.paper.tables import print_tables
 from benchmarks.strict import StrictParser
+from hpcfed.cli.parser import path_of, positive
 from hpcfed.errors import UserError, count
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.signals import STOPPED
 
-
-def _positive(word: str) -> int:
-    if not word.isdecimal() or not int(word):
-        raise argparse.ArgumentTypeError(f"{word} is not a whole number above 0")
-    return int(word)
+FLAGS = """\
+--plan FILE
+  in place of a study: lines of STUDY.toml PATTERN SEEDS [OPTION=VALUE…] [as=FOLDER],
+  run in their order; cells stand in OUT/STUDY or OUT/FOLDER
+--data-root DIR
+  folder of the data sets (default: $HPCFED_DATA, else ./data)
+--methods A,B
+  these methods alone
+--seeds LIST
+  0..4 or 0,3,7 (default: 0..2)
+--budget SECONDS
+  begin no cell after this number of seconds
+--stop-after SECONDS
+  after this number of seconds the running cells end their round and write a
+  checkpoint; the next call resumes them (exit code 75)
+--jobs N
+  run this number of cells at once, each in a process of its own; on a GPU start
+  nvidia-cuda-mps-control -d before, or they take turns (default: 1)
+--stack N
+  let cells that differ only in stackable options, such as the supplement's share or
+  GenFed's schedule, advance together in one process: at most N runs, of which every
+  seed is one; not where time is measured (default: 1)
+--table
+  run nothing; print the tables of what is finished
+--unfinished
+  show unfinished cells in the tables, too, with the round that they have reached
+--figures FOLDER
+  draw the paper's figures of what has run, finished or not, as SVG files
+"""
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = StrictParser(__doc__)
+    parser.add_flags(FLAGS, N=positive, FOLDER=path_of)
+    parser.set_defaults(budget=math.inf, stop_after=math.inf, jobs=1, stack=1)
+    add_device(parser)
     add = parser.add_argument
     add("study", type=Path, metavar="STUDY.toml", nargs="?")
-    add(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help="in place of a study: lines of STUDY.toml PATTERN SEEDS [OPTION=VALUE…] [as=FOLDER], run in their order; "
-        "cells stand in OUT/STUDY or OUT/FOLDER",
-    )
     add("--out", type=Path, required=True, help="folder of all cells")
-    add(
-        "--data-root",
-        type=Path,
-        help="folder of the data sets (default: $HPCFED_DATA, else ./data)",
-    )
-    add(
-        "--data",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=DATASET",
-        help="what stands for a data set of the study, such as a part of it: svhn=file:svhn-part.npz",
-    )
-    add(
-        "--only",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="cells whose DATASET/CLIENTS/METHOD fits the pattern; may be given again",
-    )
-    add("--methods", metavar="A,B", help="these methods alone")
-    add("--seeds", metavar="LIST", help="0..4 or 0,3,7 (default: 0..2)")
-    add(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="OPTION=VALUE",
-        help="options, which win over the file",
-    )
-    add(
-        "--budget",
-        type=float,
-        default=math.inf,
-        metavar="SECONDS",
-        help="begin no cell after this number of seconds",
-    )
-    add(
-        "--stop-after",
-        type=float,
-        default=math.inf,
-        metavar="SECONDS",
-        help="after this number of seconds the running cells end their round and write a checkpoint; "
-        "the next call resumes them (exit code 75)",
-    )
-    add(
-        "--jobs",
-        type=_positive,
-        default=1,
-        metavar="N",
-        help="run this number of cells at once, each in a process of its own; on a GPU start nvidia-cuda-mps-control -d before, "
-        "or they take turns (default: 1)",
-    )
-    add(
-        "--stack",
-        type=_positive,
-        default=1,
-        metavar="N",
-        help="let cells that differ only in stackable options, such as the supplement's share or GenFed's schedule, advance "
-        "together in one process: at most N runs, of which every seed is one; not where time is measured (default: 1)",
-    )
-    add_device(parser)
-    add(
-        "--table",
-        action="store_true",
-        help="run nothing; print the tables of what is finished",
-    )
-    add(
-        "--unfinished",
-        action="store_true",
-        help="show unfinished cells in the tables, too, with the round that they have reached",
-    )
-    add(
-        "--figures",
-        type=Path,
-        metavar="FOLDER",
-        help="draw the paper's figures of what has run, finished or not, as SVG files",
-    )
+    of_cells = "cells whose DATASET/CLIENTS/METHOD fits the pattern; may be given again"
+    add("--only", action="append", default=[], metavar="PATTERN", help=of_cells)
+    several = partial(add, nargs="+", action="extend", default=[])
+    of_data = "what stands for a data set of the study, such as a part of it: svhn=file:svhn-part.npz"
+    several("--data", metavar="NAME=DATASET", help=of_data)
+    of_options = "options, which win over the file"
+    several("--set", metavar="OPTION=VALUE", help=of_options)
     options = parser.parse_args(arguments)
     if (options.study is None) == (options.plan is None):
         raise UserError("name a study's file, or a --plan")

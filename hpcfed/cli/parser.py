@@ -18,6 +18,14 @@ def path_of(text: str) -> Path:
     return Path(text)
 
 
+def positive(text: str) -> int:
+    """Return a whole number from 1 on."""
+    # Nine digits are enough, and int() is slow on very long numbers.
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
+        raise ValueError("must be a whole number from 1 on")
+    return int(text)
+
+
 def _reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
     """Let argparse report what a reader says of a value that it cannot read."""
 
@@ -33,6 +41,7 @@ def _reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
 KINDS: dict[str, Callable[[str], Any]] = {
     "N": int,
     "X": float,
+    "SECONDS": float,
     "INCHES": float,
     "DIR": _reading(path_of),
     "FILE": _reading(path_of),
@@ -50,23 +59,8 @@ class _Help(argparse.HelpFormatter):
         return super()._fill_text(text, width, indent)
 
 
-class CommandParser(argparse.ArgumentParser):
-    """A parser that ends its help with examples and reports a mistake in one line."""
-
-    def __init__(
-        self, command: str, examples: str, *, notes: str = "", **options: Any
-    ) -> None:
-        """Make the parser of a command; the help ends with `notes` and `examples`."""
-        self._command = command
-        notes = f"{notes}\n\n" if notes else ""
-        super().__init__(
-            f"hpcfed {command}".strip(),
-            epilog=f"{notes}examples:\n{examples}",
-            formatter_class=_Help,
-            # An abbreviation that is unique today may be ambiguous with a new option.
-            allow_abbrev=False,
-            **options,
-        )
+class FlagParser(argparse.ArgumentParser):
+    """A parser of flags that are written as their help shows them."""
 
     def add_flags(self, text: str, **kinds: Callable[[str], Any]) -> None:
         """Add flags written as their help shows them: a line `--flag VALUE`, then what it
@@ -89,6 +83,25 @@ class CommandParser(argparse.ArgumentParser):
             self.add_argument(
                 flag, metavar=value, choices=choices, type=kind, help=meaning
             )
+
+
+class CommandParser(FlagParser):
+    """A parser that ends its help with examples and reports a mistake in one line."""
+
+    def __init__(
+        self, command: str, examples: str, *, notes: str = "", **options: Any
+    ) -> None:
+        """Make the parser of a command; the help ends with `notes` and `examples`."""
+        self._command = command
+        notes = f"{notes}\n\n" if notes else ""
+        super().__init__(
+            f"hpcfed {command}".strip(),
+            epilog=f"{notes}examples:\n{examples}",
+            formatter_class=_Help,
+            # An abbreviation that is unique today may be ambiguous with a new option.
+            allow_abbrev=False,
+            **options,
+        )
 
     def error(self, message: str) -> NoReturn:
         # argparse would print the usage, which has more than a hundred flags, and exit.

@@ -1,9 +1,8 @@
 """`hpcfed profile`: run, and show where the time goes."""
 
 import os
-from re import fullmatch
 
-from hpcfed.cli.parser import CommandParser
+from hpcfed.cli.parser import CommandParser, positive
 from hpcfed.cli.settings import parse_run
 from hpcfed.errors import UserError
 from hpcfed.options import RunConfig
@@ -53,7 +52,7 @@ def _parser() -> CommandParser:
         "timeline, kernels, memory, and how close the device comes to its limits. All "
         "other options are those of hpcfed run.",
     )
-    parser.add_flags(FLAGS, N=_positive)
+    parser.add_flags(FLAGS, N=positive)
     parser.set_defaults(profile_rounds=3, profile_warmup=2)
     return parser
 
@@ -71,10 +70,3 @@ def _check_profiled(config: RunConfig) -> None:
         )
     if config.seeds is not None:
         raise UserError("--seeds: a profile takes one seed; use --seed")
-
-
-def _positive(text: str) -> int:
-    # Nine digits are enough, and int() is slow on very long numbers.
-    if not fullmatch("0*[1-9][0-9]{0,8}", text):
-        raise ValueError("must be a whole number from 1 on")
-    return int(text)
