@@ -30,6 +30,7 @@ from hpcfed.analysis.render.console import Output
 from hpcfed.analysis.render.run_page import verdict
 from hpcfed.analysis.render.sections.comparison import comparison as section_of
 from hpcfed.analysis.render.sections.costs import phases as phases_of
+from hpcfed.analysis.render.sections.server import server as server_section
 from hpcfed.analysis.render.show import show
 from hpcfed.analysis.run_findings import RunFiles, run_findings
 from hpcfed.analysis.run_findings.costs import of_phases, of_server
@@ -575,31 +576,62 @@ def test_times_of_seeds_are_those_of_the_one_that_was_there_to_the_end() -> None
     assert "after 2 to 4 rounds" in told and "all 4 took 10 s for 2 runs" in told
 
 
+LEARNING = LearningRecord(
+    round=5,
+    rows=4,
+    seconds={"collect": 3.0},
+    samples_per_second={"denoiser": 1.0},
+    parameters={"denoiser": 1},
+    flops={"denoiser": 1.0},
+    utilisation={"denoiser": np.nan},
+    peak_memory=np.ones(1),
+)
+
+
 def test_costs_go_by_the_runs_that_shared_each_round() -> None:
-    """Four rounds of 2 s beside another run, then two alone: 8 s of 12 are its own."""
-    learning = LearningRecord(
-        round=5,
-        rows=4,
-        seconds={"collect": 3.0},
-        samples_per_second={},
-        parameters={},
-        flops={},
-        utilisation={},
-        peak_memory=np.ones(1),
-    )
+    """Four rounds of 2 s beside another run, then two alone, of each of two seeds: 16 s in
+    all, of which their servers took 6.
+    """
     apart = replace(
         run_of(seconds=[2.0] * 6, rounds=6, target_accuracy=1),
         stacks=np.array([2, 2, 2, 2, 1, 1]),
-        learnings=(learning,),
+        learnings=(LEARNING,),
     )
-    (table,) = of_server(apart)
-    assert [str(cell) for cell in table.rows[0][1:3]] == ["3.00", "37.5%"]
+    other = replace(apart, facts={**apart.facts, "seed": 1})
+    (table,) = of_server([apart, other])
+    assert [str(cell) for cell in table.rows[0][1:3]] == ["6.00", "37.5%"]
+    assert [str(cell) for cell in table.rows[-1][:3]] == [
+        "clients and the rest", "10.00", "62.5%"
+    ]  # fmt: skip
+    assert table.caption.startswith("2 trainings of 2 seeds;")
+    (table,) = of_server([apart])
+    assert [str(cell) for cell in table.rows[0][1:3]] == ["3.00", "25.0%"]
+    assert str(table.rows[-1][0]) == "clients, other runs and the rest"
+    (group,) = groups([Process((apart, other), 0, "run")])
+    shares = server_section([group], []).tables[-1].rows
+    assert [str(row[-1]) for row in shares] == ["37.5"], "of the time of both seeds"
     (group,) = groups([Process((apart,), 0, "run")])
     (cost,) = server_costs([group])
     assert cost.between == 6 * 2.0, "of the last rounds, which are all its own"
     # Seconds of rounds that others shared do not add up with those of its own.
     assert np.isnan([run_seconds(group).centre, mean_to_target(group, "seconds")]).all()
     assert mean_to_target(group, "rounds") == 1
+
+
+def test_what_a_stacked_seed_does_besides_its_phases_is_a_wait_for_the_others() -> None:
+    """Each round trains for 0.5 s, and is 1.5 s outside of all phases."""
+    phases = np.zeros((6, 1, len(PHASES)))
+    phases[:, :, PHASES.index("train")] = 0.5
+    phases[:, :, PHASES.index("other")] = 1.5
+    run = replace(run_of(seconds=[2.0] * 6, rounds=6), phases=phases)
+    for together, between in ((2, 6 * 0.5 / 2), (1, 6 * 2.0)):
+        stacked = replace(run, stacks=np.full(6, together), learnings=(LEARNING,))
+        (group,) = groups([Process((stacked,), 0, "run")])
+        (cost,) = server_costs([group])
+        assert cost.between == pytest.approx(between)
+        told = of_phases(stacked).caption + " ".join(verdict(group))
+        wait = "other, mostly the wait for the runs beside it, 75%"
+        assert (wait in told) == (together > 1) == ("; other: mostly" in told)
 
 
 def test_phases_are_medians_beside_a_median_and_seldom_ones_are_named() -> None:

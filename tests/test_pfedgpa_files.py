@@ -298,17 +298,17 @@ def test_promised_memory_stands_beside_what_was_measured(recorded: Path) -> None
         promised={"denoiser": gib},
         training_memory={"denoiser": 18.5 * 2**30},
     )
-    _, table = costs.of_server(replace(run, learnings=(learning,)))
+    _, table = costs.of_server([replace(run, learnings=(learning,))])
     (row,) = table.rows
     sizes = ["2.00", "2.00", "12.00", "1.00", "17.00", "18.50"]
     assert [str(cell) for cell in row] == ["denoiser", *(f"{n} GiB" for n in sizes)]
     # On a CPU without ZeRO there is nothing to compare.
-    assert len(list(costs.of_server(run))) == 1
+    assert len(list(costs.of_server([run]))) == 1
     shared = replace(run, config=run.config | {"zero_stage": 2})
-    assert len(list(costs.of_server(shared))) == 2
+    assert len(list(costs.of_server([shared]))) == 2
     unknown = {"denoiser": dict.fromkeys(parts, float("nan"))}
     older = replace(run.learnings[-1], promised=unknown)
-    assert len(list(costs.of_server(replace(shared, learnings=(older,))))) == 1
+    assert len(list(costs.of_server([replace(shared, learnings=(older,))]))) == 1
 
 
 def test_the_tables_of_a_large_server_are_not_cut(recorded: Path) -> None:

@@ -123,8 +123,11 @@ def _measured(group: Group) -> ServerCost:
     for part in parts:
         seconds[part] = fmean(one.seconds.get(part, 0.0) for one in last)
     working = 0.0
+    stacked = group.options["stacked_seeds"]
     for phase, mean in group.phase_means.items():
-        if phase not in NOT_CLIENTS:
+        # Of stacked seeds, it is mostly the wait for the servers of the others.
+        waits = phase == "other" and stacked > 1
+        if phase not in NOT_CLIENTS and not waits:
             working += mean
     every = group.options.get("server_every") or group.options["rounds"]
     return ServerCost(
@@ -133,7 +136,7 @@ def _measured(group: Group) -> ServerCost:
         columns=_columns(group.first),
         seconds=seconds,
         # Stacked seeds share the rounds' time, but each had the server for itself.
-        between=every * working / group.options["stacked_seeds"],
+        between=every * working / stacked,
         waited=fmean(one.waited for one in last),
         memory=_by_rank(last, lambda one: one.peak_memory),
         bank=_by_rank(last, lambda one: one.bank_bytes),

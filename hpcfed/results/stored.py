@@ -2,6 +2,7 @@
 
 import hashlib
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +49,22 @@ def longest(runs: Sequence[RunRecord]) -> RunRecord:
     together share their times, memory and energy, and some may end before others.
     """
     return max(runs, key=lambda run: run.rounds_done)
+
+
+def wall_time(runs: Sequence[RunRecord]) -> float:
+    """Return the seconds of all rounds of these runs. A round that some of them advanced
+    through together counts once.
+    """
+    total = 0.0
+    for round in range(longest(runs).rounds_done):
+        there = [run for run in runs if run.rounds_done > round]
+        # Seeds that were resumed apart have other numbers of runs beside them.
+        alike = Counter(int(run.stacks[round]) for run in there)
+        for run in there:
+            together = int(run.stacks[round])
+            sharing = min(together, alike[together])
+            total += float(np.nan_to_num(run.rounds["seconds"][round])) / sharing
+    return total
 
 
 def check_start(settings: Settings, launch: Launch) -> None:

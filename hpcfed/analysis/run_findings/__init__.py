@@ -63,7 +63,7 @@ def run_findings(runs: Runs, files: RunFiles) -> Findings:
         "clients": list(learning.of_clients(runs)),
         "classes": list(learning.of_classes(files.details.class_counts)),
         "time": [costs.of_phases(timed)],
-        "server": list(costs.of_server(first)),
+        "server": list(costs.of_server(runs)),
         "depths": list(depths.of_depths(runs)),
         "costs": [costs.of_costs(first, timed)],
         "machine": list(machine.of_machine(timed, files.details.telemetry)),

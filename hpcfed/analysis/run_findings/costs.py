@@ -2,7 +2,7 @@
 privacy.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 
 import numpy as np
@@ -30,6 +30,7 @@ from hpcfed.results.run import LearningRecord, RunRecord
 from hpcfed.results.series import ROUND_SERIES, RoundSeries
 from hpcfed.results.server import PROMISED
 from hpcfed.results.stacks import first_alike
+from hpcfed.results.stored import wall_time
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import formatted
 
@@ -82,6 +83,8 @@ def of_phases(record: RunRecord) -> Table:
         if last == first:
             in_all, name = f"s in round {first}", f"round {first}, first {where}"
         caption += f"; the rounds before ran {others}"
+    if record.stacked_seeds > 1:
+        caption += "; other: mostly the wait for the runs beside it"
     usual_round = float(per_round(record.counted_seconds()))
     whole_run = TOTAL_SECONDS(record.timed_seconds())
     columns = ["phase", MS_PER_ROUND, in_all, "share"]
@@ -92,38 +95,48 @@ def of_phases(record: RunRecord) -> Table:
     return Table(columns, rows, caption)
 
 
-def of_server(record: RunRecord) -> Iterator[Table]:
-    """Yield what training the server's model took, and its share of the run's time."""
-    if not record.learnings:
+def of_server(runs: Sequence[RunRecord]) -> Iterator[Table]:
+    """Yield what training the server's model took for all seeds, and its share of their
+    time; its networks are those of the first.
+    """
+    learnings = [one for run in runs for one in run.learnings]
+    if not runs[0].learnings:
         return
-    last = record.learnings[-1]
-    # Stacked seeds share the rounds' time, but each had the server for itself.
-    whole = float((record.rounds["seconds"] / record.stacks).sum())
+    last = runs[0].learnings[-1]
+    whole = wall_time(runs)
     rows: list[Row] = []
     server = 0.0
-    for phase in record.learnings[0].seconds:
-        seconds = sum(one.seconds.get(phase, 0.0) for one in record.learnings)
+    for phase in last.seconds:
+        seconds = sum(one.seconds.get(phase, 0.0) for one in learnings)
         server += seconds
         cells = [SECONDS(seconds), SHARE(seconds / whole)]
         rows.append([phase, *cells, *_network(last, phase)])
     totals = {"server in all": server}
-    waited, caption = server, f"the last one on {last.rows} uploads"
+    trainings = count(len(learnings), "training")
+    waited, caption = server, f"{trainings}, the last one on {last.rows} uploads"
+    if len(runs) > 1:
+        caption = (
+            f"{trainings} of {len(runs)} seeds; networks are those of seed "
+            f"{runs[0].facts['seed']}, the last time on {last.rows} uploads"
+        )
     if not isnan(last.waited):
         # Clients went on while the server learnt.
-        waited = sum(one.waited for one in record.learnings)
-        totals["… behind clients' rounds"] = sum(one.hidden for one in record.learnings)
+        waited = sum(one.waited for one in learnings)
+        totals["… behind clients' rounds"] = sum(one.hidden for one in learnings)
         totals["… clients waited"] = waited
         if not isnan(last.staleness):
             late = count(int(last.staleness), "round")
             caption += f", its rows used {late} later"
-    totals["clients and the rest"] = whole - waited
+    # A run that is shown without those beside it cannot tell their servers' time apart.
+    beside = len(runs) == 1 and (runs[0].stacks > 1).any()
+    rest = "clients, other runs and the rest" if beside else "clients and the rest"
+    totals[rest] = whole - waited
     for name, seconds in totals.items():
         rows.append([name, SECONDS(seconds), SHARE(seconds / whole), "", "", ""])
     columns = ("server", "seconds", "share", "parameters", "samples/s", "of peak")
-    trainings = count(len(record.learnings), "training")
-    yield Table(columns, rows, f"{trainings}, {caption}")
+    yield Table(columns, rows, caption)
     # A record's options of its method are unchecked.
-    stage = record.config.get("zero_stage")
+    stage = runs[0].config.get("zero_stage")
     yield from _memory(last, stage if isinstance(stage, int) else 0)
 
 

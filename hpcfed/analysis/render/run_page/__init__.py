@@ -193,6 +193,8 @@ def _where(group: Group) -> str:
             continue
         if phase == "server" and group.first.learns_seldom:
             parts.append(f"server {server_text(group.first)}, {share:.0%} of the run")
+        elif phase == "other" and timed.stacked_seeds > 1:
+            parts.append(f"other, mostly the wait for the runs beside it, {share:.0%}")
         else:
             parts.append(f"{phase} {share:.0%}")
     where = f"it went from round {timed.untimed + 1} on" if timed.untimed else "it went"

@@ -29,6 +29,7 @@ from hpcfed.analysis.server_costs import (
 )
 from hpcfed.analysis.server_findings import server_tables
 from hpcfed.analysis.swept import Swept
+from hpcfed.results.stored import wall_time
 from hpcfed.results.study import StudyRecord
 from hpcfed.words import MIB
 
@@ -132,9 +133,7 @@ def _network_rows(group: Group, phases: Sequence[str]) -> list[Row]:
     # The last training represents all: the first one also warms up.
     last = group.first.learnings[-1]
     seconds = sum(_learning_seconds(group, phase) for phase in phases)
-    whole = fmean(
-        float(process.timed.rounds["seconds"].sum()) for process in group.processes
-    )
+    whole = fmean(wall_time(process.runs) for process in group.processes)
     name, clients, _ = which(group)
     rows: list[Row] = []
     for network, parameters in last.parameters.items():
