@@ -2,6 +2,7 @@
 with them.
 """
 
+import csv
 import io
 import json
 import shutil
@@ -27,6 +28,7 @@ from hpcfed.analysis.labels import label
 from hpcfed.analysis.outcomes import mean_to_target, run_energy, run_seconds
 from hpcfed.analysis.render.charts import Axis, Mark, rows
 from hpcfed.analysis.render.console import Output
+from hpcfed.analysis.render.exports import csv_text
 from hpcfed.analysis.render.run_page import verdict
 from hpcfed.analysis.render.sections.comparison import comparison as section_of
 from hpcfed.analysis.render.sections.costs import phases as phases_of
@@ -574,6 +576,8 @@ def test_times_of_seeds_are_those_of_the_one_that_was_there_to_the_end() -> None
     assert str(found["time"][0].rows[-1][2]) == "10.000"
     told = " ".join(verdict(group))
     assert "after 2 to 4 rounds" in told and "all 4 took 10 s for 2 runs" in told
+    lines = list(csv.DictReader(csv_text([group]).splitlines()))
+    assert [line["counted"] for line in lines] == [*"01", *"0111"], "no first round"
 
 
 LEARNING = LearningRecord(

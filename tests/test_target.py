@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from hpcfed.analysis.groups import Group, Process, groups
+from hpcfed.analysis.outcomes import mean_to_target
 from hpcfed.analysis.render.run_page import verdict as page_verdict
 from hpcfed.analysis.render.sections.tradeoffs import target as target_section
 from hpcfed.analysis.render.show import show, show_seeds
@@ -129,6 +130,24 @@ def test_a_study_shows_both() -> None:
     assert rows[0]["seeds that stay"] == "2 of 2"
     assert rows[0]["stay from round"].startswith("3")
     assert rows[1]["seeds that stay"] == "unknown: ended there"
+
+
+def test_seconds_to_the_target_are_means_over_repeats() -> None:
+    """The second round of the first repeat ends after 4 s, that of the second after 8;
+    one that was resumed beside others does not know.
+    """
+    first, slower = run(KEPT), run(KEPT)
+    slower.rounds["seconds"][:] = 4.0
+    apart = replace(slower, stacks=np.array([2, 2, 1, 1]))
+    for second, told in ((slower, "6"), (apart, "–")):
+        (group,) = groups([Process((one,), 0, "one") for one in (first, second)])
+        section = target_section([group])
+        (row,) = section.tables[0].texts
+        cells = dict(zip(section.tables[0].columns, row, strict=True))
+        assert (cells["seconds"], cells["rounds"]) == (told, "2")
+        assert cells["seeds that reached it"] == "1 of 1"
+        expected = 6.0 if second is slower else NAN
+        assert mean_to_target(group, "seconds") == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_study_tells_who_holds_the_target_first() -> None:

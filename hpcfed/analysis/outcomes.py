@@ -200,14 +200,25 @@ COSTS = {
 """Costs to weigh scores against, by their names in exports."""
 
 
+def to_target(group: Group, name: str, *, held: bool = False) -> list[float]:
+    """Return a cost up to the target, or until it is `held`, of the seeds that came so
+    far; for seconds of all their repeats, which measure the time again. Seconds of runs
+    that were resumed beside others are unknown.
+    """
+    timed = name == "seconds"
+    values = []
+    for run in group.runs if timed else group.seeds:
+        reached = run.stays() if held else run.reached()
+        if reached is not None:
+            unknown = timed and first_alike(run.stacks)
+            values.append(nan if unknown else float(getattr(reached, name)))
+    return values
+
+
 def mean_to_target(group: Group, name: str, *, held: bool = False) -> float:
     """Return the mean of a cost up to the target, or until it is `held`; NaN unless
-    every seed came so far, and for seconds of runs that were resumed beside others.
+    every seed came so far, and if it is unknown for one.
     """
-    if name == "seconds" and any(first_alike(run.stacks) for run in group.seeds):
-        return nan
-    reached = [run.stays() if held else run.reached() for run in group.seeds]
-    values = [getattr(one, name) for one in reached if one is not None]
-    if len(values) < len(reached):
-        return nan
-    return fmean(values)
+    values = to_target(group, name, held=held)
+    every = group.runs if name == "seconds" else group.seeds
+    return fmean(values) if len(values) == len(every) else nan

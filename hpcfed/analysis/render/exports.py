@@ -72,8 +72,9 @@ def csv_text(every: Sequence[Group]) -> str:
         about = [process.source, *facts]
         # A metric that only other runs have.
         unknown = np.full(run.rounds_done, np.nan)
-        # Warm-up rounds come first, so the counted ones are the last.
-        first_counted = run.rounds_done - len(process.seconds)
+        # Warm-up rounds come first, so the counted ones are the last of the run that was
+        # there to the end: a seed may have ended before it.
+        first_counted = process.timed.rounds_done - len(process.seconds)
         for round in range(run.rounds_done):
             counted = int(round >= first_counted)
             # Follows the table of series: a new series needs no change here.

@@ -12,7 +12,14 @@ from hpcfed.analysis.contests import Frontier, Weighed, frontiers
 from hpcfed.analysis.findings import MEBIBYTES, PLAIN, TIME, Cell, Row, Table
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import ACCURACIES, condition_text, label, text
-from hpcfed.analysis.outcomes import COSTS, Measure, measure, measures, run_epsilon
+from hpcfed.analysis.outcomes import (
+    COSTS,
+    Measure,
+    measure,
+    measures,
+    run_epsilon,
+    to_target,
+)
 from hpcfed.analysis.render.charts import (
     Axis,
     Drawing,
@@ -57,7 +64,8 @@ def target(every: Sequence[Group]) -> Section:
         "Means over the seeds that reached the target accuracy, or stay there: those "
         "that do not would need a guess. A run stays at its "
         "target from the first evaluation on after which none is below it; one that "
-        "ended when it reached the target does not know."
+        "ended when it reached the target does not know. Seconds are means over repeats, "
+        "too."
     )
     there = [_known(run.reached() for run in group.seeds) for group in aimed]
     staying = [_known(run.stays() for run in group.seeds) for group in aimed]
@@ -76,11 +84,9 @@ def target(every: Sequence[Group]) -> Section:
             "Seconds are the simulation's; virtual time is the clients'."
         )
     for title, (name, kind) in spent.items():
-        cells = []
-        for seeds in there:
-            values = [getattr(one, name) for one in seeds]
-            cells.append(kind(fmean(values) if values else nan))
-        columns[title] = cells
+        every_value = [to_target(group, name) for group in aimed]
+        means = [fmean(values) if values else nan for values in every_value]
+        columns[title] = list(map(kind, means))
     section.tables.append(points_table(aimed, columns))
     return section
 
