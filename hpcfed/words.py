@@ -33,7 +33,8 @@ def number(value: float) -> str:
         return DASH
     if isinf(value):
         return "∞" if value > 0 else f"{MINUS}∞"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    # From here on, three digits would be `1e+03`.
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def times_as(told: str, what: str) -> str:
@@ -92,8 +93,8 @@ def bytes_text(size: float) -> str:
 def flops_text(operations: float) -> str:
     """Return floating-point operations in the largest unit that fits: `7.61 GFLOP`."""
     for unit, size in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9)):
-        if operations >= size:
-            return f"{operations / size:.3g} {unit}"
+        if operations >= 0.9995 * size:
+            return f"{number(operations / size)} {unit}"
     return f"{operations / 1e9:.2g} GFLOP"
 
 
@@ -134,15 +135,16 @@ def time_text(seconds: float) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Return a time in the unit that suits it, with three digits: `41.3 ms`."""
-    if seconds < 1e-3:
+    # A time that rounds up to the next unit is written in that.
+    if seconds < 0.9995e-3:
         return f"{1e6 * seconds:.3g} µs"
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{1e3 * seconds:.3g} ms"
-    if seconds < 600:
+    if seconds < 599.5:
         return f"{seconds:.3g} s"
-    if seconds < 36_000:
+    if seconds < 35_970:
         return f"{seconds / 60:.3g} min"
-    return f"{seconds / 3600:.3g} h"
+    return f"{number(seconds / 3600)} h"
 
 
 def short_seconds(seconds: float) -> str:

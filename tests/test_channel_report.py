@@ -32,7 +32,7 @@ from hpcfed.options.compression import CompressionOptions
 from hpcfed.results.as_json import run_summary
 from hpcfed.results.run import RunRecord
 from hpcfed.results.study import Outcome, StudyRecord, TrialRecord
-from hpcfed.words import flops_text, time_text
+from hpcfed.words import flops_text, number, seconds_text, time_text
 from tests.points import process_of, run_of
 from tests.test_watch import begun, take_down
 
@@ -81,6 +81,21 @@ def test_times_in_words() -> None:
 def test_operations_in_words() -> None:
     told = [flops_text(number) for number in (7.61e9, 1.2345e13, 4e15, 5.8e7, 0.0)]
     assert told == ["7.61 GFLOP", "12.3 TFLOP", "4 PFLOP", "0.058 GFLOP", "0 GFLOP"]
+
+
+def test_three_digits_that_round_up_are_no_power_of_ten() -> None:
+    """With three digits 999.7 is 1e+03, which nobody reads as a time."""
+    assert [number(value) for value in (999.4, 999.7, -999.7)] == [
+        "999",
+        "1,000",
+        "-1,000",
+    ]
+    told = [seconds_text(value) for value in (9.997e-4, 0.9997, 599.8, 4e6)]
+    assert told == ["1 ms", "1 s", "10 min", "1,111 h"]
+    assert [flops_text(value) for value in (9.998e11, 2e18)] == [
+        "1 TFLOP",
+        "2,000 PFLOP",
+    ]
 
 
 def test_the_target_is_reached_by_both_clocks() -> None:
