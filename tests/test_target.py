@@ -12,6 +12,8 @@ from hpcfed.analysis.outcomes import mean_to_target
 from hpcfed.analysis.render.run_page import verdict as page_verdict
 from hpcfed.analysis.render.sections.tradeoffs import target as target_section
 from hpcfed.analysis.render.show import show, show_seeds
+from hpcfed.analysis.swept import swept
+from hpcfed.analysis.target_verdicts import target_answers
 from hpcfed.analysis.verdicts import verdicts
 from hpcfed.results.as_json import run_summary
 from hpcfed.results.run import RunRecord
@@ -158,6 +160,26 @@ def test_a_study_tells_who_holds_the_target_first() -> None:
     told = " ".join(sentence for one in verdicts(every) for sentence in one.answers)
     assert "fedavg is first, after 2 s" in told
     assert "fedprox holds it first, from round 2 on" in told
+
+
+def test_who_is_first_in_seconds_is_doubted_if_repeats_are() -> None:
+    """Two repeats each: 4 s or so against 8, and against 4 to 40."""
+
+    def told(of_first: list[float], of_other: list[float]) -> str:
+        processes = []
+        for method, seconds in (("fedavg", of_first), ("fedprox", of_other)):
+            for each in seconds:
+                one = run(KEPT, method=method)
+                one.rounds["seconds"][:] = each
+                processes.append(Process((one,), 0, ""))
+        every = groups(processes)
+        (line,) = target_answers(every, swept(every))
+        return line
+
+    assert "fedavg is first, after 4 s; " in told([2.0, 2.001], [4.0, 4.001])
+    spread = told([2.0, 2.001], [2.0, 20.0])
+    assert "4 s (by the mean; repeats do not tell it from others); " in spread
+    assert "4 s (too few repeats to tell times from noise); " in told([2.0], [4.0])
 
 
 def told_of(*runs: RunRecord) -> list[str]:

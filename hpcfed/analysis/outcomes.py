@@ -1,7 +1,7 @@
 """The outcome of a point: how well its clients do, and what a run of it costs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, nan
 from statistics import fmean
 
@@ -222,3 +222,14 @@ def mean_to_target(group: Group, name: str, *, held: bool = False) -> float:
     values = to_target(group, name, held=held)
     every = group.runs if name == "seconds" else group.seeds
     return fmean(values) if len(values) == len(every) else nan
+
+
+def seconds_to_target(group: Group) -> Estimate:
+    """Estimate the seconds up to the target over repeats; unknown unless all came so
+    far.
+    """
+    totals = []
+    for process in group.processes:
+        alone = replace(group, processes=(process,))
+        totals.append(mean_to_target(alone, "seconds"))
+    return of_runs(totals) if all(map(isfinite, totals)) else Estimate(nan)

@@ -7,7 +7,8 @@ from math import isclose, isfinite
 from hpcfed.analysis.choices import Combination, grouped
 from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import ACCURACIES, condition_text
-from hpcfed.analysis.outcomes import mean_to_target
+from hpcfed.analysis.outcomes import mean_to_target, seconds_to_target
+from hpcfed.analysis.statistics import disjoint
 from hpcfed.analysis.swept import Swept, choice_text, problem
 from hpcfed.words import MIB, number, time_text
 
@@ -38,6 +39,7 @@ def _places(members: Sequence[Group], options: Sequence[Swept]) -> str:
     if fastest is None or leanest is None:
         return ""
     told = f"{fastest.does('is', 'are')} first, after {number(fastest.spent)} s"
+    told += _doubt(members)
     sends = f"; {leanest.does('sends', 'send')}"
     if leanest.names == fastest.names:
         sends = f", and {leanest.verb('sends', 'send')}"
@@ -51,6 +53,21 @@ def _places(members: Sequence[Group], options: Sequence[Swept]) -> str:
         since = number(holds.spent)
         told += f"; {holds.does('holds', 'hold')} it first, from round {since} on"
     return told
+
+
+def _doubt(members: Sequence[Group]) -> str:
+    """Say that repeats do not tell the least time from the others; nothing if they do,
+    or if all times are the same.
+    """
+    known = [seconds_to_target(group) for group in members]
+    known = [one for one in known if isfinite(one.centre)]
+    first = min(known, key=lambda one: one.centre)
+    rivals = [one for one in known if not isclose(one.centre, first.centre)]
+    if not all(one.bounded for one in [first, *rivals]):
+        return " (too few repeats to tell times from noise)" if rivals else ""
+    if all(disjoint(first, one) for one in rivals):
+        return ""
+    return " (by the mean; repeats do not tell it from others)"
 
 
 @dataclass(frozen=True)
