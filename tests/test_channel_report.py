@@ -4,6 +4,7 @@ they say nothing of it where a run has none.
 
 import json
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,6 @@ def test_show_tells_of_what_a_run_has_had() -> None:
     series = {
         "arrived": [3, 4, 2, 3],
         "cohort": [4] * 4,
-        "staleness": [0, 1, 2, 3],
         "epsilon": [0.5, 1.0, 1.5, 2.0],
         "clip_norm": [1.0, 0.9, 0.8, 0.7],
     }
@@ -139,12 +139,19 @@ def test_show_tells_of_what_a_run_has_had() -> None:
     rows = {line[0].strip(): line[-1].strip() for line in lines}
     assert rows["virtual time of all rounds"] == "4 h 0 min"
     assert rows["uploads that arrived in time"] == "12 (75.0%)"
-    assert rows["versions that an upload was behind"] == "1.50"
     assert rows["norm that updates were clipped to"] == "0.7"
     assert rows["privacy spent"] == "ε 2 at δ 1e-06"
     target = next(line for line in lines if line[0] == "reached after")
     assert [cell.strip() for cell in target if cell][-2:] == ["3 h 0 min", "3"]
+    # All that a round of FedBuff has are uploads that came, whoever was lost meanwhile.
+    came = clocked(HOUR, series=series | {"staleness": [0, 1, 2, 3]}, server_ranks=1)
+    lines = [line.split("   ") for line in shown(came).splitlines()]
+    rows = {line[0].strip(): line[-1].strip() for line in lines}
+    assert rows["versions that an upload was behind"] == "1.50"
+    assert rows["uploads that arrived"] == "12" and isnan(came.arrived_share())
+    assert "time on cores, ranks that host clients" in rows
     plain = shown(four_rounds())
+    assert "time on cores, all ranks" in plain
     for word in ("virtual", "arrived", "behind", "clipped", "privacy"):
         assert word not in plain, word
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.analysis.run_findings.costs import of_costs
+from hpcfed.analysis.run_findings.learning import learning_of_run
 from hpcfed.cli import parse_run
 from hpcfed.data import PartitionPlan
 from hpcfed.data.partition import partition
@@ -16,7 +18,7 @@ from hpcfed.experiment.evaluate import standing_accuracy
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.run import run
 from hpcfed.methods import clustered_fedavg, genefl
-from hpcfed.results.run import RunRecord
+from hpcfed.results.run import NewRounds, RunRecord
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import Stop
 from tests.genefl_runs import fresh, small
@@ -205,6 +207,16 @@ def test_an_adopted_state_is_that_of_the_new_clients() -> None:
         newcomers.collaborate(s, s.newcomers, state, None, progress, Stop())
 
 
+def test_the_last_rounds_of_new_clients_are_the_last_that_are_done() -> None:
+    """Twelve of twenty rounds, of which every second was evaluated: 4, 6 … 12 count."""
+    done = np.arange(1, 21) <= 12
+    curve = np.where(done & (np.arange(1, 21) % 2 == 0), np.arange(1, 21) / 100, np.nan)
+    sent = np.where(done, 100.0, np.nan)
+    rounds = NewRounds(curve[:, None], curve[:, None], sent, sent)
+    assert rounds.latest("accuracy").tolist() == [0.04, 0.06, 0.08, 0.1, 0.12]
+    assert rounds.last("accuracy") == pytest.approx(0.08)
+
+
 @pytest.mark.parametrize("killed", [True, False])
 @pytest.mark.parametrize("early", [False, True])
 def test_new_clients_go_on_after_a_stop_as_if_there_was_none(
@@ -252,6 +264,10 @@ def test_new_clients_go_on_after_a_stop_as_if_there_was_none(
     assert np.isnan(new.trained_accuracy).sum(1).tolist() == [2] * 6
     assert new.last("accuracy") == pytest.approx(new.curve("accuracy").mean())
     assert len(record.rounds["bytes_up"]) == 2
+    (table,) = (one for one in learning_of_run(record) if "new clients" in one.columns)
+    assert table.rows[-1][0] == "mean of the last 6", "there are no ten"
+    costs = {str(name): str(cell) for name, cell in of_costs(record, record).rows}
+    assert costs["sent to new clients in their rounds"] == "225.47 KiB"
     # Two clients get all 4810 columns of the cluster's row.
     assert new.bytes_down.tolist() == [2 * 4 * 4810] * 6
     assert (new.bytes_up > 0).all()

@@ -1,6 +1,7 @@
 """A run's results in memory, and figures derived from them."""
 
 from dataclasses import dataclass, field
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,15 @@ class NewRounds:
         values: np.ndarray = getattr(self, name)
         return np.array([mean_accuracy(of_round) for of_round in values])
 
+    def latest(self, name: str) -> np.ndarray:
+        """Return the curve in the last ten rounds that are done, as far as evaluated."""
+        done = int(np.isfinite(self.bytes_up).sum())
+        values = self.curve(name)[:done][-LAST_UPDATES:]
+        return values[~np.isnan(values)]
+
     def last(self, name: str) -> float:
         """Return the mean of the curve over the last ten rounds."""
-        return mean_accuracy(self.curve(name)[-LAST_UPDATES:])
+        return mean_accuracy(self.latest(name))
 
 
 @dataclass(frozen=True)
@@ -303,7 +310,11 @@ class RunRecord:
         return not np.isnan(self.last("virtual_seconds"))
 
     def arrived_share(self) -> float:
-        """Return the share of uploads that counted; NaN if no client could be late."""
+        """Return the share of uploads that counted; NaN if no client could be late, and
+        for methods without rounds, whose rounds are only what has arrived.
+        """
+        if not isnan(self.mean("staleness")):
+            return float("nan")
         arrived, cohort = self.rounds["arrived"], self.rounds["cohort"]
         known = np.isfinite(arrived)
         invited = float(cohort[known].sum())

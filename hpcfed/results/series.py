@@ -195,8 +195,8 @@ _ROUND_TABLE = (
         largest, of=("wall",), total="wall time of all rounds",
         json="seconds_per_round", required=True),
     RoundSeries("cpu_seconds", "s",
-        "time that all ranks' processes have spent on cores, with all their threads; "
-        "others on the host prolong the wall time, and this hardly",
+        "time that the processes of all ranks that host clients have spent on cores, with "
+        "all their threads; others on the host prolong the wall time, and this hardly",
         summed, total="time on cores, all ranks"),
     RoundSeries("imbalance", "1",
         "train seconds of the slowest rank by the mean over ranks",

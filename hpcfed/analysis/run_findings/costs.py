@@ -203,8 +203,12 @@ def _costs(record: RunRecord, timed: RunRecord) -> Costs:
             yield series.total, BYTES(float(np.nansum(values)))
             yield f"{series.total} per round", BYTES(record.mean(series.name))
     if record.new_rounds is not None:
-        sent = float(np.nansum(record.new_rounds.bytes_up))
-        yield "sent by new clients in their rounds", BYTES(sent)
+        new = record.new_rounds
+        for way, sent in (("by", new.bytes_up), ("to", new.bytes_down)):
+            yield (
+                f"sent {way} new clients in their rounds",
+                BYTES(float(np.nansum(sent))),
+            )
     if not isnan(record.newcomer_bytes):
         yield "sent to a new client to begin with", BYTES(record.newcomer_bytes)
     # What other ranks took before a resume says nothing of these.
@@ -256,9 +260,12 @@ def _total(record: RunRecord, series: RoundSeries, timed: RunRecord) -> Costs:
             text = f"{int(total)} ({total / selected:.0%})"
             yield series.total, COUNT(total, text)
     elif series.name == "arrived":
-        arrived = record.arrived_share()
-        if not isnan(arrived):
-            yield series.total, COUNT(total, f"{int(total)} ({arrived:.1%})")
+        share = record.arrived_share()
+        if not isnan(share):
+            yield series.total, COUNT(total, f"{int(total)} ({share:.1%})")
+        elif total:
+            # A method without rounds has no time limit.
+            yield "uploads that arrived", COUNT(total)
     elif series.unit == "clients":
         if int(total):
             yield series.total, COUNT(total)
@@ -271,7 +278,10 @@ def _total(record: RunRecord, series: RoundSeries, timed: RunRecord) -> Costs:
         elif isnan(counted) and series.name == WORK[0]:
             yield series.total, "unknown: an older version did not count them"
     else:
-        yield series.total, WALL_TIME(float(np.nansum(timed.rounds[series.name])))
+        name = series.total
+        if series.name == "cpu_seconds" and record.config.get("server_ranks"):
+            name = "time on cores, ranks that host clients"
+        yield name, WALL_TIME(float(np.nansum(timed.rounds[series.name])))
 
 
 # Between clients and server: a virtual clock, and privacy.

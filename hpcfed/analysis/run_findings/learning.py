@@ -129,7 +129,9 @@ def _new_rounds(rounds: NewRounds) -> Table:
         if not all(map(isnan, means)):
             rows.append([f"after round {number}", *map(PERCENT, means)])
     last = [PERCENT(rounds.last(name)) for name in series]
-    rows.append([f"mean of the last {LAST_UPDATES}", *last])
+    # There may be fewer rounds, and --evaluate-every leaves some out.
+    evaluated = max(len(rounds.latest(name)) for name in series)
+    rows.append([f"mean of the last {evaluated}", *last])
     return Table(("new clients", "as they stand", "after training"), rows)
 
 
