@@ -19,7 +19,7 @@ from rich.console import Console
 
 from hpcfed import cli
 from hpcfed.analysis.render import watch as watching
-from hpcfed.analysis.render.watch.frame import curves
+from hpcfed.analysis.render.watch.frame import curves, run_frame
 from hpcfed.analysis.render.watch.looking import LOST, SILENT, Looker
 from hpcfed.analysis.render.watch.trials import StudyLooker
 from hpcfed.errors import UserError
@@ -76,14 +76,23 @@ def add_round(results: ResultsWriter, round: int, *, seconds: float = 2.0) -> No
 
 
 def take_down(
-    results: ResultsWriter, round: int, *, seconds: float = 2.0, **more: float
+    results: ResultsWriter,
+    round: int,
+    *,
+    seconds: float = 2.0,
+    elsewhere: bool = False,
+    **more: float,
 ) -> None:
-    """Write such a round, with values of further series."""
+    """Write such a round, with values of further series; one that ran `elsewhere`, on
+    another number of ranks, has no phases.
+    """
     phases = np.zeros((2, len(PHASES)))
     phases[:, PHASES.index("train")] = [0.25 * seconds, 0.75 * seconds]
     phases[:, PHASES.index("evaluate")] = [0.75 * seconds, 0.25 * seconds]
     ranks = {"wall": np.full(2, seconds), "peak_memory": np.full(2, 2.0**20)}
     ranks |= {"wire": np.zeros(2), "halvings": np.zeros(2)}
+    if elsewhere:
+        phases[:] = NAN
     # Evaluated in every second round.
     accuracy = 0.5 + round / 100 if round % 2 else NAN
     values = {"seconds": seconds, "train_loss": 1 / (round + 1), "accuracy": accuracy}
@@ -282,18 +291,36 @@ def test_a_seed_that_has_ended_early_does_not_hold_the_others_up(
 ) -> None:
     """The last accuracies of two and of four rounds are 0.51 and 0.53."""
     writers = {}
-    for seed, rounds in {3: 4, 11: 2}.items():
+    for seed, rounds in {3: 2, 11: 4}.items():
         writers[seed] = begun(tmp_path / f"seed-{seed}", seed=seed, stacked_seeds=2)
         for round in range(rounds):
-            add_round(writers[seed], round, seconds=1.0)
-    writers[11].finish("complete")
+            add_round(writers[seed], round, seconds=1.0 if round < 2 else 3.0)
+    writers[3].finish("complete")
+    console = Console(width=120)
+    with console.capture() as caught:
+        console.print(run_frame(Looker().look(tmp_path), console))
+    # Two rounds of one and four of the other, of 1024 bytes each.
+    assert "sent 6.00 KiB" in caught.get()
     view = Looker().look(tmp_path)
-    assert (view.status, view.done, view.left) == ("running", 4, 4.0)
+    assert (view.status, view.done, view.left) == ("running", 4, 4 * (1 + 3 + 3) / 3)
+    # Of the rounds since the other ended, too: half of 1, 3 and 3 s.
+    assert view.phases() == {"train": 3.5 / 3, "evaluate": 3.5 / 3}
     np.testing.assert_allclose(view.series("accuracy"), [NAN, 0.51, NAN, 0.53])
     assert view.last("accuracy") == pytest.approx(0.52)
-    writers[3].finish("complete")
+    writers[11].finish("complete")
     view = Looker().look(tmp_path)
     assert (view.status, view.done) == ("complete", 4)
+
+
+def test_the_pace_is_that_of_the_ranks_that_a_run_goes_on_with(tmp_path: Path) -> None:
+    """Twelve rounds of 50 s on other ranks, a first one here of 9 s, and two of 2 s."""
+    results = begun(tmp_path, rounds=20)
+    for round, seconds in enumerate([50.0] * 12 + [9.0, 2.0, 2.0]):
+        take_down(results, round, seconds=seconds, elsewhere=round < 12)
+    results.publish()
+    view = Looker().look(tmp_path)
+    assert (view.pace, view.left) == (2.0, 10.0)
+    assert view.phases() == {"train": 1.0, "evaluate": 1.0}
 
 
 def test_what_the_server_learns_is_shown(tmp_path: Path, words: Words) -> None:

@@ -18,6 +18,7 @@ from hpcfed.analysis.render.watch.trials import SHOWN, StudyView, TrialView
 from hpcfed.analysis.run_findings.machine import machine_text
 from hpcfed.errors import count, printable
 from hpcfed.options.metrics import label_of, text_of
+from hpcfed.results.stacks import advanced_together
 from hpcfed.words import bytes_text, duration, short_seconds, time_text
 
 STYLES = ("cyan", "magenta", "green")
@@ -50,7 +51,9 @@ def run_frame(view: RunView, console: Console) -> RenderableType:
     width = min(console.width, 160)
     first = view.records[0]
     seeds = len(view.records)
-    whose = f"seed {first.facts['seed']}" if seeds == 1 else f"{seeds} seeds at once"
+    whose = f"seed {first.facts['seed']}" if seeds == 1 else f"{seeds} seeds"
+    if seeds > 1 and advanced_together([record.stacks for record in view.records]):
+        whose += " at once"
     parts: list[RenderableType] = [
         Text(printable(f"{title(first)}, {whose}")),
         Text(folder, style="dim"),
@@ -226,19 +229,19 @@ def channel_facts(view: RunView) -> list[str]:
 
 
 def _facts(view: RunView) -> Text:
-    """Return the slowest rank, what was sent, and the server's learnings so far."""
-    first = view.records[0]
+    """Return the slowest rank, and what all seeds have sent and the server has learnt."""
     facts = []
     slowest = view.slowest()
     if slowest is not None:
         rank, ratio = slowest
         facts.append(f"slowest rank {rank}: trains {ratio:.2f} × the mean")
-    facts.append(f"memory {bytes_text(first.peak_memory.max())}")
-    facts.append(f"sent {bytes_text(float(first.sent.sum()))}")
+    facts.append(f"memory {bytes_text(view.timed.peak_memory.max())}")
+    facts.append(f"sent {bytes_text(sum(one.sent.sum() for one in view.records))}")
     facts += channel_facts(view)
-    if first.learnings:
-        seconds = sum(sum(one.seconds.values()) for one in first.learnings)
-        times = count(len(first.learnings), "time")
+    learnings = [one for record in view.records for one in record.learnings]
+    if learnings:
+        seconds = sum(sum(one.seconds.values()) for one in learnings)
+        times = count(len(learnings), "time")
         facts.append(f"the server has learnt {times}, {duration(seconds)} in all")
     return Text(" · ".join(facts), style="dim")
 

@@ -31,7 +31,7 @@ from hpcfed.results.pace import pace, recent, rest
 from hpcfed.results.run import RunRecord
 from hpcfed.results.sandbox import try_out
 from hpcfed.results.signs import EVERY, LearningSign, RunSign, read_sign
-from hpcfed.results.stored import first_failure, read_run
+from hpcfed.results.stored import first_failure, longest, read_run
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import duration
 
@@ -124,14 +124,28 @@ class RunView:
         return mean(lasts) if lasts else nan
 
     @property
+    def timed(self) -> RunRecord:
+        """The run with the times of the process: of seeds that advance together, one
+        that has not ended before the others.
+        """
+        at_work = [one for one in self.records if one.status == self.status]
+        return longest(at_work or self.records)
+
+    @property
     def pace(self) -> float:
         """Current seconds per round; NaN before the first."""
-        return pace(self.series("seconds"))
+        return pace(self._seconds())
 
     @property
     def left(self) -> float:
         """Seconds that the remaining rounds will take; NaN if unknown."""
-        return rest(self.series("seconds"), self.planned - self.done)
+        return rest(self._seconds(), self.planned - self.done)
+
+    def _seconds(self) -> np.ndarray:
+        """Return the seconds of all rounds on these ranks, beside as many runs."""
+        if not self.records:
+            return np.empty(0)
+        return self.timed.rounds["seconds"][self.timed.untimed :]
 
     def phases(self) -> dict[str, float]:
         """Return the mean seconds of a recent round by phase, longest first."""
@@ -163,9 +177,7 @@ class RunView:
         """
         if not self.records:
             return np.empty((0, 0, 0))
-        # Stacked seeds share their time, so the first one represents all.
-        phases = self.records[0].phases
-        return recent(phases[~np.isnan(phases).any((1, 2))])
+        return recent(self.timed.phases[self.timed.untimed :])
 
 
 class Looker:
