@@ -29,7 +29,9 @@ from hpcfed.analysis.outcomes import mean_to_target, run_energy, run_seconds
 from hpcfed.analysis.render.charts import Axis, Mark, rows
 from hpcfed.analysis.render.console import Output
 from hpcfed.analysis.render.exports import csv_text
+from hpcfed.analysis.render.run_page import learning as learning_page
 from hpcfed.analysis.render.run_page import verdict
+from hpcfed.analysis.render.run_page.costs import traffic_and_memory
 from hpcfed.analysis.render.sections.comparison import comparison as section_of
 from hpcfed.analysis.render.sections.costs import phases as phases_of
 from hpcfed.analysis.render.sections.server import server as server_section
@@ -578,6 +580,14 @@ def test_times_of_seeds_are_those_of_the_one_that_was_there_to_the_end() -> None
     assert "after 2 to 4 rounds" in told and "all 4 took 10 s for 2 runs" in told
     lines = list(csv.DictReader(csv_text([group]).splitlines()))
     assert [line["counted"] for line in lines] == [*"01", *"0111"], "no first round"
+    ends = "Curves end where the first seed ends."
+    assert ends in learning_page.learning(group).text
+    assert (
+        ends not in learning_page.learning(groups([Process((whole,), 1, "")])[0]).text
+    )
+    large = replace(whole, peak_memory=np.array([2.0**20, 7 * 2.0**20]))
+    *_, memory = traffic_and_memory(short, large).charts
+    assert [one["y"] for one in memory.spec["data"]["values"]] == [1, 7]
 
 
 LEARNING = LearningRecord(

@@ -68,7 +68,7 @@ def run_content(group: Group, found: Found) -> Content:
         costs.server(first, details),
         learning.depths(group),
         learning.latents(details),
-        costs.traffic_and_memory(first),
+        costs.traffic_and_memory(first, longest(group.runs)),
         machine(details),
     ):
         section.tables += found_tables.get(section.id, ())

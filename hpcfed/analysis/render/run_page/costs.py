@@ -131,8 +131,10 @@ def _loss(network: str, losses: np.ndarray, rounds: list[int]) -> list[Drawing]:
     return [lines(title, drawn, steps, loss)] if drawn else []
 
 
-def traffic_and_memory(run: RunRecord) -> Section:
-    """Draw what was sent in each round and in total, and the memory of each rank."""
+def traffic_and_memory(run: RunRecord, timed: RunRecord) -> Section:
+    """Draw what was sent in each round and in total, and the memory of each rank: that
+    of the process, which the run with its times has.
+    """
     section = Section("costs", "Traffic, memory and energy")
     sent = {whose: run.rounds[name] for name, whose in SENT.items()}
     if run.rounds_done > 1 and any(np.nansum(values) for values in sent.values()):
@@ -142,13 +144,13 @@ def traffic_and_memory(run: RunRecord) -> Section:
             section.charts.append(_traffic("traffic of every round", sent))
         so_far = {whose: np.nancumsum(values) for whose, values in sent.items()}
         section.charts.append(_traffic("traffic up to each round", so_far))
-    peaks = run.peak_memory / MIB
+    peaks = timed.peak_memory / MIB
     if 1 < len(peaks) <= MOST_RANKS:
         ranks = [f"rank {rank}" for rank in range(len(peaks))]
         heights = {"peak": peaks.tolist()}
         x, title = "ranks that host clients", "peak memory of every rank"
-        if run.untimed:
-            title += f", from round {run.untimed + 1} on"
+        if timed.untimed:
+            title += f", from round {timed.untimed + 1} on"
         section.charts.append(bars(title, ranks, heights, Axis("MiB"), x))
     section.text.append(
         "Traffic is what the method's own accounting says. Memory is that of the "

@@ -76,6 +76,8 @@ def learning(group: Group) -> Section:
     section.charts += _drawn("loss over rounds", losses, ROUNDS, axis)
     if len(group.seeds) > 1:
         section.text.append("Bands are 95 % confidence over seeds.")
+        if len({run.rounds_done for run in group.seeds}) > 1:
+            section.text.append("Curves end where the first seed ends.")
     if group.first.rounds_done > MOST_POINTS:
         section.text.append(
             f"A curve of more than {MOST_POINTS} evaluations shows means of several."

@@ -54,6 +54,8 @@ def accuracy(
             f"A curve of more than {MOST_POINTS} evaluations shows means of several in a "
             "row."
         )
+        if any(len({run.rounds_done for run in one.seeds}) > 1 for one in every):
+            section.text.append("A curve ends where the first of its seeds ends.")
         add_charts(section, every, options, _charts)
     section.tables += _best_table(every)
     section.tables += _metric_tables(every)
