@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import h5py
+import numpy as np
 import pytest
 
 from hpcfed import cli
@@ -40,7 +41,7 @@ from hpcfed.runtime import launcher
 from hpcfed.runtime.launcher import Launch
 from hpcfed.studies import attempt, execute, start
 from hpcfed.studies.attempt import finished
-from hpcfed.studies.dry_run import completed, speed
+from hpcfed.studies.dry_run import completed, done, speed
 from hpcfed.studies.execute import gather
 from hpcfed.studies.plan import (
     Point,
@@ -279,10 +280,26 @@ def test_a_dry_run_says_where_clients_may_train_less(
     file.write_text(
         "[common]\nmodel = 'mlp'\nclients = 4\ndevices = 'lognormal'\ndeadline = 9.0\n"
         "[variants.whole]\npartial = false\n[variants.part]\npartial = true\n"
+        "[variants.ends]\ntarget_accuracy = 80.0\nstop_at_target = true\n"
     )
     cli.main(["study", str(file), "--dry-run", "--out", str(tmp_path / "out")])
     said = capsys.readouterr().out
-    assert said.count(" GFLOP of clients") == 2 and said.count("at most ") == 1
+    assert said.count(" GFLOP of clients") == 3 and said.count("at most ") == 2
+    # 20 rounds of four clients, 4810 columns of four bytes each way.
+    assert said.count("2.94 MiB if clients exchange whole rows") == 3
+
+
+def test_the_speed_of_a_run_is_that_of_what_it_has_done(finished_trial: Trial) -> None:
+    """It planned two rounds; had it ended at its target after one, it did half."""
+    (record,) = finished(finished_trial) or []
+    planned_work = run_work(finished_trial.point.settings)
+    whole = done([record], planned_work)
+    assert whole.clients == pytest.approx(planned_work.clients)
+    first = {name: values[:1] for name, values in record.rounds.items()}
+    half = done([replace(record, rounds=first)], planned_work)
+    assert half.clients == pytest.approx(whole.clients / 2)
+    unknown = record.rounds | {"train_flops": np.full(2, np.nan)}
+    assert done([replace(record, rounds=unknown)], planned_work) == planned_work
 
 
 def test_work_counts_packed_bytes_of_all_who_are_invited(tmp_path: Path) -> None:

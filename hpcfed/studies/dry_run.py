@@ -7,7 +7,7 @@ speed until one is finished.
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from hpcfed.errors import count, printable
@@ -15,6 +15,7 @@ from hpcfed.experiment.serving import choose_server
 from hpcfed.options import Settings
 from hpcfed.plan.assumptions import UNMEASURED
 from hpcfed.plan.work import RunWork, run_work
+from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import longest
 from hpcfed.results.study import read_outcome
 from hpcfed.runtime import accelerator
@@ -22,7 +23,7 @@ from hpcfed.studies import execute
 from hpcfed.studies.execute import Finished
 from hpcfed.studies.plan import Point, StudyOrder
 from hpcfed.studies.stacks import describe, stacked
-from hpcfed.words import flops_text
+from hpcfed.words import bytes_text, flops_text
 
 START = 8.0
 """Assumed seconds for the start of a run, if nothing was measured."""
@@ -52,8 +53,8 @@ def speed(
 ) -> Speed:
     """Derive a speed from finished runs: point, work, seconds of rounds, and in all."""
     rates, starts = [], []
-    for point, done, rounds, process in measured:
-        at_one = Speed(1.0, 0.0, 0).seconds(point, done)  # seconds at 1 FLOP/s
+    for point, work, rounds, process in measured:
+        at_one = Speed(1.0, 0.0, 0).seconds(point, work)  # seconds at 1 FLOP/s
         if rounds > 0:
             rates.append(at_one / rounds)
         if not math.isnan(process):
@@ -66,13 +67,13 @@ def speed(
 def print_dry_run(order: StudyOrder) -> None:
     """Print every point, its command, and its estimated cost."""
     cuda = accelerator.kind() is not None
-    done = execute.check_finished(order.trials)
+    ended = execute.check_finished(order.trials)
     works = {}
     # Without a GPU it is unknown: a study is often planned where it does not run.
     memory = accelerator.smallest_memory()
     for point in order.chosen:
         works[point.name] = run_work(completed(point, gpu=cuda, memory=memory))
-    reached = speed(_measured(order, works, done), cuda=cuda)
+    reached = speed(_measured(order, works, ended), cuda=cuda)
     total = 0.0
     # The first repeats represent all.
     for trial in order.trials[: len(order.chosen)]:
@@ -81,12 +82,13 @@ def print_dry_run(order: StudyOrder) -> None:
         seconds = reached.seconds(point, work)
         left = 0
         for other in order.trials:
-            left += other.point is point and other.folder not in done
+            left += other.point is point and other.folder not in ended
         total += left * seconds
         print(f"{point.number}: {point.name}")
         print(
             f"   {_ranks(point)}, {_most(point)}{flops_text(work.clients)} of clients, "
-            f"{flops_text(work.server)} of the server, {work.sent / 2**20:,.0f} MiB sent; "
+            f"{flops_text(work.server)} of the server, {bytes_text(work.sent)} if clients "
+            f"exchange whole rows; "
             f"{_time(seconds)} × {left} of {order.study.repeats}"
         )
         words = shlex.join(execute.command(trial, order.start))
@@ -96,12 +98,12 @@ def print_dry_run(order: StudyOrder) -> None:
         basis = count(reached.measured, "finished run")
     print(
         f"{count(len(works), 'point')}, {count(len(order.trials), 'trial')}, "
-        f"{len(done)} finished; {_time(total)} to go "
+        f"{len(ended)} finished; {_time(total)} to go "
         f"({reached.flops / 1e9:,.1f} GFLOP/s a rank: {basis})"
     )
     if order.most > 1:
         # Say which of the remaining trials would advance together.
-        trials = [trial for trial in order.trials if trial.folder not in done]
+        trials = [trial for trial in order.trials if trial.folder not in ended]
         for line in describe(stacked(trials, order.most)):
             print(line)
 
@@ -115,12 +117,12 @@ def completed(point: Point, *, gpu: bool, memory: int) -> Settings:
 
 
 def _measured(
-    order: StudyOrder, works: dict[str, RunWork], done: Finished
+    order: StudyOrder, works: dict[str, RunWork], ended: Finished
 ) -> list[tuple[Point, RunWork, float, float]]:
     """Return the seconds of finished trials: of all rounds, and of the process."""
     measured = []
     for trial in order.trials:
-        runs = done.get(trial.folder)
+        runs = ended.get(trial.folder)
         if runs:
             point = trial.point
             # A run of a stack has recorded the time of the whole stack.
@@ -128,8 +130,19 @@ def _measured(
             share = float((timed.rounds["seconds"] / timed.stacks).sum())
             rounds = share * point.settings.config.num_seeds
             process = read_outcome(trial.outcome).seconds
-            measured.append((point, works[point.name], rounds, process))
+            work = done(runs, works[point.name])
+            measured.append((point, work, rounds, process))
     return measured
+
+
+def done(runs: Sequence[RunRecord], planned: RunWork) -> RunWork:
+    """Return the work that runs have done: they may have ended early."""
+    counted = 0.0
+    for run in runs:
+        for name in ("train_flops", "finetune_flops"):
+            counted += float(run.rounds[name].sum())
+    # Older versions did not count it.
+    return planned if math.isnan(counted) else replace(planned, clients=counted)
 
 
 def _ranks(point: Point) -> str:
@@ -139,8 +152,10 @@ def _ranks(point: Point) -> str:
 
 
 def _most(point: Point) -> str:
-    """Say that clients without enough time train less."""
-    return "at most " if point.settings.config.partial else ""
+    """Say that clients without enough time train less, as runs do that end early."""
+    config = point.settings.config
+    ends_early = config.stop_at_target or config.early_stop is not None
+    return "at most " if config.partial or ends_early else ""
 
 
 def _time(seconds: float) -> str:
