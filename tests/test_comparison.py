@@ -24,7 +24,7 @@ from hpcfed.analysis.comparison.conditions import judge_all, read_conditions
 from hpcfed.analysis.comparison.shown import print_comparison
 from hpcfed.analysis.findings import Cell
 from hpcfed.analysis.groups import Process, groups
-from hpcfed.analysis.labels import label
+from hpcfed.analysis.labels import label, server_text
 from hpcfed.analysis.outcomes import mean_to_target, run_energy, run_seconds
 from hpcfed.analysis.render.charts import Axis, Mark, rows
 from hpcfed.analysis.render.console import Output
@@ -559,6 +559,14 @@ def test_a_time_per_round_is_the_same_figure_wherever_it_stands() -> None:
     assert lines["round, after the first"][-2:] == ["1000.00", "45.000"]
     table = of_phases(LEARNT_LATE)
     assert table.columns[1] == MS_PER_ROUND and str(table.rows[-1][1]) == "1000.00"
+    # Its times count from the fifth round on, if it was resumed there on other ranks.
+    before = replace(LEARNING, round=1)
+    late = replace(LEARNT_LATE, learnings=(before, LEARNING))
+    assert server_text(late) == "30 s in 2 of 6 rounds"
+    elsewhere = late.phases.copy()
+    elsewhere[:4] = np.nan
+    elsewhere[-1, :, PHASES.index("server")] = 1500.0
+    assert server_text(replace(late, phases=elsewhere)) == "1,500 s once"
 
 
 def test_times_of_seeds_are_those_of_the_one_that_was_there_to_the_end() -> None:

@@ -134,8 +134,11 @@ def few(sentences: Sequence[str], of: str) -> list[str]:
 
 
 def server_text(run: RunRecord) -> str:
-    """Return `49 s once`: the average time of a rank in the phase `server`."""
+    """Return `49 s once`: the average time of a rank in the phase `server`, in the rounds
+    whose times count.
+    """
     seconds = run.phase_totals()["server"]
-    times = len(run.learnings)
-    often = "once" if times == 1 else f"in {times} of {run.rounds_done} rounds"
-    return f"{seconds:.3g} s {often}"
+    times = sum(one.round >= run.untimed for one in run.learnings)
+    rounds = run.rounds_done - run.untimed
+    often = "once" if times == 1 else f"in {times} of {rounds} rounds"
+    return f"{number(seconds)} s {often}"
