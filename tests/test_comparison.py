@@ -540,6 +540,9 @@ def test_rounds_since_a_resume_on_other_ranks_are_named(
     resumed.phases[:2] = np.nan
     table = of_phases(resumed)
     assert (table.rows[-1][0], table.columns[2]) == (usual, in_all)
+    # One rank is always as slow as the mean.
+    resumed.rounds["imbalance"][:] = [1.0, 1.0, *[1.5] * (done - 2)]
+    assert resumed.imbalance() == 1.5
 
 
 def test_a_time_per_round_is_the_same_figure_wherever_it_stands() -> None:

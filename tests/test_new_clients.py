@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.analysis.render.show import status
 from hpcfed.analysis.run_findings.costs import of_costs
 from hpcfed.analysis.run_findings.learning import learning_of_run
 from hpcfed.cli import parse_run
@@ -253,11 +254,14 @@ def test_new_clients_go_on_after_a_stop_as_if_there_was_none(
     first = read_run(there)
     assert first.status == ("failed" if killed else "stopped")
     assert first.new_rounds is not None
-    assert np.isfinite(first.new_rounds.bytes_up).sum() == 1
+    assert first.new_rounds.rounds_done == 1
+    assert status(first).startswith(f"status: {first.status}, 2 of ")
+    assert ", then 1 of 6 rounds of new clients" in status(first)
     started("--resume", there)
     same(whole, there)
     record = read_run(there)
     assert record.facts["resumed"].tolist() == [2] and record.new_rounds is not None
+    assert "new clients" not in status(record), "as planned"
     new = record.new_rounds
     # The first two clients, then the other two; two of four in each round.
     assert np.isnan(new.accuracy).sum(1).tolist() == [2, 0, 0, 0, 0, 0]

@@ -292,7 +292,9 @@ def test_a_seed_that_has_ended_early_does_not_hold_the_others_up(
     """The last accuracies of two and of four rounds are 0.51 and 0.53."""
     writers = {}
     for seed, rounds in {3: 2, 11: 4}.items():
-        writers[seed] = begun(tmp_path / f"seed-{seed}", seed=seed, stacked_seeds=2)
+        # The second was made longer.
+        folder, planned = tmp_path / f"seed-{seed}", 6 if seed == 3 else 8
+        writers[seed] = begun(folder, rounds=planned, seed=seed, stacked_seeds=2)
         for round in range(rounds):
             add_round(writers[seed], round, seconds=1.0 if round < 2 else 3.0)
     writers[3].finish("complete")

@@ -94,10 +94,13 @@ class NewRounds:
         values: np.ndarray = getattr(self, name)
         return np.array([mean_accuracy(of_round) for of_round in values])
 
+    @property
+    def rounds_done(self) -> int:
+        return int(np.isfinite(self.bytes_up).sum())
+
     def latest(self, name: str) -> np.ndarray:
         """Return the curve in the last ten rounds that are done, as far as evaluated."""
-        done = int(np.isfinite(self.bytes_up).sum())
-        values = self.curve(name)[:done][-LAST_UPDATES:]
+        values = self.curve(name)[: self.rounds_done][-LAST_UPDATES:]
         return values[~np.isnan(values)]
 
     def last(self, name: str) -> float:
@@ -386,9 +389,12 @@ class RunRecord:
         return float(2 * mean_upload.sum())
 
     def imbalance(self) -> float:
-        """Return the slowest rank's train seconds by the mean: median over rounds."""
+        """Return the slowest rank's train seconds by the mean: median over the rounds on
+        these ranks.
+        """
         # The median, because the first round warms up and others may be disturbed.
-        known = self._evaluations("imbalance")
+        values = self.rounds["imbalance"][self.untimed :]
+        known = values[~np.isnan(values)]
         return float(np.median(known)) if len(known) else float("nan")
 
     def last_class_accuracy(self) -> dict[str, np.ndarray]:

@@ -42,6 +42,10 @@ def status(record: RunRecord) -> str:
         # Records of older versions do not say why.
         why = "stopped early" if _lost_patience(record) else "stopped at the target"
         line += f", {printable(str(record.facts.get('ended', why)))}"
+    new = record.new_rounds
+    if new is not None and new.rounds_done < len(new.bytes_up):
+        later = count(len(new.bytes_up), "round")
+        line += f", then {new.rounds_done} of {later} of new clients"
     return f"{line}: {record.error}" if record.error else line
 
 

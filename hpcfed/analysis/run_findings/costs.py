@@ -234,7 +234,7 @@ def _costs(record: RunRecord, timed: RunRecord) -> Costs:
         text = f"{leaked} of {record.facts['validation_samples']}"
         yield "validation samples that clients were given", COUNT(leaked, text)
     # How evenly clients were spread over ranks, and when they were relocated.
-    imbalance = record.imbalance()
+    imbalance = timed.imbalance()
     if record.facts["ranks"] > 1 and not isnan(imbalance):
         yield "slowest rank's training by the mean", HUNDREDTHS(imbalance)
     if record.moves:

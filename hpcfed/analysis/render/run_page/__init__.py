@@ -199,7 +199,7 @@ def _where(group: Group) -> str:
             parts.append(f"{phase} {share:.0%}")
     where = f"it went from round {timed.untimed + 1} on" if timed.untimed else "it went"
     sentence = f"Where {where}: {'; '.join(parts)}."
-    uneven = group.first.imbalance()
+    uneven = timed.imbalance()
     if group.ranks > 1 and uneven >= UNEVEN:
         sentence += f" The slowest rank trains {uneven:.2f} times as long as the mean."
     return sentence

@@ -87,7 +87,8 @@ class RunView:
 
     @property
     def planned(self) -> int:
-        return int(self.records[0].config["rounds"]) if self.records else 0
+        # A seed may have been made longer than the others.
+        return int(self.timed.config["rounds"]) if self.records else 0
 
     @property
     def done(self) -> int:
