@@ -43,6 +43,7 @@ from hpcfed.analysis.statistics import Measurements, divide, subtract
 from hpcfed.options import RunConfig
 from hpcfed.results.pace import MS_PER_ROUND, SECONDS_PER_ROUND
 from hpcfed.results.run import LearningRecord, RunRecord
+from hpcfed.results.stored import timed_run
 from hpcfed.runtime.timer import PHASES
 from tests.page import parsed
 from tests.points import process_of, run_of
@@ -655,8 +656,28 @@ def test_what_a_stacked_seed_does_besides_its_phases_is_a_wait_for_the_others() 
         (cost,) = server_costs([group])
         assert cost.between == pytest.approx(between)
         told = of_phases(stacked).caption + " ".join(verdict(group))
-        wait = "other, mostly the wait for the runs beside it, 75%"
-        assert (wait in told) == (together > 1) == ("; other: mostly" in told)
+        wait = "other, with the wait for the runs beside it, 75%"
+        assert (wait in told) == (together > 1) == ("; other: with" in told)
+
+
+def test_servers_of_stacked_seeds_are_no_wait() -> None:
+    """Of 3 s that a seed spends outside of its phases, 2 s are another's server; the
+    other has ended after two of four rounds.
+    """
+
+    def seed(number: int, rounds: int, server: float, other: float) -> RunRecord:
+        phases = np.zeros((rounds, 1, len(PHASES)))
+        phases[:, :, PHASES.index("server")] = server
+        phases[:, :, PHASES.index("other")] = other
+        each = {"seed": number, "facts": {"stacked_seeds": 2}}
+        return replace(run_of(seconds=[4.0] * rounds, **each), phases=phases)
+
+    seeds = seed(0, 2, server=2.0, other=2.0), seed(1, 4, server=1.0, other=3.0)
+    totals = timed_run(seeds).phase_totals()
+    assert (totals["server"], totals["other"]) == (4 * 1 + 2 * 2, 4 * 3 - 2 * 2)
+    (group,) = groups([Process(seeds, 0, "run")])
+    assert group.phase_means["server"] == 2.0
+    assert seeds[1].phase_totals()["server"] == 4.0, "by itself it does not know"
 
 
 def test_phases_are_medians_beside_a_median_and_seldom_ones_are_named() -> None:

@@ -20,7 +20,7 @@ from hpcfed.analysis.statistics import Estimate, disjoint, middle, of_rounds, of
 from hpcfed.options import facts
 from hpcfed.results.pace import per_round
 from hpcfed.results.run import RunRecord
-from hpcfed.results.stored import longest
+from hpcfed.results.stored import timed_run
 from hpcfed.runtime.timer import PHASES
 
 MOST_VARIATION = 0.10
@@ -43,10 +43,10 @@ class Process:
     side: str = ""
     """A or B, if a report compares two paths."""
 
-    @property
+    @cached_property
     def timed(self) -> RunRecord:
         """The run with all times of the process, and with its memory and energy."""
-        return longest(self.runs)
+        return timed_run(self.runs)
 
     @cached_property
     def seconds(self) -> np.ndarray:

@@ -125,7 +125,7 @@ def _measured(group: Group) -> ServerCost:
     working = 0.0
     stacked = group.options["stacked_seeds"]
     for phase, mean in group.phase_means.items():
-        # Of stacked seeds, it is mostly the wait for the servers of the others.
+        # Of stacked seeds, it has the wait for the others.
         waits = phase == "other" and stacked > 1
         if phase not in NOT_CLIENTS and not waits:
             working += mean

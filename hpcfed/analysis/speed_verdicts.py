@@ -174,7 +174,8 @@ def _limit(limit: Limit, options: Sequence[Swept]) -> str:
     if limit.phase == "server" and limit.group.first.learns_seldom:
         # A typical round does not train the server's model.
         share = f"{100 * limit.share:.0f} % of the run"
-        words = f"{where}: server {server_text(limit.group.first)}, {share}"
+        timed = limit.group.processes[0].timed
+        words = f"{where}: server {server_text(timed)}, {share}"
     if limit.loss is not None:
         loss = limit.loss
         words += (

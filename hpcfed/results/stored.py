@@ -35,6 +35,7 @@ from hpcfed.results.safe import Reader, readable, reading
 from hpcfed.results.server import LatentMap
 from hpcfed.results.telemetry import Telemetry, telemetry_of
 from hpcfed.runtime.launcher import Launch
+from hpcfed.runtime.timer import PHASES
 
 MOST_NAMED = 8
 """Most runs that a message names."""
@@ -49,6 +50,26 @@ def longest(runs: Sequence[RunRecord]) -> RunRecord:
     together share their times, memory and energy, and some may end before others.
     """
     return max(runs, key=lambda run: run.rounds_done)
+
+
+def timed_run(runs: Sequence[RunRecord]) -> RunRecord:
+    """Return the run with the times of its process, the longest. What the servers of the
+    seeds beside it took, for which it waited, is `server` there, not `other`.
+    """
+    timed = longest(runs)
+    phases = timed.phases.copy()
+    server, other = PHASES.index("server"), PHASES.index("other")
+    for run in runs:
+        done = run.rounds_done
+        if run is timed or run.phases.shape[1:] != phases.shape[1:]:
+            continue
+        together = (run.stacks > 1) & (run.stacks == timed.stacks[:done])
+        theirs = np.where(together[:, None], run.phases[:, :, server], 0.0)
+        # Where several wait at a time, it is not all in `other`.
+        moved = np.fmin(theirs, phases[:done, :, other])
+        phases[:done, :, server] += moved
+        phases[:done, :, other] -= moved
+    return replace(timed, phases=phases)
 
 
 def wall_time(runs: Sequence[RunRecord]) -> float:

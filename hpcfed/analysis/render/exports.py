@@ -34,6 +34,7 @@ from hpcfed.results.as_json import plain, run_summary
 from hpcfed.results.folder import RECORD
 from hpcfed.results.run import RunRecord
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES
+from hpcfed.results.stored import longest
 from hpcfed.results.study import StudyRecord
 from hpcfed.results.telemetry import FIGURES, MOMENTS
 from hpcfed.runtime.timer import PHASES
@@ -106,7 +107,7 @@ def telemetry_csv_text(every: Sequence[Group]) -> str:
     lines: list[list[Any]] = [["source", *MOMENTS, "of", "name", *FIGURES]]
     for _, process, run in _runs(every):
         telemetry = None
-        if run is process.timed and (run.folder / RECORD).is_file():
+        if run is longest(process.runs) and (run.folder / RECORD).is_file():
             telemetry = read_files([run]).details.telemetry
         if telemetry is None:
             continue

@@ -12,7 +12,13 @@ from hpcfed.analysis.run_findings import costs, depths, learning, machine
 from hpcfed.analysis.run_findings.costs import Times
 from hpcfed.analysis.run_findings.learning import Runs
 from hpcfed.errors import UserError
-from hpcfed.results.stored import RunDetails, longest, read_clock, read_details
+from hpcfed.results.stored import (
+    RunDetails,
+    longest,
+    read_clock,
+    read_details,
+    timed_run,
+)
 
 Findings = Mapping[str, Sequence[Table]]
 """Tables by their section of the page, in its order."""
@@ -50,7 +56,7 @@ def run_findings(runs: Runs, files: RunFiles) -> Findings:
     """Return all tables. With several seeds, tables of costs and classes describe the
     first; time, memory and energy belong to all of them together.
     """
-    first, timed = runs[0], longest(runs)
+    first, timed = runs[0], timed_run(runs)
     if not first.rounds_done:
         return {}
     learnt = learning.learning_of_run(first)

@@ -84,7 +84,7 @@ def of_phases(record: RunRecord) -> Table:
             in_all, name = f"s in round {first}", f"round {first}, first {where}"
         caption += f"; the rounds before ran {others}"
     if record.stacked_seeds > 1:
-        caption += "; other: mostly the wait for the runs beside it"
+        caption += "; other: with the wait for the runs beside it"
     usual_round = float(per_round(record.counted_seconds()))
     whole_run = TOTAL_SECONDS(record.timed_seconds())
     columns = ["phase", MS_PER_ROUND, in_all, "share"]

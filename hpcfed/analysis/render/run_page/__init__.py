@@ -26,7 +26,7 @@ from hpcfed.options.metrics import HEADLINES, METRICS, global_name, label_of
 from hpcfed.results.profiles import read_profile
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stacks import stack_text
-from hpcfed.results.stored import longest
+from hpcfed.results.stored import longest, timed_run
 from hpcfed.words import interval, time_text
 
 LEAST_SHARE = 0.05
@@ -64,7 +64,7 @@ def run_content(group: Group, found: Found) -> Content:
         learning.privacy(group),
         learning.clients(group),
         learning.classes(details),
-        costs.timing(longest(group.runs)),
+        costs.timing(timed_run(group.runs)),
         costs.server(first, details),
         learning.depths(group),
         learning.latents(details),
@@ -192,9 +192,9 @@ def _where(group: Group) -> str:
         if share < LEAST_SHARE:
             continue
         if phase == "server" and group.first.learns_seldom:
-            parts.append(f"server {server_text(group.first)}, {share:.0%} of the run")
+            parts.append(f"server {server_text(timed)}, {share:.0%} of the run")
         elif phase == "other" and timed.stacked_seeds > 1:
-            parts.append(f"other, mostly the wait for the runs beside it, {share:.0%}")
+            parts.append(f"other, with the wait for the runs beside it, {share:.0%}")
         else:
             parts.append(f"{phase} {share:.0%}")
     where = f"it went from round {timed.untimed + 1} on" if timed.untimed else "it went"

@@ -31,7 +31,7 @@ from hpcfed.results.pace import pace, recent, rest
 from hpcfed.results.run import RunRecord
 from hpcfed.results.sandbox import try_out
 from hpcfed.results.signs import EVERY, LearningSign, RunSign, read_sign
-from hpcfed.results.stored import first_failure, longest, read_run
+from hpcfed.results.stored import first_failure, read_run, timed_run
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import duration
 
@@ -130,7 +130,7 @@ class RunView:
         that has not ended before the others.
         """
         at_work = [one for one in self.records if one.status == self.status]
-        return longest(at_work or self.records)
+        return timed_run(at_work or self.records)
 
     @property
     def pace(self) -> float:
