@@ -22,6 +22,7 @@ from hpcfed.analysis.collect import find
 from hpcfed.analysis.comparison.comparison import Comparison, compare
 from hpcfed.analysis.comparison.conditions import judge_all, read_conditions
 from hpcfed.analysis.comparison.shown import print_comparison
+from hpcfed.analysis.comparison.shown import verdicts as sentences
 from hpcfed.analysis.findings import Cell
 from hpcfed.analysis.groups import Process, groups
 from hpcfed.analysis.labels import label, server_text
@@ -140,6 +141,23 @@ def process(
         class_accuracy={},
     )
     return Process((run,), 1, "somewhere")
+
+
+def test_runs_that_ended_early_are_told() -> None:
+    """Both planned 40 rounds. A's seeds reached their targets after 3 and 5."""
+
+    def ended(rounds: int, seed: int = 0) -> RunRecord:
+        return run_of(seconds=[1.0] * rounds, rounds=40, seed=seed)
+
+    ours = groups([Process((ended(3), ended(5, seed=1)), 1, "a")])
+    theirs = groups([Process((ended(6),), 1, "b")])
+    found = compare(("a", "b"), ours, theirs)
+    assert found is not None
+    told = "Runs ended early, and are judged at their ends: A after 3 to 5 rounds, B after "
+    assert f"{told}6 rounds." in sentences(found)
+    same = compare(("a", "b"), theirs, theirs)
+    assert same is not None
+    assert not any("ended early" in sentence for sentence in sentences(same))
 
 
 def compared(before: list[Process], after: list[Process]) -> Comparison:

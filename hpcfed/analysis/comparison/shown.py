@@ -53,13 +53,35 @@ def _different_rounds(points: Sequence[PointPair]) -> list[str]:
     """Say at which round the sides are judged, if one has learnt for longer."""
     rounds = {point.common_round for point in points} - {None}
     if not rounds:
-        return []
+        return _early_ends(points)
     if rounds == {0}:
         return [
             "Rounds differ, and no round was evaluated on both sides: what models have "
             "learnt is not compared."
         ]
     return [f"Rounds differ: both sides are judged {when(points)}."]
+
+
+def _early_ends(points: Sequence[PointPair]) -> list[str]:
+    """Say after how many rounds runs are judged that have ended at different ones."""
+    sides: dict[str, set[int]] = {"A": set(), "B": set()}
+    for point in points:
+        before, after = (
+            {run.rounds_done for run in group.seeds}
+            for group in (point.before, point.after)
+        )
+        # As many rounds were planned on both sides.
+        if len(before | after) > 1:
+            sides["A"] |= before
+            sides["B"] |= after
+    told = []
+    for side, done in sides.items():
+        if done:
+            least = f"{min(done)} to " if len(done) > 1 else ""
+            told.append(f"{side} after {least}{count(max(done), 'round')}")
+    if not told:
+        return []
+    return [f"Runs ended early, and are judged at their ends: {', '.join(told)}."]
 
 
 def when(points: Sequence[PointPair]) -> str:
