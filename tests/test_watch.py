@@ -22,9 +22,11 @@ from hpcfed.analysis.render import watch as watching
 from hpcfed.analysis.render.watch.frame import curves, run_frame
 from hpcfed.analysis.render.watch.looking import LOST, SILENT, Looker
 from hpcfed.analysis.render.watch.trials import StudyLooker
+from hpcfed.cli import parse_run
 from hpcfed.errors import UserError
 from hpcfed.experiment.failures import Reporting
 from hpcfed.experiment.progress import RunProgress, showing_life
+from hpcfed.experiment.serving import what_follows
 from hpcfed.results.claim import claimed, hold
 from hpcfed.results.folder import (
     CLAIM,
@@ -680,7 +682,9 @@ def test_log_lines_come_at_first_at_once_and_then_every_ten_seconds(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("hpcfed.experiment.progress.time.monotonic", lambda: now[0])
-    progress = RunProgress(100, visible=True)
+    follows = what_follows(parse_run(["--method", "pfedgpa"]))
+    assert not what_follows(parse_run([]))
+    progress = RunProgress(100, visible=True, then=follows)
     for round in range(40):
         now[0] += 1.0
         accuracy = 0.25 if round == 1 else NAN
@@ -693,7 +697,8 @@ def test_log_lines_come_at_first_at_once_and_then_every_ten_seconds(
     ]
     assert (
         lines[1]
-        == "round 2/100  loss 2.0000  clients 25.00%  pace 1.00 s/round  ETA 1:38"
+        == "round 2/100  loss 2.0000  clients 25.00%  pace 1.00 s/round  ETA 1:38, then "
+        "the server learns"
     )
     # What was last evaluated is told with its round.
-    assert "clients 25.00% (round 2)  pace 1.00 s/round  ETA 1:06" in lines[-1]
+    assert "clients 25.00% (round 2)  pace 1.00 s/round  ETA 1:06, " in lines[-1]

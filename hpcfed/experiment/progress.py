@@ -42,8 +42,10 @@ Told = tuple[dict[str, float], bool]
 class RunProgress:
     """Shows the progress of a run; it is told about every recorded round."""
 
-    def __init__(self, rounds: int, *, visible: bool) -> None:
+    def __init__(self, rounds: int, *, visible: bool, then: str = "") -> None:
+        """`then` says what follows the rounds, and is not in the time that is left."""
         self._rounds = rounds
+        self._then = then
         self._visible = visible
         self._next_line = 0.0
         self._lines = 0
@@ -123,7 +125,7 @@ class RunProgress:
     def _pace(self, round: int) -> str:
         """Return how long recent rounds took, and how long the rest will take."""
         left = self._rounds - round - 1
-        eta = f"  ETA {duration(rest(self._seconds, left))}" if left else ""
+        eta = f"  ETA {duration(rest(self._seconds, left))}{self._then}" if left else ""
         return f"pace {short_seconds(pace(self._seconds))}/round{eta}"
 
     def stop(self, round: int, *, patience: int | None = None, why: str = "") -> None:
@@ -144,8 +146,10 @@ class StackedProgress(RunProgress):
     that are still going have reported theirs.
     """
 
-    def __init__(self, rounds: int, *, runs: int, visible: bool) -> None:
-        super().__init__(rounds, visible=visible)
+    def __init__(
+        self, rounds: int, *, runs: int, visible: bool, then: str = ""
+    ) -> None:
+        super().__init__(rounds, visible=visible, then=then)
         self._runs = runs
         self._told: dict[int, list[Told]] = {}
         """By round: what runs have reported."""

@@ -29,6 +29,7 @@ from hpcfed.experiment.serving import (
     choose_server,
     serve_model,
     smallest_memory,
+    what_follows,
 )
 from hpcfed.experiment.tracking import check_account
 from hpcfed.options import RunConfig, Settings
@@ -333,7 +334,8 @@ def run_setup(
     """Run all rounds, and record them in the folder."""
     stop = stop or Stop()
     visible = setup.world.is_root and not quiet
-    with RunProgress(setup.settings.config.rounds, visible=visible) as progress:
+    rounds, then = setup.settings.config.rounds, what_follows(setup.settings)
+    with RunProgress(rounds, visible=visible, then=then) as progress:
         for line in opening_lines(setup):
             progress.say(line)
         found = find_checkpoints(setup, [folder], progress.say, stop)
@@ -358,9 +360,10 @@ def run_in_step(
     """
     stop = stop or Stop()
     first = setups[0]
-    rounds = first.settings.config.rounds
+    rounds, then = first.settings.config.rounds, what_follows(first.settings)
     visible = first.world.is_root and not quiet
-    with StackedProgress(rounds, runs=len(setups), visible=visible) as progress:
+    shown = StackedProgress(rounds, runs=len(setups), visible=visible, then=then)
+    with shown as progress:
         for line in opening_lines(first):
             progress.say(line)
         found = find_checkpoints(first, folders, progress.say, stop)

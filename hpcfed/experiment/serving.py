@@ -38,6 +38,15 @@ def open_transport(
     return Colocated(widths, options, Collectives(world), seeds=seeds)
 
 
+def what_follows(settings: Settings) -> str:
+    """Return what follows the last round and is not in the time of others; empty if
+    nothing does.
+    """
+    options = server_options(settings)
+    learns = options is not None and not options.server_overlap
+    return ", then the server learns" if learns else ""
+
+
 def serve_model(settings: Settings, world: World) -> None:
     """Answer requests on a server rank, from the first to the last."""
     from hpcfed.server.transport import serve
