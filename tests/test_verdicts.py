@@ -352,6 +352,25 @@ def test_an_effect_within_the_noise_is_named_and_no_more() -> None:
     assert told == "Not told apart from noise: lr."
 
 
+def test_options_that_change_together_are_told_together() -> None:
+    """Of a variant, a key holds a single option; and fedper has a rate of its own."""
+    plain, tuned = {"lr": 0.1, "momentum": 0.0}, {"lr": 0.2, "momentum": 0.5}
+    processes = []
+    for seed, (options, accuracy) in product((0, 1), ((plain, 0.5), (tuned, 0.6))):
+        processes.append(process_of(seed=seed, accuracy=accuracy, **options))
+    told = answers(processes)["Which options matter?"]
+    assert told.startswith("lr: 0.2 is 10.0 points of accuracy better than 0.1, over ")
+    assert "1 pair of points that differ in momentum, too; " in told
+    alone = [one for one in processes if one.runs[0].config["momentum"] == 0.0]
+    other = {"method": "fedper", "lr": 0.3, "momentum": 0.0}
+    alone += [process_of(seed=seed, accuracy=0.7, **other) for seed in (0, 1)]
+    told = answers(alone)["Which method wins where?"]
+    assert told.endswith("ahead of fedavg; they differ in lr, too.")
+    same = [process_of(seed=seed, accuracy=0.7, **other | plain) for seed in (0, 1)]
+    told = answers([*alone[:2], *same])["Which method wins where?"]
+    assert told.endswith("ahead of fedavg.")
+
+
 def test_a_method_has_its_price() -> None:
     processes = []
     for alpha, repeat in product((0.1, 1.0), range(2)):

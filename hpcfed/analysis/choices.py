@@ -145,9 +145,7 @@ def _split(
 
 
 def _key(choice: Combination, names: Sequence[str]) -> Combination:
-    known = {name: choice[name] for name in choice if name in RunConfig.model_fields}
-    # No checks: these options come from a run, which has checked them.
-    run = RunConfig.model_construct(**known)
+    run = _run_of(choice)
     telling = ["method"]
     for name in names:
         if name in choice and not _idle(choice, name, run):
@@ -155,12 +153,24 @@ def _key(choice: Combination, names: Sequence[str]) -> Combination:
     return choice.only(telling)
 
 
+def _run_of(choice: Combination) -> RunConfig:
+    known = {name: choice[name] for name in choice if name in RunConfig.model_fields}
+    # No checks: these options come from a run, which has checked them.
+    return RunConfig.model_construct(**known)
+
+
+def _is_needed(name: str, run: RunConfig) -> bool:
+    """Tell whether the options that this one belongs to are given."""
+    field = RunConfig.model_fields.get(name)
+    return field is None or all(need.met(run) for need in facts_of(field).needs)
+
+
 def _idle(choice: Combination, name: str, run: RunConfig) -> bool:
     """Tell whether the option has no effect in this choice; then its key omits it."""
     value = choice[name]
     field = RunConfig.model_fields.get(name)
     if field is not None:
-        if not all(need.met(run) for need in facts_of(field).needs):
+        if not _is_needed(name, run):
             return True
         if facts_of(field).off and value == field.default:
             return True
@@ -171,6 +181,31 @@ def _idle(choice: Combination, name: str, run: RunConfig) -> bool:
     default = defaults_of(choice["method"]).get(name)
     # 0 == False in Python, so bools were handled above.
     return value in (None, 0, "") and value == default
+
+
+def differences(one: Combination, other: Combination) -> list[str]:
+    """Return the options that both choices have and in which they differ, although a key
+    may leave them out, as far as they act in one. What runs have chosen themselves
+    follows from the others.
+    """
+    found = []
+    for name in sorted(_acting(one) | _acting(other)):
+        both = name in one and name in other
+        if both and json.dumps(one[name]) != json.dumps(other[name]):
+            found.append(name)
+    return found
+
+
+def _acting(choice: Combination) -> set[str]:
+    """Return the options that have an effect in this choice, beside clients and ranks."""
+    run = _run_of(choice)
+    stated = facts(choice["method"])
+    found = set()
+    for name in choice:
+        chosen = name in stated and stated[name].chosen_later
+        if name not in (*SIZES, *MEASURED_ON) and not chosen:
+            found.add(name)
+    return {name for name in found if _is_needed(name, run)}
 
 
 @cache

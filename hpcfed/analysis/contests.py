@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from hpcfed.analysis.choices import Combination, grouped
+from hpcfed.analysis.choices import Combination, differences, grouped
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.outcomes import COSTS, Measure, RunCost, measure
@@ -50,6 +50,15 @@ class Contest:
     @property
     def decided(self) -> bool:
         return not self.rivals
+
+    @property
+    def besides(self) -> list[str]:
+        """Other options in which the first two differ: a method may have been given its
+        own learning rate.
+        """
+        first, second = (group.options for group in self.ranking[:2])
+        told = {"method", *self.own, *self.condition}
+        return [name for name in differences(first, second) if name not in told]
 
     @property
     def seeds(self) -> int:

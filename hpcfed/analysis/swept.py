@@ -4,7 +4,7 @@ effect on score and time.
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, pairwise
 from math import exp, inf, isfinite, log, nan
@@ -12,7 +12,13 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-from hpcfed.analysis.choices import SIZES, Combination, grouped, values_of
+from hpcfed.analysis.choices import (
+    SIZES,
+    Combination,
+    differences,
+    grouped,
+    values_of,
+)
 from hpcfed.analysis.groups import Group, fewest_ranks
 from hpcfed.analysis.labels import label
 from hpcfed.analysis.outcomes import Measure, measure
@@ -220,6 +226,8 @@ class Effect:
     """Pairs of points that differ only in these two values."""
     change: Estimate
     """The mean difference of a score; for times, the ratio of the worst to the best."""
+    besides: tuple[str, ...] = ()
+    """Other options in which a pair differs: those that changed with it, as in a variant."""
 
 
 def score_effect(
@@ -273,7 +281,21 @@ def _effect(
         mean_change = of_runs([exp(value) for value in signed])
     else:
         mean_change = of_seeds(signed, least=-inf)
-    return Effect(option, json.loads(best), json.loads(worst), len(signed), mean_change)
+    ends = json.loads(best), json.loads(worst)
+    besides = _besides(found.values(), option.name, (best, worst))
+    return Effect(option, *ends, len(signed), mean_change, besides)
+
+
+def _besides(
+    found: Iterable[Sequence[Group]], name: str, ends: tuple[str, str]
+) -> tuple[str, ...]:
+    """Return the other options in which points with these two values differ."""
+    names: set[str] = set()
+    for members in found:
+        by_value = {value_json(one, name): one.options for one in members}
+        if all(end in by_value for end in ends):
+            names.update(differences(*(by_value[end] for end in ends)))
+    return tuple(sorted(names - {name}))
 
 
 @dataclass(frozen=True)

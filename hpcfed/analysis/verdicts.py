@@ -121,25 +121,33 @@ def _wins(found: Sequence[Contest]) -> list[str]:
 
 
 def _contest(contest: Contest) -> str:
+    """Say who is best, and what else the first two differ in."""
+    besides = ""
+    if contest.besides:
+        besides = f"; they differ in {', '.join(contest.besides)}, too"
+    return f"{_best(contest)}{besides}."
+
+
+def _best(contest: Contest) -> str:
     where = condition_text(contest.condition)
     best = contest.entrant(contest.winner)
     score = text(contest.judged.estimate(contest.winner), contest.judged.unit)
     second = contest.entrant(contest.ranking[1])
     lead = text(contest.leads[0], contest.judged.steps)
     if contest.decided:
-        return f"{where}: {best} wins with {score}, {lead} ahead of {second}."
+        return f"{where}: {best} wins with {score}, {lead} ahead of {second}"
     if contest.leads[0].centre == 0:
-        return f"{where}: {best} and {second} are equal, with {score}."
+        return f"{where}: {best} and {second} are equal, with {score}"
     if contest.seeds < 2:
         return (
             f"{where}: {best} is ahead with {score}, {lead} before {second}; "
-            "one seed cannot tell whether that is noise."
+            "one seed cannot tell whether that is noise"
         )
     rivals = " and ".join(contest.entrant(rival) for rival in contest.rivals)
     return (
         f"{where}: {best} is ahead with {score}, but {rivals} "
         f"{_are(contest.rivals)} not told apart from it by {contest.seeds} seeds; "
-        f"its lead over {second} is {lead}."
+        f"its lead over {second} is {lead}"
     )
 
 
@@ -204,9 +212,12 @@ def _effect(effect: Effect, judged: Measure) -> str:
     best, worst = value_text(effect.best), value_text(effect.worst)
     gain = text(effect.change, judged.steps)
     pairs = count(effect.pairs, "pair")
+    others = "nothing else"
+    if effect.besides:
+        others = f"{', '.join(effect.besides)}, too"
     return (
         f"{name}: {best} is {gain} of {judged.name} better than {worst}, over {pairs} of "
-        "points that differ in nothing else"
+        f"points that differ in {others}"
     )
 
 
@@ -222,7 +233,7 @@ def _opposite(one: Matters, judged: Measure) -> str:
             harmed.append(told)
     if one.score is None or not (helped and harmed):
         return ""
-    name = one.option.name
+    name = ", ".join([one.option.name, *one.score.besides])
     best, worst = value_text(one.score.best), value_text(one.score.worst)
     return (
         f"{name}: {best} instead of {worst} helps {' and '.join(helped)} and harms "

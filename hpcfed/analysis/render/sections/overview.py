@@ -125,6 +125,8 @@ def methods(every: Sequence[Group], options: Sequence[Swept]) -> Section:
             verdict = "wins"
         elif one.seeds < 2:
             verdict = "one seed cannot tell"
+        if one.besides:
+            verdict += f"; they differ in {', '.join(one.besides)}, too"
         cells: list[str | Cell] = [condition_text(one.condition)]
         for group in one.ranking[:2]:
             cells += [one.entrant(group), one.judged.kind(one.judged.estimate(group))]
@@ -189,7 +191,7 @@ def options(every: Sequence[Group], found: Sequence[Swept]) -> Section:
     section.text.append(
         f"Score is the last {what}. Bars are 95 % confidence over seeds, for times over "
         "runs. The table compares the two values of an option that are furthest apart, "
-        "over pairs of points that differ in nothing else."
+        "over pairs of points that differ in nothing else, or in what stands beside it."
     )
     left_out = []
     for one in strongest:
@@ -209,6 +211,9 @@ def options(every: Sequence[Group], found: Sequence[Swept]) -> Section:
         if one.score or one.time:
             name = one.option.name
             values = ", ".join(value_text(value) for value in one.option.values)
+            both = [effect.besides for effect in (one.score, one.time) if effect]
+            if others := sorted(set().union(*both)):
+                name += f", and {', '.join(others)}"
             rows.append([name, values, *_cells(one.score), *_cells(one.time)])
     if rows:
         section.tables.append(Table(OPTION_COLUMNS, rows))
