@@ -143,6 +143,18 @@ def process(
     return Process((run,), 1, "somewhere")
 
 
+def test_a_page_says_if_only_a_sample_of_clients_was_judged() -> None:
+    run = run_of(clients=20)
+    told = " ".join(verdict(groups([Process((run,), 0, "a")])[0]))
+    assert "test data, clients reach 50 %" in told
+    assert "worst tenth of the clients is" in told
+    accuracy = np.full((10, 12), 0.5)
+    few = replace(run, evaluated=np.arange(12), client_accuracy=accuracy)
+    told = " ".join(verdict(groups([Process((few,), 0, "a")])[0]))
+    assert "test data, a sample of 12 of 20 clients reaches 50 %" in told
+    assert "worst tenth of these is" in told
+
+
 def test_runs_that_ended_early_are_told() -> None:
     """Both planned 40 rounds. A's seeds reached their targets after 3 and 5."""
 

@@ -98,8 +98,12 @@ def _accuracy(group: Group) -> str:
     metric = METRICS[name]
     unit = " %" if metric.in_percent else ""
     parts = []
+    judged, clients = len(group.first.evaluated), group.clients
+    reach = "clients reach"
+    if judged < clients:
+        reach = f"a sample of {judged} of {clients:,} clients reaches"
     for series, beginning in (
-        (name, "on their own test data, clients reach"),
+        (name, f"on their own test data, {reach}"),
         (global_name(name), "on all test data, the global model reaches"),
     ):
         last = last_metric(group, series)
@@ -112,7 +116,8 @@ def _accuracy(group: Group) -> str:
     )
     known = 100 * last_of_clients(group.seeds)
     if name == "accuracy" and len(known) >= 10:
-        sentence += f" The worst tenth of the clients is at {worst_tenth(known):.1f} %."
+        whose = "the clients" if judged == clients else "these"
+        sentence += f" The worst tenth of {whose} is at {worst_tenth(known):.1f} %."
     return sentence + _target(group)
 
 
