@@ -159,10 +159,13 @@ def test_show_tells_of_what_a_run_has_had() -> None:
 def test_show_tells_when_seeds_reached_the_target(tmp_path: Path) -> None:
     console = Console(width=200)
     with console.capture() as caught:
+        sample = {"evaluated": np.arange(3), "client_accuracy": np.ones((4, 3))}
         seeds = [clocked(HOUR), clocked(2 * HOUR, seed=1)]
+        seeds = [replace(one, **sample) for one in seeds]
         show_seeds(seeds, tmp_path, console)
     rows = {line[:6]: line.split() for line in caught.get().splitlines()}
     assert "virtual time" in caught.get()
+    assert "clients are judged by a sample of 3 clients" in caught.get()
     assert rows["seed 1"][-5:] == ["6", "h", "0", "min", "3"]
     assert rows["mean ±"][-7:-3] == ["4", "h", "30", "min"]
 

@@ -70,6 +70,12 @@ def show(record: RunRecord, console: Console) -> None:
     are.
     """
     say(console, f"{title(record)}, seed {record.facts['seed']}", status(record))
+    beside = stack_text(record.stacks)
+    if beside:
+        say(
+            console,
+            f"one of {beside}: seconds, memory and energy are those of all of them",
+        )
     say(console, *_remarks(record))
     _print_findings([record], console)
     console.print()
@@ -80,9 +86,6 @@ def show(record: RunRecord, console: Console) -> None:
 
 def _remarks(record: RunRecord) -> Iterator[str]:
     """Yield what a reader of the tables should know first."""
-    beside = stack_text(record.stacks)
-    if beside:
-        yield f"one of {beside}: seconds, memory and energy are those of all of them"
     if len(record.evaluated) < record.facts["clients"]:
         sample = count(len(record.evaluated), "client")
         yield f"clients are judged by a sample of {sample}"
@@ -97,6 +100,7 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
     seeds = count(len(records), "seed") + (" at once" if together else "")
     say(console, f"{title(records[0])}, {seeds}")
     say(console, *statuses(records))
+    say(console, *_remarks(records[0]))
     _print_findings(records, console)
     say(console, "")
     if len(records) > 1:
