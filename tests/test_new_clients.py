@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from hpcfed.analysis.render.show import status
+from hpcfed.analysis.render.watch import run_line
+from hpcfed.analysis.render.watch.looking import Looker
 from hpcfed.analysis.run_findings.costs import of_costs
 from hpcfed.analysis.run_findings.learning import learning_of_run
 from hpcfed.cli import parse_run
@@ -257,6 +259,7 @@ def test_new_clients_go_on_after_a_stop_as_if_there_was_none(
     assert first.new_rounds.rounds_done == 1
     assert status(first).startswith(f"status: {first.status}, 2 of ")
     assert ", then 1 of 6 rounds of new clients" in status(first)
+    assert ", then 1 of 6 rounds of new clients" in run_line(Looker().look(there))
     started("--resume", there)
     same(whole, there)
     record = read_run(there)

@@ -42,11 +42,17 @@ def status(record: RunRecord) -> str:
         # Records of older versions do not say why.
         why = "stopped early" if _lost_patience(record) else "stopped at the target"
         line += f", {printable(str(record.facts.get('ended', why)))}"
-    new = record.new_rounds
-    if new is not None and new.rounds_done < len(new.bytes_up):
-        later = count(len(new.bytes_up), "round")
-        line += f", then {new.rounds_done} of {later} of new clients"
+    line += of_new_clients(record)
     return f"{line}: {record.error}" if record.error else line
+
+
+def of_new_clients(record: RunRecord) -> str:
+    """Return how many rounds of new clients are done, if some are still missing."""
+    new = record.new_rounds
+    if new is None or new.rounds_done == len(new.bytes_up):
+        return ""
+    later = count(len(new.bytes_up), "round")
+    return f", then {new.rounds_done} of {later} of new clients"
 
 
 def statuses(records: Sequence[RunRecord]) -> list[str]:

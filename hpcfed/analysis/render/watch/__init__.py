@@ -16,6 +16,7 @@ from rich.live import Live
 
 from hpcfed.analysis.labels import all_series
 from hpcfed.analysis.render.console import say
+from hpcfed.analysis.render.show import of_new_clients
 from hpcfed.analysis.render.watch.frame import (
     channel_facts,
     life_line,
@@ -197,7 +198,8 @@ def run_line(view: RunView) -> str:
     """Return how far a run is, its figures, and where its time goes."""
     words = [view.status]
     if view.records:
-        words.append(f"round {view.done}/{view.planned}")
+        new = of_new_clients(view.timed)
+        words.append(f"round {view.done}/{view.planned}{new}")
     else:
         words.append(unrecorded(view))
     words += last_figures(view)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.analysis.labels import all_series
-from hpcfed.analysis.render.show import title
+from hpcfed.analysis.render.show import of_new_clients, title
 from hpcfed.analysis.render.watch.looking import RunView, learns_at_end, unrecorded
 from hpcfed.analysis.render.watch.trials import SHOWN, StudyView, TrialView
 from hpcfed.analysis.run_findings.machine import machine_text
@@ -74,7 +74,7 @@ def status_line(view: RunView) -> RenderableType:
     """Return status, rounds and the remaining time, with a progress bar."""
     line = Table.grid(padding=(0, 2, 0, 0))
     style = STATUS_STYLES.get(view.status, "bold")
-    rounds = f"round {view.done} of {view.planned}"
+    rounds = f"round {view.done} of {view.planned}{of_new_clients(view.timed)}"
     bar = ProgressBar(total=max(view.planned, 1), completed=view.done, width=30)
     line.add_row(Text(view.status, style=style), rounds, bar, Text(speed(view)))
     return line
