@@ -45,7 +45,9 @@ class TimedRun(PartOfResult):
     all_seconds: NotNegative
     """All rounds."""
     cpu_seconds: NotNegative | None = None
-    """Time of all rounds that all ranks have spent on cores; null in older results."""
+    """Time of all rounds that the ranks with clients have spent on cores; null in older
+    results.
+    """
     quality: float | None
     """Mean over rounds; null if no round has it."""
     samples: NotNegative
