@@ -53,6 +53,8 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], Sample, str]] = {
     "tutorial": (networks.Tutorial, COLOURED, "batched"),
     "mixer": (networks.Mixer, IMAGES, "batched"),
     "frozen": (networks.Frozen, IMAGES, "batched"),
+    "fixed norm": (networks.FixedNorm, IMAGES, "batched"),
+    "fixed norms": (partial(networks.FixedNorm, kinds=True), IMAGES, "loop"),
     "conv1d": (networks.Conv1dBatchNorm, IMAGES, "batched"),
     "gru": (networks.GRU, TOKENS, "batched"),
     "gru2": (

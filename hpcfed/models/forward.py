@@ -175,7 +175,9 @@ class Forward:
         """Whether a step on a GPU can be captured and replayed."""
         self.random_layers = layers + drops
         """Layers and calls that draw random numbers in training."""
-        self._network = network
+        # As every loop does before its first step: a module's own `train` may keep layers
+        # in evaluation, such as batch norm with fixed statistics.
+        self._network = network.train()
         self._shared = SharedTensors(network, names)
         self._tied = names.tied
         self._batch = batch
