@@ -623,6 +623,8 @@ def test_an_engine_that_cannot_be_is_one_line() -> None:
         ("norms", "depends on norm.num_batches_tracked, which"),
         ("python", "random numbers of Python's module random"),
         ("numpy", "random numbers of numpy"),
+        ("of_file", "random numbers of NOISE"),
+        ("around", "random numbers of chance"),
         ("hidden", "gives other outputs when it is called again"),
     ],
 )

@@ -8,12 +8,14 @@ network several times, and refused by name.
 
 import copy
 import hashlib
+import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,13 @@ ITEMS = 10_000
 """How many items of a list or a dict are checked."""
 DEPTH = 6
 """How deep attributes of attributes are checked."""
+GENERATORS = (
+    torch.Generator,
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+)
+"""Kinds of generators that a user's code may hold."""
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes that every module has: its parameters, buffers, modules and hooks."""
 
@@ -48,7 +57,7 @@ def keep_state(network: nn.Module, name: str, inputs: Tensor, call: Call) -> Non
     with plugins.one_line_of(f"model {name} cannot be copied"):
         trial = _Trial(copy.deepcopy(network).train(), call)
     other, same = inputs.chunk(2)
-    foreign = _foreign_states()
+    foreign = _foreign_states(network)
     frozen = trial.frozen_sums()
     # This fills caches, and the next call sees what an earlier one leaves.
     earlier = trial.called(other)
@@ -56,7 +65,7 @@ def keep_state(network: nn.Module, name: str, inputs: Tensor, call: Call) -> Non
     # The same inputs, weights, buffers and seed: any difference is hidden state, or
     # depends on the counters of norms, which are set to MANY.
     again = trial.called(same, counted=MANY)
-    for kind, state in _foreign_states().items():
+    for kind, state in _foreign_states(network).items():
         if state != foreign[kind]:
             raise UserError(
                 f"model {name} draws random numbers of {kind}; draw torch's, which are "
@@ -70,7 +79,7 @@ def keep_state(network: nn.Module, name: str, inputs: Tensor, call: Call) -> Non
             )
     changed = _different(first.others, again.others)
     if not changed and not again.gives_as(first):
-        if trial.called(same).gives_as(first):
+        if trial.counters and trial.called(same).gives_as(first):
             counters = ", ".join(sorted(trial.counters))
             raise UserError(
                 f"model {name} depends on {counters}, which no row holds; count in a "
@@ -91,7 +100,8 @@ def _remembered(names: list[str]) -> str:
     if not names:
         return (
             "gives other outputs when it is called again in training, with the same "
-            "inputs, weights, buffers and seed: hpcfed cannot find what it remembers"
+            "inputs, weights, buffers and seed: hpcfed cannot find what it remembers, such "
+            "as a variable of its file that a call changes"
         )
     own = names[0].rpartition(".")[2]
     return (
@@ -234,13 +244,68 @@ def _mark(network: nn.Module, name: str, changed: set[str], counters: set[str]) 
                 module.register_buffer(own, buffer, persistent=full in changed)
 
 
-def _foreign_states() -> dict[str, bytes]:
+def _foreign_states(network: nn.Module) -> dict[str, bytes]:
     """Return the state of generators that are not seeded for clients."""
-    return {
+    found = {
         "Python's module random": _digest(random.getstate()),
         # The generator of numpy.random.rand and similar functions.
         "numpy": _digest(np.random.mtrand._rand.get_state()),
     }
+    for name, generator in _own_generators(network).items():
+        found[name] = _digest(generator)
+    return found
+
+
+def _own_generators(network: nn.Module) -> dict[str, Any]:
+    """Return the generators that code of a network's modules takes from outside of them:
+    variables of their files and of functions around them, by name.
+    """
+    codes: list[FunctionType] = []
+    for kind in {kind for module in network.modules() for kind in type(module).__mro__}:
+        # torch draws from its own generator alone, which is seeded.
+        if kind.__module__.partition(".")[0] not in ("torch", "builtins"):
+            members = vars(kind).values()
+            codes += [m for m in members if isinstance(m, FunctionType)]
+    found: dict[str, Any] = {}
+    seen: set[FunctionType] = set()
+    while codes:
+        function = codes.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        for name, value in _taken_from_outside(function):
+            if isinstance(value, GENERATORS):
+                found[name] = value
+            # A function beside it may draw for it.
+            elif isinstance(value, FunctionType) and _folder(value) == _folder(
+                function
+            ):
+                codes.append(value)
+    return found
+
+
+def _taken_from_outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the names in a function's code that stand for something outside of it."""
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        for name in code.co_names:
+            if name in function.__globals__:
+                value = function.__globals__[name]
+                yield name, value
+                # As in noise.generator, of a file that is imported as a whole.
+                for part in code.co_names if isinstance(value, ModuleType) else ():
+                    yield f"{name}.{part}", vars(value).get(part)
+    cells = function.__closure__ or ()
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        # A name that is defined later has an empty cell.
+        with suppress(ValueError):
+            yield name, cell.cell_contents
+
+
+def _folder(function: FunctionType) -> str:
+    return os.path.dirname(function.__code__.co_filename)
 
 
 _Known = dict[int, object]
