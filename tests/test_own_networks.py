@@ -561,6 +561,19 @@ def test_first_weights_follow_from_the_seed_whoever_draws_them() -> None:
     assert torch.equal(first, again) and not torch.equal(first, other)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("draws", ["fresh", "of the file"])
+def test_first_weights_that_ignore_the_seed_are_one_line(draws: str) -> None:
+    """Neither a run again nor one of several seeds would have the same ones."""
+    with pytest.raises(UserError, match=r"not follow from --seed: .* a\.weight is not"):
+        build(
+            "tests/own/networks.py:Unseeded",
+            shape=(1, 8, 8),
+            classes=10,
+            seed=3,
+            options={"draws": draws},
+        )
+
+
 def test_a_network_that_differs_between_ranks_is_one_line() -> None:
     """In its sizes, or in weights that the constructor has not drawn by torch."""
 

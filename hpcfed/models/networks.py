@@ -1,7 +1,8 @@
 """The catalogue's networks, built as ordinary torch modules."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from math import prod
 from typing import Any
@@ -9,8 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpcfed.models import MODELS, ConvNet, ResNet18
-from hpcfed.models.own import Sample, build_own, load_builder
+from hpcfed.models import MODELS, ConvNet, ResNet18, hugging_face
+from hpcfed.models.blocks import is_large
+from hpcfed.models.own import (
+    Sample,
+    build_own,
+    check_drawn_alike,
+    construct,
+    load_builder,
+)
 from hpcfed.runtime import draws, randomness
 
 Shape = tuple[int, ...]
@@ -37,16 +45,29 @@ def build(
         with torch.random.fork_rng(devices=[]):
             load_builder(name)
     draw = int(randomness.generator(seed, "initial weights").integers(2**62))
-    # A user's network may also draw numpy's and Python's numbers.
-    with draws.seeded(draw % 2**32, torch.device("cpu")):
-        torch.manual_seed(draw)
-        if name not in MODELS:
-            sample = sample or Sample(shape, (classes,))
-            return build_own(name, sample, classes, options or {}, onto)
+    if name not in MODELS:
+        sample = sample or Sample(shape, (classes,))
+        with _drawing(draw):
+            network = build_own(name, sample, classes, options or {}, onto)
+        # The folder of transformers' networks holds their weights.
+        if not hugging_face.is_hugging_face(name) and not is_large(network):
+            with _drawing(draw):
+                again = construct(name, sample, classes, options or {})
+            check_drawn_alike(network, again, name)
+        return network
+    with _drawing(draw):
         structure = MODELS[name].structure
         if isinstance(structure, ConvNet):
             return _conv_net(structure, shape, classes)
         return _resnet18(structure, shape, classes)
+
+
+@contextmanager
+def _drawing(number: int) -> Iterator[None]:
+    """Let a network draw what follows from a number, torch's or anybody's."""
+    with draws.seeded(number % 2**32, torch.device("cpu")):
+        torch.manual_seed(number)
+        yield
 
 
 def _conv_net(structure: ConvNet, shape: Shape, classes: int) -> nn.Sequential:

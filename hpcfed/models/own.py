@@ -16,7 +16,7 @@ from hpcfed.models import MODELS, hugging_face
 from hpcfed.models.apart import keep_apart
 from hpcfed.models.blocks import find_blocks, is_large, shortened
 from hpcfed.models.frozen import META, freeze, frozen_weights_of, place_of
-from hpcfed.models.state import Call, keep_no_buffers, keep_state
+from hpcfed.models.state import Call, alike, keep_no_buffers, keep_state
 
 _probable: set[str] = set()
 """Networks, by name, whose outputs were probabilities when they were last checked."""
@@ -117,6 +117,15 @@ def build_own(
         else:
             check_network(network, name, sample)
         return network
+    network = construct(name, sample, classes, options)
+    check_network(network, name, sample)
+    return network
+
+
+def construct(
+    name: str, sample: Sample, classes: int, options: Mapping[str, Any]
+) -> nn.Module:
+    """Call the builder of a user's network."""
     builder = find_builder(name)
     known = {"shape": sample.shape, "classes": classes}
     arguments = {**_accepted(builder, known), **options}
@@ -127,8 +136,24 @@ def build_own(
             f"model {name} returns {type(network).__name__}; it must return a "
             "torch.nn.Module"
         )
-    check_network(network, name, sample)
     return network
+
+
+def check_drawn_alike(network: nn.Module, again: nn.Module, name: str) -> None:
+    """Refuse first weights that another construction from the same seed does not give."""
+    theirs = dict((*again.named_parameters(), *again.named_buffers()))
+    for tensor_name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        other = theirs.get(tensor_name)
+        # The first input draws what is still lazy, and may create buffers.
+        if other is None or is_lazy(other):
+            continue
+        if alike(tensor.detach(), other.detach()):
+            continue
+        raise UserError(
+            f"model {name} does not follow from --seed: constructed twice, its "
+            f"{tensor_name} is not the same; draw first weights from torch's, numpy's or "
+            "Python's own generator, not from one that you make, and set every value"
+        )
 
 
 def _accepted(builder: Callable[..., Any], known: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class _After:
         """Tell whether two calls gave the same, but for threads' rounding."""
         if self.seen.keys() != other.seen.keys():
             return False
-        return all(_alike(own, other.seen[name]) for name, own in self.seen.items())
+        return all(alike(own, other.seen[name]) for name, own in self.seen.items())
 
 
 class _Trial:
@@ -211,7 +211,8 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return _bytes_of(one) == _bytes_of(other)
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
+def alike(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors are equal up to the rounding of threads."""
     if one.is_floating_point() and one.shape == other.shape:
         size = float(one.abs().nan_to_num().max()) if one.numel() else 0.0
         return torch.allclose(

@@ -340,6 +340,26 @@ class Foreign(Pixels):
         return self.logits(x)
 
 
+class Unseeded(Pixels):
+    """Draws its weights from generators that no seed of a run reaches."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...] = (1, 8, 8),
+        classes: int = 10,
+        *,
+        draws: str = "fresh",
+    ) -> None:
+        super().__init__(shape, classes)
+        generator = np.random.default_rng() if draws == "fresh" else NOISE
+        drawn = generator.normal(size=tuple(self.a.weight.shape))
+        with torch.no_grad():
+            self.a.weight.copy_(torch.from_numpy(drawn))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(x)
+
+
 class Warming(Counting):
     """Decides by its count what it does: one client after another."""
 
