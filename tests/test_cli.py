@@ -195,6 +195,7 @@ def test_every_guess_is_an_option() -> None:
         ("rounds = 'x'", "rounds: must be a whole number"),
         ("method = 'fedagv'", "did you mean 'fedavg'?"),
         ("[run]\nrounds = 3", "'run' is a table"),
+        ("[sweep]\nlr = [1]", "run a study by: hpcfed study "),
         ("rounds = ", "not valid TOML"),
         ("rounds = 2.5", "rounds"),
         ("clip = inf", "clip"),

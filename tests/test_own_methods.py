@@ -282,6 +282,15 @@ def test_what_a_file_lacks_is_one_line(
     assert expected in mistake(capsys, "run", *words)
 
 
+def test_an_option_of_a_broken_file_is_not_called_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("def round(:")
+    words = flags(method=path, my_mu=0.1)
+    assert "broken.py cannot be imported: SyntaxError" in mistake(capsys, "run", *words)
+
+
 def test_plugins_are_methods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,10 +81,18 @@ def test_importing_loads_nothing_heavy() -> None:
     assert not {"torch", "numpy", "h5py", "pydantic"} & set(loaded)
 
 
-@pytest.mark.parametrize("call", ["open", "compare", "run", "study"])
-def test_what_is_no_path_is_one_line(call: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        ("open", "a folder or a run"),
+        ("compare", "a folder or a run"),
+        ("run", r"a TOML file, and options as keywords, as in .*\(model=MyNet\)"),
+        ("study", "a TOML file, the name of a ready study, or a dict"),
+    ],
+)
+def test_what_is_no_path_is_one_line(call: str, wanted: str) -> None:
     given = (3, 4) if call == "compare" else (3,)
-    message = rf"hpcfed.{call} takes a folder or a run, got 3 \(int\)"
+    message = rf"^hpcfed.{call} takes {wanted}, got 3 \(int\)$"
     with pytest.raises(hpcfed.UserError, match=message):
         getattr(hpcfed, call)(*given)
 
@@ -458,6 +466,7 @@ def test_a_study_of_a_dict(tmp_path: Path) -> None:
         {"common": common, "sweep": {"method": ["fedavg"], "lr": [0.05]}},
         out=tmp_path / "study",
     )
+    assert repr(sweep) == f"<study in {tmp_path / 'study'}, trials: 1>"
     assert len(sweep) == 1 and (tmp_path / "study/study.h5").exists()
     assert list(sweep.table["status"]) == ["complete"]
     (run,) = sweep

@@ -17,7 +17,7 @@ import numpy as np
 from hpcfed.analysis.labels import all_series
 from hpcfed.analysis.render.show import status as status_line
 from hpcfed.analysis.render.show import title
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, shown
 from hpcfed.options.metrics import text_of
 from hpcfed.results.as_json import run_summary
 from hpcfed.results.folder import MODEL, records, runs
@@ -87,11 +87,11 @@ def open(folder: str | PathLike[str]) -> "Run":
     return run
 
 
-def path_of(given: Any, where: str) -> Path:
+def path_of(given: Any, where: str, wanted: str = "a folder or a run") -> Path:
     """Return the path that a program passes in: text, a path, a run or a study."""
     if not isinstance(given, str | PathLike):
         kind = type(given).__name__
-        raise UserError(f"{where} takes a folder or a run, got {given!r:.50} ({kind})")
+        raise UserError(f"{where} takes {wanted}, got {shown(given)} ({kind})")
     return Path(given)
 
 

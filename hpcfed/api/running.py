@@ -19,6 +19,9 @@ from hpcfed.results.stored import check_start
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.signals import STOPPED, Stop
 
+OPTIONS = "a TOML file, and options as keywords, as in hpcfed.run(model=MyNet)"
+"""What a run takes, for messages."""
+
 
 def run(
     config: str | PathLike[str] | None, options: Mapping[str, Any], *, progress: bool
@@ -27,7 +30,7 @@ def run(
     # The author may have edited files and data since the last run.
     plugins.forget_changed()
     brought.forget()
-    path = None if config is None else path_of(config, "hpcfed.run")
+    path = None if config is None else path_of(config, "hpcfed.run", OPTIONS)
     values = _named(options)
     settings = keyword_settings(values, path)
     settings = replace(settings, command=_command(values, path))

@@ -56,6 +56,9 @@ class Sweep:
             rows += [about | of_seed for of_seed in figures]
         return table_of(rows, unknown=nan)
 
+    def __repr__(self) -> str:
+        return f"<study in {self.folder}, trials: {len(self.trials)}>"
+
     def _repr_html_(self) -> str:
         shown = self.table
         as_html = getattr(shown, "_repr_html_", None)
@@ -77,10 +80,11 @@ def study(
             raise UserError("a study from a dict needs a folder, as in out='runs/mine'")
         asked = {name: _plain(entry, name) for name, entry in study.items()}
     else:
-        asked = path_of(study, "hpcfed.study")
+        wanted = "a TOML file, the name of a ready study, or a dict"
+        asked = path_of(study, "hpcfed.study", wanted)
     order = order_of(
         asked,
-        out=None if out is None else path_of(out, "out"),
+        out=None if out is None else path_of(out, "out", "a folder"),
         only=only,
         numbers=None,
         starter=launcher,

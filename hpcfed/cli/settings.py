@@ -245,6 +245,9 @@ def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
         others = [name for name in named if name not in ours]
         known, strange, flags = _parsed(words, all_method_fields(*others))
     if strange:
+        # It may be an option of a method that cannot be loaded: then say why.
+        for name in named:
+            methods.load(name)
         raise UserError(unknown_flag(strange[0], flags))
     path = None if known.config is None else Path(known.config)
     return path, getattr(known, "method", None)

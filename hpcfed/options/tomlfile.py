@@ -85,9 +85,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     content = load_toml(path)
     for key, value in content.items():
         if isinstance(value, dict) and not is_table(key):
+            study = key in ("common", "sweep", "variants")
+            advice = f"; run a study by: hpcfed study {path}" if study else ""
             raise UserError(
                 f"{path}: '{key}' is a table; options are plain keys, such as "
-                "rounds = 10"
+                f"rounds = 10{advice}"
             )
     # Many runs may share a file, so it must not name the folder of one of them.
     if "resume" in content:
