@@ -251,6 +251,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"train_targets": LABELS - 1}, "holds -1"),
     ({"test_targets": LABELS + 1}, "test_targets holds 3"),
     ({"classes": np.array(2)}, "holds 2, and classes is 2"),
+    ({"train_targets": 0 * LABELS, "test_targets": 0 * LABELS}, "has one class, 0"),
     ({"classes": np.array("x")}, "one whole number"),
     ({"train_clients": OWNERS[:5]}, "for each of 20 samples"),
     ({"train_clients": OWNERS * 0.5}, "whole numbers or texts"),
@@ -306,6 +307,14 @@ REMARKS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "whole numbers": (
         {"inputs": NUMBERS, "targets": LABELS},
         ["whole numbers, so they are 3 classes; as floats they are numbers to predict"],
+    ),
+    "channels last": (
+        {"inputs": RNG.normal(size=(20, 6, 5, 3)), "labels": LABELS},
+        ["[6, 5, 3] have 6 channels: the first axis; give images of 3 as train_images"],
+    ),
+    "channels first": (
+        {"inputs": RNG.normal(size=(20, 3, 5, 3)), "labels": LABELS},
+        [],
     ),
     "named classes": ({"inputs": NUMBERS, "labels": LABELS}, []),
     "numbers": ({"inputs": NUMBERS, "targets": LABELS * 1.0}, []),
@@ -538,6 +547,19 @@ def lonely():
     return Items([x[0]]), Items([x[0]])
 
 
+def two_inputs():
+    return Items([((x[0], x[1]), 0)]), Items([((x[0], x[1]), 0)])
+
+
+class Noisy(Items):
+    def __getitem__(self, index):
+        return self.items[index][0] + torch.randn(4), self.items[index][1]
+
+
+def noisy():
+    return Noisy([(x[0], 0), (x[1], 1)]), Items([(x[0], 0)])
+
+
 def some_have_clients():
     return Items([(x[0], 0), (x[0], 0, 1)]), Items([(x[0], 0)])
 
@@ -616,12 +638,19 @@ def test_torch_data_sets_are_gathered(function: str, functions: str) -> None:
         assert targets_of(dataset, "test").tolist() == [0, 1, 0, 1, 0]
 
 
+def test_items_that_are_drawn_are_told(functions: str) -> None:
+    told = notes(functions + "noisy", root=None, reading=Reading())
+    drawn = [line for line in told if "differ when they are read again" in line]
+    assert len(drawn) == 1 and "items of its train set" in drawn[0]
+
+
 WRONG = [
     ("typo", "unknown key 'train_input'; did you mean 'train_inputs'?"),
     ("objects", "train_inputs holds Python objects"),
     ("ragged", "have shapes [2] and [4]"),
     ("endless", "its train set of 1,000,000,000,000 items needs"),
     ("lonely", "items must be (input, target)"),
+    ("two_inputs", "an input of its train set is 2 arrays; give one, and let"),
     ("some_have_clients", "give every item one"),
     ("nothing", "returns NoneType; it must return a dict"),
     ("empty", "its train set is empty"),

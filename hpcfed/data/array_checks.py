@@ -264,6 +264,11 @@ def _num_classes(source: Source, splits: Sequence[str], targets: str) -> int:
             )
     train = found[f"train_{targets}"]
     classes = _given(source, "classes") or int(train.max()) + 1
+    if classes == 1:
+        raise source.wrong(
+            f"train_{targets} has one class, 0, so every answer is right; number the "
+            "classes 0, 1, 2, …"
+        )
     # A model has an output per class: a label that is really an identifier must not
     # lead to a billion outputs.
     if "classes" not in source.names() and classes > len(train):

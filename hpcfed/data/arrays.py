@@ -194,7 +194,18 @@ def _check_finite(source: Source, array: str, values: np.ndarray) -> None:
 
 
 def remarks(source: Source, about: Description) -> Iterator[str]:
-    """Say what was taken for classes, where the user may have meant something else."""
+    """Say what was taken for channels and classes, where the user may have meant
+    something else.
+    """
+    few = range(1, 5)
+    if about.inputs == "inputs" and len(about.shape) == 3:
+        channels, *_, last = about.shape
+        if last in few and channels not in few:
+            yield (
+                f"{source.where}: samples {list(about.shape)} have {channels} channels: "
+                f"the first axis; give images of {last} as train_images, or as "
+                f"[{last}, {channels}, {about.shape[1]}]"
+            )
     if about.task != "classification":
         return
     array = f"train_{about.targets}"

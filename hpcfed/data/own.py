@@ -26,6 +26,8 @@ from hpcfed.runtime import machine
 from hpcfed.runtime.launcher import launched
 
 ITEMS = "(input, target) or (input, target, client)"
+AGAIN = 8
+"""How many items are read again, to see whether they are drawn."""
 PATIENCE = 5.0
 """Seconds between two lines about a data set that is being read."""
 
@@ -43,7 +45,9 @@ def loaded(name: str, options: str) -> InMemory:
         found = _found(name)
     with _seeded():
         made = _called(name, found, json.loads(options))
-        return InMemory(f"data set {name}", _arrays(name, _whole(name, made)))
+        notes: list[str] = []
+        arrays = _arrays(name, _whole(name, made), notes)
+        return InMemory(f"data set {name}", arrays, notes=tuple(notes))
 
 
 @contextmanager
@@ -106,8 +110,12 @@ def _check_keywords(name: str, found: Any, keywords: Mapping[str, Any]) -> None:
         ) from None
 
 
-def _arrays(name: str, made: Mapping[Any, Any]) -> dict[str, np.ndarray]:
-    """Return arrays by their names; `train` and `test` are torch data sets."""
+def _arrays(
+    name: str, made: Mapping[Any, Any], notes: list[str]
+) -> dict[str, np.ndarray]:
+    """Return arrays by their names; `train` and `test` are torch data sets. Adds what is
+    to be told to `notes`.
+    """
     arrays: dict[str, np.ndarray] = {}
     known = ("train", "test", *KNOWN)
     for key, value in made.items():
@@ -115,13 +123,15 @@ def _arrays(name: str, made: Mapping[Any, Any]) -> dict[str, np.ndarray]:
             guess = did_you_mean(str(key), known)
             raise UserError(f"data set {name}: unknown key {key!r}{guess}")
         if key in ("train", "test"):
-            arrays |= _columns(name, key, value)
+            arrays |= _columns(name, key, value, notes)
         else:
             arrays[key] = _array(name, key, value)
     return arrays
 
 
-def _columns(name: str, split: str, items: Any) -> dict[str, np.ndarray]:
+def _columns(
+    name: str, split: str, items: Any, notes: list[str]
+) -> dict[str, np.ndarray]:
     """Return the inputs, targets and, if present, clients of all items, as arrays."""
     gathered: list[list[np.ndarray]] = []
     with plugins.one_line_of(f"data set {name}: its {split} set failed"):
@@ -132,8 +142,16 @@ def _columns(name: str, split: str, items: Any) -> dict[str, np.ndarray]:
                     f"data set {name}: an item of its {split} set is "
                     f"{type(item).__name__}; items must be {ITEMS}"
                 )
+            _check_input(name, split, item[0])
             gathered.append([_array(name, split, value) for value in item])
             reading.took(sum(array.nbytes for array in gathered[-1]))
+        firsts = [item[0] for item in gathered[:AGAIN]]
+        if _changes(name, split, items, firsts):
+            notes.append(
+                f"data set {name}: items of its {split} set differ when they are read "
+                "again, and hpcfed reads each once: what they draw stays the same in "
+                "all epochs; --augment crop-flip draws anew"
+            )
     if not gathered:
         raise UserError(f"data set {name}: its {split} set is empty")
     if len({len(item) for item in gathered}) > 1:
@@ -155,6 +173,28 @@ def _columns(name: str, split: str, items: Any) -> dict[str, np.ndarray]:
     if columns[f"{split}_inputs"].dtype == np.uint8:
         columns[f"{split}_images"] = columns.pop(f"{split}_inputs")
     return columns
+
+
+def _check_input(name: str, split: str, value: Any) -> None:
+    """Refuse several inputs in one item, which would become one array."""
+    parts = value if isinstance(value, tuple | list) else ()
+    if any(getattr(part, "shape", ()) for part in parts):
+        raise UserError(
+            f"data set {name}: an input of its {split} set is {len(parts)} arrays; give "
+            "one, and let the network's forward take it apart"
+        )
+
+
+def _changes(name: str, split: str, items: Any, firsts: list[np.ndarray]) -> bool:
+    """Tell whether some of the first inputs differ when they are read again."""
+    # What has no length may be read only once.
+    if not hasattr(items, "__len__"):
+        return False
+    for position, first in enumerate(firsts):
+        again = _array(name, split, items[position][0])
+        if again.tobytes() != first.tobytes():
+            return True
+    return False
 
 
 class _Reading:
