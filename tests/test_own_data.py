@@ -1129,6 +1129,8 @@ TABLE_MISTAKES = [
     ("a,y\n1,2\n3,4\n-inf,6", "{}", "column a has numbers, and -inf in sample 3"),
     ("a,y\n1,2\n3,4\n5,1e400", "{}", "column y has numbers, and 1e400 in sample 3"),
     ("a,y\n1,NaN\n3,4", "{}", "column y has numbers, and NaN in sample 1"),
+    ("a,y\n1,sick\n3,sick", "{}", "column y is sick in every sample, which leaves"),
+    ("a;y\n1,5;0\n2;1\n3,25;1", "{}", "numbers with a comma, as 1,5; write a point"),
 ]
 
 

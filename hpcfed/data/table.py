@@ -12,6 +12,7 @@ are input, target, client, train and test for its splits, and classes and vocabu
 
 import csv
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -48,6 +49,7 @@ TABLE_OPTIONS = (*USUAL, "drop", "task")
 TASKS = ("classification", "regression")
 MISSING = ("na", "n/a", "nan", "null", "none", "?", "-", ".")
 """Words, in small letters, that stand for a missing number."""
+DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
 MOST_WORDS = 100
 """The most different words of a column: names or dates have more, and are refused."""
 BYTES_PER_BYTE = 40
@@ -206,6 +208,12 @@ def _inputs(table: _Table, roles: _Roles) -> np.ndarray:
             features.append(numbers[:, None])
             continue
         words, which = np.unique(table.cells[name], return_inverse=True)
+        if all(DECIMAL_COMMA.fullmatch(word) for word in words.tolist()):
+            example = next(word for word in words if "," in word)
+            raise UserError(
+                f"{table.path}: column {name} has numbers with a comma, as {example}; "
+                "write a point"
+            )
         if len(words) > MOST_WORDS:
             raise UserError(
                 f"{table.path}: column {name} has {len(words)} different words; leave it "
@@ -232,6 +240,11 @@ def _targets(
         return {"targets": numbers}, ()
     values = np.array(table.cells[roles.target]) if numbers is None else numbers
     classes, labels = np.unique(values, return_inverse=True)
+    if len(classes) == 1:
+        raise UserError(
+            f"{table.path}: column {roles.target} is {table.cells[roles.target][0]} in "
+            "every sample, which leaves nothing to learn; there must be two classes"
+        )
     told: tuple[str, ...] = ()
     if roles.task is None and numbers is not None:
         told = (
