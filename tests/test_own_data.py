@@ -233,6 +233,10 @@ OWNERS = np.arange(20) % 4
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"train_images": np.zeros((20, 4, 4))}, "mean the same; keep one"),
     ({"train_labels": LABELS}, "mean the same; keep one"),
+    (
+        {"train_targets": LABELS.astype(str)},
+        "<U21; number the classes 0, 1, 2, …, as by",
+    ),
     ({"train_inputs": NUMBERS[:, 0]}, "[N, features]"),
     ({"train_inputs": NUMBERS.astype("f2")}, "float32 or float64 numbers"),
     ({"train_inputs": TOKENS.astype("u1")}, "images as train_images"),
@@ -806,6 +810,7 @@ def test_a_folder_of_hugging_face(tmp_path: Path) -> None:
     assert (about.task, about.shape, about.classes) == ("classification", (4,), 3)
     assert about.owners == 1
     assert "no column nobody" in refused(name, dataset_options='{"client": "nobody"}')
+    assert "no split test; name one" in refused(name)
 
 
 def test_a_class_that_hugging_face_has_no_sample_of(tmp_path: Path) -> None:

@@ -213,6 +213,11 @@ def _task_of(source: Source, split: str, inputs: str, targets: str) -> Task:
     shape, dtype = _header(source, array)
     input_shape, input_dtype = source.header(f"{split}_{inputs}")
     samples = input_shape[0]
+    if dtype.kind in "USb":
+        raise source.wrong(
+            f"{array} is {dtype}; number the classes 0, 1, 2, …, as by "
+            "numpy.unique(labels, return_inverse=True)[1] over training and test labels"
+        )
     if targets == "labels" and dtype.kind not in "iu":
         raise source.wrong(
             f"{array} is {dtype}; labels must be integers 0, 1, 2, …; numbers to "

@@ -350,7 +350,8 @@ def read_hf(folder: Path, options: str) -> InMemory:
             guess = did_you_mean(word, HF_OPTIONS)
             raise UserError(f"hf-data: --dataset-options has no {word}{guess}")
     arrays = {size: np.array(chosen[size]) for size in SIZES if size in chosen}
-    for split, rows in _splits(folder, chosen).items():
+    splits = _splits(folder, chosen)
+    for split, rows in splits.items():
         names = _names(folder, rows.column_names, chosen)
         for kind, column in names.items():
             with plugins.one_line_of(f"{folder}: column {column} cannot be read"):
@@ -361,6 +362,12 @@ def read_hf(folder: Path, options: str) -> InMemory:
                     "not numbers; pad them first"
                 )
             arrays[f"{split}_{_ending(kind, values)}"] = values
+    if "test" not in splits and "train_clients" not in arrays:
+        raise UserError(
+            f"{folder}: no split test; name one as in --dataset-options "
+            '\'{"test": "validation"}\', or a column that says whose samples are whose, '
+            'as in \'{"client": "user"}\': then some of each client are for testing'
+        )
     return InMemory(str(folder), arrays, "the folder", sized_by=" in --dataset-options")
 
 
