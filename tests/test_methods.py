@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -17,6 +18,7 @@ from hpcfed.clients.job import Losses, TrainingJob
 from hpcfed.experiment.evaluate import evaluate
 from hpcfed.federation.cohort import shares
 from hpcfed.federation.log import RoundLog
+from hpcfed.models.networks import build
 from hpcfed.results.stored import read_run
 from tests.federations import assembled, trained_alone
 
@@ -35,6 +37,28 @@ def test_fedavg_is_the_weighted_mean_of_rows_trained_from_w() -> None:
             )
         state = method.round(fed, state, fed.sample(round))
         torch.testing.assert_close(state.w, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_losses_are_means_over_training_data_and_change_nothing() -> None:
+    """Of each member at its own row; what a method asks for is not the round's loss."""
+    s = assembled(alpha=0.3, participation=0.5, model="cnn-bn")
+    fed = s.federation
+    cohort = fed.sample(0)
+    row = fed.initial_row()
+    rows = row + 0.01 * torch.arange(len(cohort.here))[:, None]
+    network = build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0).double().eval()
+    data = fed.training.train_data
+    expected = []
+    for of_member, client in zip(rows, cohort.here, strict=True):
+        views = fed.layout.views(of_member[None])
+        weights = {name: tensor[0] for name, tensor in views.items()}
+        own = data.index[client, : data.sizes[client]]
+        outputs = torch.func.functional_call(network, weights, data.inputs[own])
+        expected.append(F.cross_entropy(outputs, data.targets[own]))
+    found = fed.losses(rows, cohort)
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-10, atol=1e-12)
+    assert cohort.log.summed_losses() == RoundLog().summed_losses()
+    assert cohort.log.train_flops > 0
 
 
 def test_fedavg_on_a_quadratic_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

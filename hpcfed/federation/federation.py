@@ -67,6 +67,7 @@ class Federation(Generic[MethodOptions]):
         self.train = training.train
         self.finish = training.finish
         self.gradients = training.gradients
+        self.losses = training.losses
         self.finetune = training.finetune
         self.train_alone = training.train_alone
         self.fisher = training.fisher

@@ -228,6 +228,18 @@ class LocalTraining:
             cohort.log.add_losses(losses)
         return gradients
 
+    def losses(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        """Return each member's mean loss on its training data at its row, as in an
+        evaluation: without dropout, with running statistics; NaN without data.
+
+        Its arithmetic is counted, but not as training, and takes no virtual time.
+        """
+        with self._timer.phase("train"):
+            samples = int(self.train_data.samples[cohort.here].sum())
+            cohort.log.train_flops += FLOPS * samples * self.engine.cost.training_of(())
+            score = self.engine.evaluate(rows, self.train_data, cohort.here)
+            return score.loss / score.count
+
     def finetune(
         self,
         rows: Tensor,
