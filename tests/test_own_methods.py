@@ -613,6 +613,19 @@ def test_a_method_without_a_global_model_may_average_later(tmp_path: Path) -> No
     started(*few, "--out", tmp_path / "run")
 
 
+def test_an_upload_that_follows_no_download_is_one_line(tmp_path: Path) -> None:
+    """Its update would be the whole row. What has a name of its own is an update."""
+    path = tmp_path / "unsent.py"
+    sent = ALONE.replace("rows.mean(0)", "fed.mean(fed.upload(rows, cohort), cohort)")
+    path.write_text(sent)
+    few = flags(clients=3, rounds=1, method=path, compress="topk")
+    with pytest.raises(UserError, match=r"unsent.py uploads rows .* fed.download\(row"):
+        started(*few, "--out", tmp_path / "run")
+    path.write_text(sent.replace("(rows, cohort), c", '(rows, cohort, beside="w"), c'))
+    plugins.forget_changed()
+    started(*few, "--out", tmp_path / "named")
+
+
 def test_without_a_channel_a_method_may_send_nothing(tmp_path: Path) -> None:
     path = tmp_path / "alone.py"
     path.write_text(ALONE)

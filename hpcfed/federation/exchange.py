@@ -89,8 +89,8 @@ class Exchange:
 
         An update is a row minus what its member was sent: by the last download, or the
         last one with the name `beside`. If members send only some columns of what they
-        were sent, `columns` says which. A row whose member was sent nothing is an
-        update as a whole.
+        were sent, `columns` says which. What has a name under which members were sent
+        nothing is an update as a whole.
         """
         log, in_flight = cohort.log, cohort.in_flight
         config = self._members.config
@@ -104,6 +104,13 @@ class Exchange:
         # start.
         start = _start(rows, in_flight, columns, beside)
         if self.channel.stages:
+            if start is None and not beside:
+                raise UserError(
+                    f"method {config.method} uploads rows in a round in which it has "
+                    "downloaded none, and this run's channel acts on their difference; "
+                    "call fed.download(row, cohort) first, or name what is not a model, "
+                    'as in fed.upload(updates, cohort, beside="updates")'
+                )
             received = self._pass_stages(rows, cohort, sent, start)
             rows, size = received.rows, received.size
         in_flight.uploads += 1
