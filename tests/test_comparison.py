@@ -98,6 +98,7 @@ def process(
     accuracy: float = 0.9,
     sent: float = 2.0**20,
     torch: str = "2.11",
+    data: str = "",
     **options: Any,
 ) -> Process:
     """Return a run of seven equal rounds on one rank, without a global model."""
@@ -115,6 +116,7 @@ def process(
             "model": "mlp",
             "method": config["method"],
             "clients": config["clients"],
+            "data": data,
         },
         config=config,
         environment={"packages": {"torch": torch}, "ranks": [{"host": "h"}]},
@@ -289,9 +291,11 @@ def test_a_condition_holds_beyond_the_noise(
 
 
 def test_what_changed_is_named_and_what_is_equal_is_not() -> None:
-    found = compared([process(torch="2.11")], [process(torch="2.12", method="fedprox")])
+    before = process(torch="2.11", data="f5f8")
+    found = compared([before], [process(torch="2.12", data="bba5", method="fedprox")])
     assert [(one.name, one.before, one.after) for one in found.code] == [
-        ("torch", "2.11", "2.12")
+        ("samples, fingerprint", "f5f8", "bba5"),
+        ("torch", "2.11", "2.12"),
     ]
     assert found.options[0].name == "method"
     same = compared([process()], [process()])

@@ -901,6 +901,36 @@ def test_what_a_function_draws_is_the_same_everywhere(
     assert_same_run(both / "seed-1", tmp_path / "alone", tolerance=1e-12)
 
 
+OF_FILE = """
+import numpy as np
+
+GENERATOR = np.random.default_rng(3)
+
+
+class Rows:
+    @staticmethod
+    def drawn(count):
+        return GENERATOR.random((count, 3))
+
+
+def rows():
+    given = {f"{split}_inputs": Rows.drawn(9) for split in ("train", "test")}
+    return given | {f"{split}_labels": np.arange(9) % 2 for split in ("train", "test")}
+"""
+
+
+def test_a_generator_of_the_file_that_goes_on_is_told(tmp_path: Path) -> None:
+    """The next run of a program gets other samples."""
+    path = tmp_path / "going_on.py"
+    path.write_text(OF_FILE)
+    first = loaded(f"{path}:rows", "{}")
+    loaded.cache_clear()
+    second = loaded(f"{path}:rows", "{}")
+    assert first.notes == ()
+    (line,) = second.notes
+    assert "draws from GENERATOR, which has moved on since the last run" in line
+
+
 def test_the_example_runs_as_it_says(tmp_path: Path) -> None:
     path = Path(__file__).parent.parent / "benchmarks" / "examples" / "hospitals.py"
     words = flags(

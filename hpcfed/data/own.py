@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,10 @@ PATIENCE = 5.0
 """Seconds between two lines about a data set that is being read."""
 
 
+_drawing: set[str] = set()
+"""Data sets that have drawn from a generator outside of their functions."""
+
+
 def is_own(name: str) -> bool:
     """Tell whether a name refers to a user's function, or an installed plugin."""
     return plugins.is_reference(name) or name in plugins.installed("datasets")
@@ -40,13 +45,26 @@ def is_own(name: str) -> bool:
 @cache
 def loaded(name: str, options: str) -> InMemory:
     """Return what the user's function gives for these keywords, which are JSON."""
+    # Not above: a command line without such data loads no torch.
+    from hpcfed.runtime import draws
+
     # Apart: a file that is imported already draws nothing again.
     with _seeded():
         found = _found(name)
     with _seeded():
+        own = draws.taken_from_outside(_functions(found))
+        before = {word: draws.state_of(own[word]) for word in own}
         made = _called(name, found, json.loads(options))
         notes: list[str] = []
         arrays = _arrays(name, _whole(name, made), notes)
+        drawn = [word for word in own if draws.state_of(own[word]) != before[word]]
+        if drawn and name in _drawing:
+            notes.append(
+                f"data set {name} draws from {', '.join(drawn)}, which has moved on since "
+                "the last run: it gives other samples; make the generator in the function"
+            )
+        if drawn:
+            _drawing.add(name)
         return InMemory(f"data set {name}", arrays, notes=tuple(notes))
 
 
@@ -81,6 +99,12 @@ def _found(name: str) -> Any:
     if plugins.is_reference(name):
         return plugins.load_object(name, "data set")
     return plugins.load_installed(plugins.installed("datasets")[name])
+
+
+def _functions(found: Any) -> list[FunctionType]:
+    """Return the functions that make up a user's function or class."""
+    members = vars(found).values() if isinstance(found, type) else [found]
+    return [member for member in members if isinstance(member, FunctionType)]
 
 
 def _called(name: str, found: Any, keywords: Mapping[str, Any]) -> Any:

@@ -8,14 +8,12 @@ network several times, and refused by name.
 
 import copy
 import hashlib
-import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ from torch import Tensor, nn
 from hpcfed import plugins
 from hpcfed.errors import UserError
 from hpcfed.models.layout import idle_counters
-from hpcfed.runtime import accelerator
+from hpcfed.runtime import accelerator, draws
 
 ROUNDINGS = 1e-5
 """Relative difference in float32 that rounding explains."""
@@ -35,13 +33,6 @@ ITEMS = 10_000
 """How many items of a list or a dict are checked."""
 DEPTH = 6
 """How deep attributes of attributes are checked."""
-GENERATORS = (
-    torch.Generator,
-    random.Random,
-    np.random.Generator,
-    np.random.RandomState,
-)
-"""Kinds of generators that a user's code may hold."""
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes that every module has: its parameters, buffers, modules and hooks."""
 
@@ -253,60 +244,19 @@ def _foreign_states(network: nn.Module) -> dict[str, bytes]:
         "numpy": _digest(np.random.mtrand._rand.get_state()),
     }
     for name, generator in _own_generators(network).items():
-        found[name] = _digest(generator)
+        found[name] = draws.state_of(generator)
     return found
 
 
-def _own_generators(network: nn.Module) -> dict[str, Any]:
-    """Return the generators that code of a network's modules takes from outside of them:
-    variables of their files and of functions around them, by name.
-    """
-    codes: list[FunctionType] = []
+def _own_generators(network: nn.Module) -> dict[str, draws.Generator]:
+    """Return the generators that code of a network's modules takes from outside."""
+    functions: list[FunctionType] = []
     for kind in {kind for module in network.modules() for kind in type(module).__mro__}:
         # torch draws from its own generator alone, which is seeded.
         if kind.__module__.partition(".")[0] not in ("torch", "builtins"):
             members = vars(kind).values()
-            codes += [m for m in members if isinstance(m, FunctionType)]
-    found: dict[str, Any] = {}
-    seen: set[FunctionType] = set()
-    while codes:
-        function = codes.pop()
-        if function in seen:
-            continue
-        seen.add(function)
-        for name, value in _taken_from_outside(function):
-            if isinstance(value, GENERATORS):
-                found[name] = value
-            # A function beside it may draw for it.
-            elif isinstance(value, FunctionType) and _folder(value) == _folder(
-                function
-            ):
-                codes.append(value)
-    return found
-
-
-def _taken_from_outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the names in a function's code that stand for something outside of it."""
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-        for name in code.co_names:
-            if name in function.__globals__:
-                value = function.__globals__[name]
-                yield name, value
-                # As in noise.generator, of a file that is imported as a whole.
-                for part in code.co_names if isinstance(value, ModuleType) else ():
-                    yield f"{name}.{part}", vars(value).get(part)
-    cells = function.__closure__ or ()
-    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
-        # A name that is defined later has an empty cell.
-        with suppress(ValueError):
-            yield name, cell.cell_contents
-
-
-def _folder(function: FunctionType) -> str:
-    return os.path.dirname(function.__code__.co_filename)
+            functions += [m for m in members if isinstance(m, FunctionType)]
+    return draws.taken_from_outside(functions)
 
 
 _Known = dict[int, object]
@@ -347,14 +297,8 @@ def _pieces(value: Any, known: _Known, depth: int) -> Iterator[bytes]:
 
 def _items(value: Any) -> Iterator[Any]:
     """Yield the parts of an object."""
-    if isinstance(value, torch.Generator):
-        yield value.get_state()
-    elif isinstance(value, random.Random):
-        yield value.getstate()
-    elif isinstance(value, np.random.Generator):
-        yield value.bit_generator.state
-    elif isinstance(value, np.random.RandomState):
-        yield value.get_state()
+    if isinstance(value, draws.Generator):
+        yield draws.state_of(value)
     elif isinstance(value, Mapping):
         yield len(value)
         yield from islice(value.items(), ITEMS)

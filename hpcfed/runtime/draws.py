@@ -5,10 +5,13 @@ seeded before it, and afterwards are as they were. Several runs of this process 
 within such functions and take turns; then each has numbers of its own.
 """
 
+import os
 import random
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,10 @@ from numpy.random import mtrand
 
 from hpcfed.runtime import accelerator
 
+Generator = (
+    torch.Generator | random.Random | np.random.Generator | np.random.RandomState
+)
+"""A generator that a user's code has made for itself."""
 _NUMPYS = np.random.MT19937(0)
 """Takes the place of numpy's own: to put another there takes a hundredth of the time
 that its state takes to copy.
@@ -89,3 +96,72 @@ class _Own:
         torch.set_rng_state(of_torch)
         if on_gpu is not None:
             accelerator.restore_generator(self._device, on_gpu)
+
+
+# Generators that a user's code has made for itself: nobody seeds them.
+
+
+def state_of(generator: Generator) -> bytes:
+    """Return what changes with every draw."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    state: Any
+    if isinstance(generator, random.Random):
+        state = generator.getstate()
+    elif isinstance(generator, np.random.Generator):
+        state = generator.bit_generator.state
+    else:
+        state = generator.get_state()
+    with np.printoptions(threshold=sys.maxsize):
+        return repr(state).encode()
+
+
+def taken_from_outside(functions: Iterable[FunctionType]) -> dict[str, Generator]:
+    """Return the generators that functions take from outside of them, by name: variables
+    of their files, and of functions around them.
+    """
+    left = list(functions)
+    found: dict[str, Generator] = {}
+    seen: set[FunctionType] = set()
+    while left:
+        function = left.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        for name, value in _outside_of(function):
+            if isinstance(value, Generator):
+                found[name] = value
+                continue
+            # A function or a class beside it may draw for it.
+            parts = vars(value).values() if isinstance(value, type) else [value]
+            for part in parts:
+                if isinstance(part, FunctionType) and _folder(part) == _folder(
+                    function
+                ):
+                    left.append(part)
+    return found
+
+
+def _outside_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the names in a function's code that stand for something outside of it."""
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        for name in code.co_names:
+            if name not in function.__globals__:
+                continue
+            value = function.__globals__[name]
+            yield name, value
+            # As in noise.generator, of a file that is imported as a whole.
+            for part in code.co_names if isinstance(value, ModuleType) else ():
+                yield f"{name}.{part}", vars(value).get(part)
+    cells = function.__closure__ or ()
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        # A name that is defined later has an empty cell.
+        with suppress(ValueError):
+            yield name, cell.cell_contents
+
+
+def _folder(function: FunctionType) -> str:
+    return os.path.dirname(function.__code__.co_filename)

@@ -132,6 +132,9 @@ def _facts_of(run: RunRecord) -> list[tuple[str, str]]:
     facts.append(("hpcfed's source, sha256", str(source.get("sha256", "?"))[:DIGITS]))
     for path, checksum in (about.get("files") or {}).items():
         facts.append((f"{Path(path).name}, sha256", checksum[:DIGITS]))
+    # None of a data set that options describe; older files lack it.
+    if run.facts.get("data"):
+        facts.append(("samples, fingerprint", str(run.facts["data"])[:DIGITS]))
     for package, version in (about.get("packages") or {}).items():
         if package != "hpcfed":  # already listed above
             facts.append((str(package), str(version)))
