@@ -193,13 +193,28 @@ def _load_file(path: Path) -> ModuleType:
     try:
         with one_line_of(f"{path} cannot be imported"):
             spec.loader.exec_module(module)
-    except UserError:
+    except UserError as failed:
         del sys.modules[name]
+        # As in `from .layers import …`: only a package's modules can do that.
+        if "relative import" in str(failed):
+            raise UserError(f"{failed}; name it as {_as_module(path)}") from failed
         raise
     _named.add(path)
     _loaded[path] = checksum
     _note_files()
     return module
+
+
+def _as_module(path: Path) -> str:
+    """Say how to name a file of a package, and from where that works."""
+    words, folder = [path.stem], path.parent
+    while (folder / "__init__.py").exists():
+        words.insert(0, folder.name)
+        folder = folder.parent
+    if len(words) == 1:
+        words.insert(0, folder.name)
+        folder = folder.parent
+    return f"{'.'.join(words)}:NAME, with PYTHONPATH={folder}"
 
 
 def _reach(folder: Path) -> None:

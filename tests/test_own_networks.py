@@ -31,7 +31,14 @@ from hpcfed.models.forward import FunctionalDropout
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
 from hpcfed.models.networks import build
-from hpcfed.models.own import Sample, _are_probabilities, build_own, check_network
+from hpcfed.models.own import (
+    Sample,
+    _are_probabilities,
+    build_own,
+    check_network,
+    construct,
+    find_builder,
+)
 from hpcfed.models.stacked_layer import Batch
 from hpcfed.options import RunConfig
 from hpcfed.runtime import randomness
@@ -445,6 +452,25 @@ def test_adapters_are_what_merged_weights_are(name: str) -> None:
     assert float(score.loss[3]) == pytest.approx(float(loss) * count, 1e-9)
 
 
+def test_a_compiled_module_is_taken_as_it_was() -> None:
+    """Names of its tensors are those of the module, and nothing is compiled."""
+    sample = Sample((1, 8, 8), (10,))
+    options: dict[str, Any] = {}
+    found = construct("tests/own/networks.py:compiled", sample, 10, options)
+    assert type(found).__name__ == "Attribute" and "a.weight" in found.state_dict()
+
+
+def test_a_file_of_a_package_is_told_its_name(tmp_path: Path) -> None:
+    for name in ("mine", "mine/nets"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    (tmp_path / "mine" / "nets" / "deep.py").write_text("from .other import Net")
+    with pytest.raises(UserError) as told:
+        find_builder(f"{tmp_path}/mine/nets/deep.py:Net")
+    advice = f"name it as mine.nets.deep:NAME, with PYTHONPATH={tmp_path}"
+    assert str(told.value).endswith(advice)
+
+
 def test_adapters_choose_their_layers_by_name() -> None:
     network, _ = make("vit")
     add_adapters(network, rank=2, alpha=2.0, layers="blocks.*.qkv", train="head")
@@ -480,6 +506,7 @@ def test_a_builder_gets_what_the_data_is() -> None:
         ("tests/own/networks.py:ViT", {"depht": 1}, "unexpected keyword"),
         ("tests/own/networks.py:GPT", {}, "fails on floats of shape"),
         ("tests/own/networks.py:not_a_module", {}, "must return a torch.nn.Module"),
+        ("tests/own/networks.py:parallel", {}, "return the module itself, without"),
         ("tests/own/networks.py:A_NUMBER", {}, "is int"),
         ("tests/own/networks.py:nothing_to_train", {}, "no parameter"),
         (

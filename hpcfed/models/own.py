@@ -136,7 +136,14 @@ def construct(
             f"model {name} returns {type(network).__name__}; it must return a "
             "torch.nn.Module"
         )
-    return network
+    # torch.compile would compile anew for every number of clients and samples.
+    plain: nn.Module = getattr(network, "_orig_mod", network)
+    if isinstance(plain, torch.jit.ScriptModule | nn.DataParallel):
+        raise UserError(
+            f"model {name} returns {type(network).__name__}; return the module itself, "
+            "without torch.jit or DataParallel around it"
+        )
+    return plain
 
 
 def check_drawn_alike(network: nn.Module, again: nn.Module, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -604,6 +605,14 @@ class Lazy(nn.Module):
 
 
 A_NUMBER = 3
+
+
+def compiled() -> Any:
+    return torch.compile(Attribute())
+
+
+def parallel() -> nn.Module:
+    return nn.DataParallel(Attribute())
 
 
 def not_a_module() -> str:
