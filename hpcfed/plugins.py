@@ -39,8 +39,8 @@ _named: set[Path] = set()
 """The files among them that were named themselves."""
 _folders: list[str] = []
 """Their folders that were added to Python's path, newest first."""
-_packaged: dict[str, tuple[str, str]] = {}
-"""Modules of installed packages and entry points that were named: file and checksum."""
+_packaged: dict[str, dict[str, str]] = {}
+"""Modules of packages and entry points that were named: checksums of their files."""
 NOTEBOOK = "notebook"
 _given: dict[str, dict[str, Any]] = {}
 """Objects that a program or a notebook has passed in, by name and kind."""
@@ -245,10 +245,22 @@ def _load_package(name: str, kind: str) -> ModuleType:
 
 
 def _note_package(name: str, module: ModuleType) -> None:
-    """Record the checksum of a package's file at the time of its import."""
+    """Record the checksum of a package's file at the time of its import, and of what it
+    has imported from its folder and below, unless the package is installed.
+    """
     origin = getattr(module, "__file__", None)
-    if name not in _packaged and isinstance(origin, str) and origin.endswith(".py"):
-        _packaged[name] = (origin, _checksum(Path(origin).read_bytes()))
+    if name in _packaged or not isinstance(origin, str) or not origin.endswith(".py"):
+        return
+    files = {origin}
+    # The version of an installed package tells about all of its files.
+    if module.__package__ and "site-packages" not in Path(origin).parts:
+        package = module.__package__
+        for other, imported in list(sys.modules.items()):
+            file = getattr(imported, "__file__", None)
+            is_part = other == package or other.startswith(f"{package}.")
+            if is_part and str(file).endswith(".py"):
+                files.add(str(file))
+    _packaged[name] = {path: _checksum(Path(path).read_bytes()) for path in files}
 
 
 def _note_files() -> None:
@@ -372,8 +384,7 @@ def checksums(names: Iterable[str]) -> dict[str, str]:
         elif is_file(where):
             found |= _of_file(Path(where).expanduser().resolve())
         elif where in _packaged:
-            path, checksum = _packaged[where]
-            found[path] = checksum
+            found |= _packaged[where]
     return dict(sorted(found.items()))
 
 

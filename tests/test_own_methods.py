@@ -334,6 +334,34 @@ def test_plugins_are_methods(
         plugins._packaged.clear()
 
 
+def test_what_a_package_imports_from_its_folder_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed one is told by its version."""
+    files = {
+        "own_package/__init__.py": "",
+        "own_package/nets.py": "from .deep.layers import Net\n",
+        "own_package/deep/__init__.py": "",
+        "own_package/deep/layers.py": "from torch.nn import Identity as Net\n",
+        "own_package/deep/unused.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        for name in ("own_package.nets:Net", "torch.nn:Linear"):
+            plugins.load_object(name, "model")
+        found = plugins.checksums(["own_package.nets:Net"])
+        used = ("__init__.py", "nets.py", "deep/__init__.py", "deep/layers.py")
+        assert set(found) == {str(tmp_path / "own_package" / name) for name in used}
+        assert len(plugins.checksums(["torch.nn:Linear"])) == 1
+    finally:
+        for name in [name for name in sys.modules if name.startswith("own_package")]:
+            sys.modules.pop(name)
+        plugins._packaged.clear()
+
+
 def test_two_ranks_make_the_same_numbers_and_find_a_forgotten_mark(
     tmp_path: Path, mpirun: Callable[..., Any]
 ) -> None:
