@@ -549,6 +549,12 @@ def round(fed, state, cohort):
 """
 
 
+IN_PLACE = (
+    ALONE.replace("return fedavg.State(", "state.w.copy_(") + "    return state\n"
+)
+
+
+@pytest.mark.parametrize("text", [ALONE, IN_PLACE])
 @pytest.mark.parametrize(
     ("options", "deed"),
     [
@@ -560,11 +566,11 @@ def round(fed, state, cohort):
     ],
 )
 def test_what_a_method_passes_by_is_one_line(
-    options: dict[str, str], deed: str, tmp_path: Path
+    text: str, options: dict[str, str], deed: str, tmp_path: Path
 ) -> None:
     """Else the record would say that there was an attack. A method may upload later."""
     path = tmp_path / "alone.py"
-    path.write_text(ALONE)
+    path.write_text(text)
     few = flags(clients=3, rounds=2, method=path, **options)
     said = ", ".join(f"--{n.replace('_', '-')} {v}" for n, v in options.items())
     with pytest.raises(
@@ -639,6 +645,17 @@ def test_a_method_without_a_global_model_may_average_later(tmp_path: Path) -> No
     )
     plugins.forget_changed()
     started(*few, "--out", tmp_path / "run")
+
+
+def test_a_generator_that_no_seed_reaches_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "noisy.py"
+    made = "import numpy as np\n\nNOISE = np.random.default_rng(1)\n"
+    path.write_text(
+        made + ALONE.replace("rows.mean(0)", "rows.mean(0) + NOISE.random()")
+    )
+    few = flags(clients=3, rounds=1, method=path, out=tmp_path / "run")
+    with pytest.raises(UserError, match="round draws from its own generator NOISE, wh"):
+        started(*few)
 
 
 def test_an_upload_that_follows_no_download_is_one_line(tmp_path: Path) -> None:

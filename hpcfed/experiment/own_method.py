@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import partial, wraps
 from itertools import count
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -58,15 +59,25 @@ class _Watch:
         self._config = config
         self._fed = fed
         self._method = method
+        self._written = 0
+        """How often the global row before the round had been written in place."""
 
     def function(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, seeded and checked."""
         check = getattr(self, f"_check_{hook}")
+        functions = [function] if isinstance(function, FunctionType) else []
+        own = draws.taken_from_outside(functions)
 
         @wraps(function)
         def called(*arguments: Any) -> Any:
+            drawn = {name: draws.state_of(own[name]) for name in own}
+            if hook == "round":
+                self._written = self._version(arguments[1])
             with self._seeded(hook, arguments):
                 found = function(*map(_watched, arguments))
+            for name in own:
+                if draws.state_of(own[name]) != drawn[name]:
+                    self._refuse_draws(hook, name)
             check(partial(self._refuse, hook, found), found, *arguments)
             return found
 
@@ -105,6 +116,19 @@ class _Watch:
         Only `global_row` is not given one.
         """
         return first if isinstance(first, Federation) else self._fed
+
+    def _version(self, state: Any) -> int:
+        """Return how often the global row has been written in place."""
+        row = self._method.global_row(state)
+        return row._version if isinstance(row, Tensor) else 0
+
+    def _refuse_draws(self, hook: str, name: str) -> None:
+        raise UserError(
+            f"method {self._config.method}: {hook} draws from its own generator {name}, "
+            "which neither a resumed run nor other seeds could repeat; draw from "
+            "fed.generator(\"purpose\", fed.round), or from torch's, numpy's or Python's "
+            "own"
+        )
 
     def _refuse(self, hook: str, found: Any, wanted: str) -> None:
         verb = "yields" if hook in STREAMS else "returns"
@@ -160,6 +184,8 @@ class _Watch:
     def _is_unchanged(self, state: Any, before: Any) -> bool:
         """Tell whether a round has left the global row as it was."""
         if self._is_hidden(state):
+            return False
+        if self._version(before) != self._written:
             return False
         row, was = (self._method.global_row(one) for one in (state, before))
         return row is not None and was is not None and torch.equal(row, was)
