@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ def loaded(name: str, options: str) -> InMemory:
     with _seeded():
         found = _found(name)
     with _seeded():
-        own = draws.taken_from_outside(_functions(found))
+        own = draws.taken_from_outside(draws.functions_of(found))
         before = {word: draws.state_of(own[word]) for word in own}
         made = _called(name, found, json.loads(options))
         notes: list[str] = []
@@ -99,12 +98,6 @@ def _found(name: str) -> Any:
     if plugins.is_reference(name):
         return plugins.load_object(name, "data set")
     return plugins.load_installed(plugins.installed("datasets")[name])
-
-
-def _functions(found: Any) -> list[FunctionType]:
-    """Return the functions that make up a user's function or class."""
-    members = vars(found).values() if isinstance(found, type) else [found]
-    return [member for member in members if isinstance(member, FunctionType)]
 
 
 def _called(name: str, found: Any, keywords: Mapping[str, Any]) -> Any:

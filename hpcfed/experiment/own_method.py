@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import partial, wraps
 from itertools import count
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -65,8 +64,7 @@ class _Watch:
     def function(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, seeded and checked."""
         check = getattr(self, f"_check_{hook}")
-        functions = [function] if isinstance(function, FunctionType) else []
-        own = draws.taken_from_outside(functions)
+        own = draws.taken_from_outside(draws.functions_of(function))
 
         @wraps(function)
         def called(*arguments: Any) -> Any:

@@ -254,8 +254,7 @@ def _own_generators(network: nn.Module) -> dict[str, draws.Generator]:
     for kind in {kind for module in network.modules() for kind in type(module).__mro__}:
         # torch draws from its own generator alone, which is seeded.
         if kind.__module__.partition(".")[0] not in ("torch", "builtins"):
-            members = vars(kind).values()
-            functions += [m for m in members if isinstance(m, FunctionType)]
+            functions += draws.functions_of(kind)
     return draws.taken_from_outside(functions)
 
 

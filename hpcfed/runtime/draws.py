@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -133,12 +133,21 @@ def taken_from_outside(functions: Iterable[FunctionType]) -> dict[str, Generator
                 found[name] = value
                 continue
             # A function or a class beside it may draw for it.
-            parts = vars(value).values() if isinstance(value, type) else [value]
-            for part in parts:
-                if isinstance(part, FunctionType) and _folder(part) == _folder(
-                    function
-                ):
+            for part in functions_of(value):
+                if _folder(part) == _folder(function):
                     left.append(part)
+    return found
+
+
+def functions_of(thing: Any) -> list[FunctionType]:
+    """Return a function itself, or those that a class defines; none of anything else."""
+    parts = vars(thing).values() if isinstance(thing, type) else [thing]
+    found = []
+    for part in parts:
+        holds = isinstance(part, staticmethod | classmethod | MethodType)
+        function = part.__func__ if holds else part
+        if isinstance(function, FunctionType):
+            found.append(function)
     return found
 
 
