@@ -235,7 +235,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"train_labels": LABELS}, "mean the same; keep one"),
     (
         {"train_targets": LABELS.astype(str)},
-        "<U21; number the classes 0, 1, 2, …, as by",
+        "<U21; classes must be integers 0, 1, 2, …, as by",
     ),
     ({"train_inputs": NUMBERS[:, 0]}, "[N, features]"),
     ({"train_inputs": NUMBERS.astype("f2")}, "float32 or float64 numbers"),

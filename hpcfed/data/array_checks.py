@@ -215,7 +215,7 @@ def _task_of(source: Source, split: str, inputs: str, targets: str) -> Task:
     samples = input_shape[0]
     if dtype.kind in "USb":
         raise source.wrong(
-            f"{array} is {dtype}; number the classes 0, 1, 2, …, as by "
+            f"{array} is {dtype}; classes must be integers 0, 1, 2, …, as by "
             "numpy.unique(labels, return_inverse=True)[1] over training and test labels"
         )
     if targets == "labels" and dtype.kind not in "iu":
