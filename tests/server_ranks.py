@@ -29,7 +29,7 @@ from hpcfed.server.engines import import_engine, make_trainer, recomputing
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.networks import Autoencoder, Denoiser
 from hpcfed.server.options import ServerOptions, batching
-from hpcfed.server.trainer import Loss, Trainer
+from hpcfed.server.trainer import Loss, Parts, Trainer
 from hpcfed.server.training_plan import RankSlot, TrainingPlan
 
 COLUMNS = 999
@@ -187,9 +187,11 @@ def trained(changed: dict[str, Any], slot: RankSlot) -> Told:
     model = network(0)
     if options.server_checkpointing:
         model.checkpoint = recomputing(options)
-    learning = make_trainer(model, TrainingPlan(options, divided, slot, steps=LENGTH))
+    plan = TrainingPlan(options, divided, slot, steps=LENGTH)
+    learning = make_trainer(model, plan)
     begun = tensors_of(learning)
     first = learning.fit(loss, HALF, lambda done, losses: None)
+    kept = {(kind, name): part.clone() for kind, name, part in learning.state()}
     second = learning.fit(loss, HALF, lambda done, losses: None)
     rows = torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(6))
     with torch.no_grad(), gathered(model, options.zero_stage):
@@ -202,7 +204,26 @@ def trained(changed: dict[str, Any], slot: RankSlot) -> Told:
         "statistics": flat(ended, buffers=True),
         "latents": latents.numpy(),
     }
-    return told | held(learning)
+    told |= held(learning)
+    learning.close()
+    return told | resumed(plan, loss, lambda *of: kept[of])
+
+
+def resumed(plan: TrainingPlan, loss: Loss, state: Parts) -> Told:
+    """The second part, by a trainer that goes on from a state, with another network."""
+    model = network(1)
+    if plan.options.server_checkpointing:
+        model.checkpoint = recomputing(plan.options)
+    learning = make_trainer(model, plan)
+    learning.resume(HALF, state)
+    losses = learning.fit(loss, HALF, lambda done, losses: None)
+    tensors = tensors_of(learning)
+    learning.close()
+    return {
+        "resumed losses": losses,
+        "resumed weights": flat(tensors, buffers=False),
+        "resumed statistics": flat(tensors, buffers=True),
+    }
 
 
 def checkpointed(engine: str) -> Told:

@@ -14,7 +14,7 @@ import torch
 from hpcfed.runtime import process_group
 from hpcfed.runtime.accelerator import noting_peaks
 from tests import conftest, server_ranks
-from tests.server_ranks import WAYS
+from tests.server_ranks import HALF, WAYS
 
 SCRIPT = Path(server_ranks.__file__)
 EXACT = [name for name in WAYS if not name.startswith("bf16")]
@@ -129,6 +129,19 @@ def test_statistics_start_as_they_were_and_move(
             rtol=1e-3,
             atol=1e-5,
         )
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_trainer_goes_on_from_the_state_of_another_bit_for_bit(
+    name: str, servers: tuple[Told, Told]
+) -> None:
+    for server in servers:
+        second = server[f"{name}/losses"][HALF:]
+        np.testing.assert_array_equal(server[f"{name}/resumed losses"], second)
+        for kind in ("weights", "statistics"):
+            np.testing.assert_array_equal(
+                server[f"{name}/resumed {kind}"], server[f"{name}/{kind}"], err_msg=kind
+            )
 
 
 @pytest.mark.parametrize("name", WAYS)

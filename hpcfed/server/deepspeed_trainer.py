@@ -24,11 +24,18 @@ from hpcfed.server.options import ServerOptions
 from hpcfed.server.sizes import Batching
 from hpcfed.server.tiles import TILE, joined
 from hpcfed.server.trainer import (
+    MOMENTS,
     Loss,
+    Part,
+    Parts,
     StepProgress,
     adamw,
+    advance,
+    begin_moments,
+    buffers_of_ranks,
     check_is_due,
     cosine_schedule,
+    restore_buffers,
 )
 from hpcfed.server.training_plan import TrainingPlan
 from hpcfed.server.zero_memory import BUCKET, bucket_size, live_size
@@ -53,7 +60,7 @@ class DeepSpeedTrainer:
                 _share_out(network, config, plan)
             else:
                 network.to(plan.slot.device)
-            self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            self._engine, self._optimizer, _, self._schedule = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=plan.slot.device.index or 0),
                 model=captured_if_possible(network, plan),
                 optimizer=adamw(_groups(network, plan), plan.options, plan.slot.device),
@@ -68,16 +75,17 @@ class DeepSpeedTrainer:
         self._done = 0
 
     def fit(self, loss: Loss, steps: int, progress: StepProgress) -> np.ndarray:
-        losses = torch.zeros(steps, device=self._slot.device)
+        first = self._done
+        losses = torch.zeros(first + steps, device=self._slot.device)
         accumulation = self._batching.accumulation
         self._engine.train()
         norms = norms_of(self.network)
-        for step in range(steps):
+        for step in range(first, first + steps):
             for turn in range(accumulation):
                 weigh_micro_batch(norms, turn, accumulation)
                 # Micro-batches are numbered across ranks, so that each is drawn once.
                 micro = turn * self._slot.size + self._slot.rank
-                value = loss(self._engine, self._done + step, micro)
+                value = loss(self._engine, step, micro)
                 self._engine.backward(value)
                 # It updates parameters only after the last accumulated pass.
                 self._engine.step()
@@ -88,7 +96,7 @@ class DeepSpeedTrainer:
         self._done += steps
         self._engine.eval()
         self._average_statistics()
-        mean = losses / self._slot.size
+        mean = losses[first:] / self._slot.size
         process_group.allreduce(mean)
         return mean.double().cpu().numpy()
 
@@ -120,12 +128,90 @@ class DeepSpeedTrainer:
         from deepspeed.utils import safe_get_full_fp32_param
 
         for name, p in self.network.named_parameters():
-            # Without ZeRO or bfloat16, DeepSpeed keeps torch's optimiser, and every
-            # rank has whole parameters.
-            if isinstance(self._optimizer, torch.optim.AdamW):
-                yield name, p.detach()
-            else:
+            if self._shares:
                 yield name, safe_get_full_fp32_param(p).detach()
+            else:
+                yield name, p.detach()
+
+    def state(self) -> Iterator[Part]:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        # Tile by tile: this stage's trainer has the same tiles on any number of ranks.
+        for name, tensor in self._parameters():
+            yield "parameters", name, tensor
+        for name, p in self.network.named_parameters():
+            for moment in MOMENTS:
+                if self._shares:
+                    yield moment, name, safe_get_full_optimizer_state(p, moment)
+                else:
+                    yield moment, name, self._optimizer.state[p][moment]
+        yield from buffers_of_ranks(self.network, self._slot)
+
+    def resume(self, done: int, state: Parts) -> None:
+        self._done = done
+        advance(self._schedule, done)
+        if not self._shares:
+            begin_moments(self._optimizer, self.network.parameters(), done)
+        else:
+            begin_moments(self._optimizer.optimizer, self._masters(), done)
+        if self._stage in (1, 2):
+            # Otherwise ZeRO finds moments only after its first step.
+            self._optimizer._lazy_init_hp_params_optimizer_state()
+        for name, p in self.network.named_parameters():
+            self._restore(p, name, state)
+        restore_buffers(self.network, self._slot, state)
+
+    @property
+    def _shares(self) -> bool:
+        """Whether ZeRO shares out the optimiser's state. Otherwise DeepSpeed keeps
+        torch's optimiser, and every rank has whole parameters.
+        """
+        return not isinstance(self._optimizer, torch.optim.AdamW)
+
+    def _masters(self) -> Iterator[Tensor]:
+        """Yield this rank's share of the parameters, as ZeRO's optimiser has it."""
+        if self._stage == 3:
+            yield from self._optimizer.fp32_partitioned_groups_flat
+            return
+        for group in self._optimizer.optimizer.param_groups:
+            yield from group["params"]
+
+    def _restore(self, p: nn.Parameter, name: str, state: Parts) -> None:
+        """Overwrite a parameter and its moments, in place: a captured graph keeps
+        parameters' addresses.
+        """
+        import deepspeed
+        from deepspeed import utils
+
+        value = state("parameters", name).to(self._slot.device)
+        if self._stage < 3:
+            p.data.copy_(value)
+        else:
+            with deepspeed.zero.GatheredParameters([p], modifier_rank=0):
+                p.data.copy_(value)
+        for moment in MOMENTS:
+            whole = state(moment, name).to(self._slot.device)
+            if not self._shares:
+                self._optimizer.state[p][moment].copy_(whole)
+            elif self._stage < 3:
+                utils.safe_set_full_optimizer_state(p, whole, moment)
+            else:
+                share = self._share_of(p, whole)
+                utils.safe_set_local_optimizer_state(p, share, moment)
+        # ZeRO's own copy, in float32.
+        if self._shares and self._stage < 3:
+            utils.safe_set_full_fp32_param(p, value)
+        elif self._shares:
+            utils.safe_set_local_fp32_param(p, self._share_of(p, value))
+
+    def _share_of(self, p: Any, whole: Tensor) -> Tensor:
+        """Return this rank's share of a tensor, as ZeRO 3 cuts it: DeepSpeed's setter of
+        whole ones fails where ranks do not divide their length.
+        """
+        each = p.ds_tensor.numel()
+        padded = whole.new_zeros(each * self._slot.size)
+        padded[: whole.numel()] = whole.flatten()
+        return padded[each * self._slot.rank :][:each]
 
     def close(self) -> None:
         # Otherwise hooks that only autograd holds would keep everything in memory.

@@ -11,7 +11,7 @@ whole batches.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -19,16 +19,27 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
+from hpcfed.runtime import process_group
 from hpcfed.runtime.accelerator import is_gpu
 from hpcfed.server.batch_norm import norms_of, weigh_micro_batch
 from hpcfed.server.capture import captured_if_possible
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.training_plan import TrainingPlan
+from hpcfed.server.training_plan import RankSlot, TrainingPlan
 
 Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
 """Returns the mean loss of (network, step, number of the micro-batch)."""
 StepProgress = Callable[[int, Tensor], None]
-"""Called after every step with steps done and this rank's losses, on the device."""
+"""Called after every step with steps done, also before `fit`, and with this rank's loss
+of each, on the device; those of steps before `fit` are zero.
+"""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps of every parameter, in torch's words, beside the number of steps."""
+Part = tuple[str, str, Tensor]
+"""A part of a trainer's state: `parameters`, `buffers` or a moment; the name in the
+network; and a whole tensor.
+"""
+Parts = Callable[[str, str], Tensor]
+"""Returns the part of this kind and name."""
 CHECK_EVERY = 500
 """Steps between two checks that losses are finite; each waits for the device."""
 
@@ -48,6 +59,14 @@ class Trainer(Protocol):
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Return whole parameters and buffers in float32 by name, on the device. They
         may share memory with the network and change with it.
+        """
+
+    def state(self) -> Iterator[Part]:
+        """Yield everything that further steps depend on, except their number."""
+
+    def resume(self, done: int, state: Parts) -> None:
+        """Go on after this number of steps, with the state that a trainer had then, on
+        any number of ranks. Call it before any step.
         """
 
     def close(self) -> None:
@@ -82,6 +101,55 @@ def cosine_schedule(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
+def begin_moments(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], done: int
+) -> None:
+    """Give AdamW the state that it would make in its first step, with moments of zero,
+    but after this number of steps.
+    """
+    fused = bool(optimizer.param_groups[0]["fused"])
+    for p in parameters:
+        place = p.device if fused else None
+        optimizer.state[p] = {
+            "step": torch.tensor(float(done), device=place),
+            **{moment: torch.zeros_like(p) for moment in MOMENTS},
+        }
+
+
+def advance(schedule: torch.optim.lr_scheduler.LambdaLR, done: int) -> None:
+    """Set the learning rate to that after this number of steps."""
+    # Not by `step`: torch would warn that the optimiser has made none.
+    schedule.last_epoch = done
+    groups = schedule.optimizer.param_groups
+    for group, lr, factor in zip(
+        groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
+    ):
+        group["lr"] = lr * factor(done)
+
+
+def buffers_of_ranks(network: nn.Module, slot: RankSlot) -> Iterator[Part]:
+    """Yield all ranks' buffers, stacked: with --server-micro-batch each rank has seen
+    samples of its own.
+    """
+    for name, buffer in network.named_buffers():
+        everyones = buffer.new_zeros(slot.size, *buffer.shape)
+        everyones[slot.rank] = buffer
+        process_group.allreduce(everyones)
+        yield "buffers", name, everyones
+
+
+def restore_buffers(network: nn.Module, slot: RankSlot, state: Parts) -> None:
+    """Overwrite the buffers; on another number of ranks each gets their mean, to which
+    they are averaged in the end.
+    """
+    for name, buffer in network.named_buffers():
+        everyones = state("buffers", name)
+        if len(everyones) == slot.size:
+            buffer.copy_(everyones[slot.rank])
+        else:
+            buffer.copy_(everyones.double().mean(0))
+
+
 def check_is_due(step: int) -> bool:
     """Tell whether to check losses after this step."""
     return (step + 1) % CHECK_EVERY == 0
@@ -98,18 +166,20 @@ class PlainTrainer:
         self._accumulation = plan.batching.accumulation
         self._bf16 = plan.options.server_precision == "bf16"
         self._device = device
+        self._slot = plan.slot
         self._optimizer = adamw(network.parameters(), plan.options, device)
         self._scheduler = cosine_schedule(self._optimizer, plan.steps)
         self._done = 0
 
     def fit(self, loss: Loss, steps: int, progress: StepProgress) -> np.ndarray:
-        losses = torch.zeros(steps, device=self._device)
+        first = self._done
+        losses = torch.zeros(first + steps, device=self._device)
         self.network.train()
         norms = norms_of(self.network)
-        for step in range(steps):
+        for step in range(first, first + steps):
             for micro in range(self._accumulation):
                 weigh_micro_batch(norms, micro, self._accumulation)
-                value = self._forward(loss, self._done + step, micro)
+                value = self._forward(loss, step, micro)
                 value.backward()
                 # Keep it on the device: reading it would make the host wait every step.
                 losses[step] += value.detach()
@@ -123,7 +193,7 @@ class PlainTrainer:
                     break
         self._done += steps
         self.network.eval()
-        return losses.double().cpu().numpy()
+        return losses[first:].double().cpu().numpy()
 
     def _forward(self, loss: Loss, step: int, micro: int) -> Tensor:
         """Return a micro-batch's share of the step's loss."""
@@ -136,5 +206,23 @@ class PlainTrainer:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.network.state_dict().items():
             yield name, tensor.detach().float()
+
+    def state(self) -> Iterator[Part]:
+        for name, p in self.network.named_parameters():
+            yield "parameters", name, p.detach()
+            for moment in MOMENTS:
+                yield moment, name, self._optimizer.state[p][moment]
+        yield from buffers_of_ranks(self.network, self._slot)
+
+    def resume(self, done: int, state: Parts) -> None:
+        self._done = done
+        advance(self._scheduler, done)
+        begin_moments(self._optimizer, self.network.parameters(), done)
+        # In place: a captured graph keeps parameters' addresses.
+        for name, p in self.network.named_parameters():
+            p.data.copy_(state("parameters", name))
+            for moment in MOMENTS:
+                self._optimizer.state[p][moment].copy_(state(moment, name))
+        restore_buffers(self.network, self._slot, state)
 
     def close(self) -> None: ...
