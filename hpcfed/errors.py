@@ -24,6 +24,10 @@ class Diverged(ArithmeticError):
     """Numbers are not finite. The message says which options to change."""
 
 
+class Halted(Exception):
+    """The server was told to stop while it learnt, and has saved how far it is."""
+
+
 def tell(error: UserError, rank: int) -> None:
     """Print a mistake in one line.
 

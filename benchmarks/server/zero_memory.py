@@ -32,6 +32,7 @@ from benchmarks.arguments import add_device, parser_of
 from hpcfed.runtime import world as worlds
 from hpcfed.server.diffusion import Schedule
 from hpcfed.server.engines import import_engine
+from hpcfed.server.half_learnt import HalfLearnt
 from hpcfed.server.learning import LearningRun
 from hpcfed.server.networks import Autoencoder, ServerNetwork
 from hpcfed.server.options import ServerOptions
@@ -142,7 +143,7 @@ def measured(
         answer = network(*own)
         return F.mse_loss(answer, own[0]) if answer.ndim else answer
 
-    run = LearningRun(options, slot, silent, rows=BATCH)
+    run = LearningRun(options, slot, silent, HalfLearnt(), rows=BATCH)
     run.fit(owner, "autoencoder", build, loss)
     report = run.finish()
     return {

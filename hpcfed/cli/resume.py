@@ -13,6 +13,7 @@ from hpcfed.options.rates import RateSchedule
 from hpcfed.results import checkpoints
 from hpcfed.results.claim import begun_by, this_job, was_requeued
 from hpcfed.results.folder import (
+    HALF_LEARNT,
     PLAN,
     RECORD,
     RUNS,
@@ -169,6 +170,8 @@ def _read_first(folder: Path, runs: Sequence[Path]) -> RunRecord:
     files: list[Path] = []
     for run in runs:
         files += checkpoints.recorded(run, record_only=record_only)
+        if not record_only:
+            files.append(run / HALF_LEARNT)
     first = next(path for path in files if path.name == RECORD)
     if not first.is_file():
         if any((folder / name).is_file() for name in (STUDY, PLAN)):

@@ -25,6 +25,8 @@ from hpcfed.results.folder import RECORD, checkpoint_folder
 from hpcfed.results.results import ResultsWriter
 from hpcfed.results.server import RowsUse
 from hpcfed.runtime.signals import Stop
+from hpcfed.server.options import server_options
+from hpcfed.server.schedule import learns_after
 
 LAST_BYTES = 64 * 2**20
 """A complete run keeps a checkpoint unasked if all states take at most these bytes."""
@@ -83,11 +85,35 @@ class Checkpointer:
             if collects or required or by_time or kept:
                 collect_telemetry(setup, self._results)
             if required or by_time or kept:
-                with stop.checkpointing():
+                with stop.checkpoints.writing():
                     self._write(round + 1, state, required=required)
         if stopping:
             stop.agreed = True
         return stopping
+
+    def before_learning(self, round: int, state: Any) -> None:
+        """Before a round in which the server begins to learn, make sure of a checkpoint:
+        the learning may stop, and the round is then repeated.
+
+        The last one will do if to write another would take more than a hundredth of the
+        time since. Seeds that advance together would stop in different rounds: theirs
+        learn to the end.
+        """
+        setup, config = self._setup, self._setup.settings.config
+        options = server_options(setup.settings)
+        if options is None:
+            return
+        every = 60 * config.checkpoint_minutes
+        if setup.stacked > 1 or not learns_after(options, round + 1, config.rounds):
+            every = 0.0
+        if every and self._newest < round:
+            wanted = not self._newest or self._stop.checkpoints.is_worth_it
+            if setup.collectives.bcast(wanted):
+                with setup.timer.phase("record"), self._stop.checkpoints.writing():
+                    self._write(round, state, required=False)
+        # A run that is stopped in its first round begins anew.
+        is_sure = self._newest > 0 or round == 0
+        setup.federation.server.saves_every = every if is_sure else 0.0
 
     def before_new_rounds(self, state: Any) -> None:
         """Write a checkpoint to resume from if the run is killed while new clients make
@@ -216,7 +242,7 @@ def save(
 
 def _await_server(setup: Setup, results: ResultsWriter | None) -> None:
     """Wait for a learning that may still go on, and record it: a checkpoint holds its
-    rows, because the server has no half-learnt state to store.
+    rows. If the run is to stop, the learning may stop instead, which raises Halted.
     """
     late = setup.federation.server_side.late
     if late is None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.clients.initial import save_model
+from hpcfed.errors import Halted
 from hpcfed.experiment import checkpointing, resume
 from hpcfed.experiment.adapters import write_adapters
 from hpcfed.experiment.assemble import Setup
@@ -51,7 +52,7 @@ def run_rounds(
     that is complete only generates.
     """
     if is_only_asked(setup, folder, found):
-        _, state = _first_state(setup, folder, found, None, progress)
+        _, state = _first_state(setup, folder, found, None, progress, stop)
         end_run(setup, None, status="complete")
         generate(setup, folder, state, progress.say)
         return
@@ -60,7 +61,7 @@ def run_rounds(
     snapshots = open_snapshots(setup, folder)
     with closing(results, snapshots), ExitStack() as within:
         used = within.enter_context(Used(setup.world))
-        done, state = _first_state(setup, folder, found, results, progress)
+        done, state = _first_state(setup, folder, found, results, progress, stop)
         # Only after earlier rounds are read: a new tracker gets these, too.
         tracking = within.enter_context(
             tracked(setup, folder, results, progress.say, stop)
@@ -70,7 +71,12 @@ def run_rounds(
             setup, folder, results, stop, progress.say, done=done
         )
         rounds = _Rounds(setup, results, progress, recorder, checkpointer)
-        state, stopped = rounds.run(done, state)
+        try:
+            state, stopped = rounds.run(done, state)
+        except Halted:
+            # The round whose learning has stopped is repeated: there is no checkpoint
+            # within a round.
+            stop.agreed = stopped = True
         if not stopped and setup.newcomers is not None:
             stopped = _new_rounds(setup, state, results, progress, stop, checkpointer)
         if stopped:
@@ -87,10 +93,11 @@ def _first_state(
     found: Checkpoint | None,
     results: ResultsWriter | None,
     progress: RunProgress,
+    stop: Stop,
 ) -> tuple[int, Any]:
     """Return the number of finished rounds, and the state after them."""
     if setup.settings.options.has_server:
-        setup.federation.server.begin(str(folder))
+        setup.federation.server.begin(str(folder), lambda: stop.asked)
     # Also if the run resumes: the first state gives every field's shape and type.
     state = setup.method.init(setup.federation)
     if setup.settings.config.resume is None:
@@ -132,6 +139,7 @@ class _Rounds:
             trained = (
                 AfterTraining(self._setup, self._setup.federation) if due else None
             )
+            self._checkpointer.before_learning(round, state)
             # A field marked IN_PLACE is overwritten here: the state before is lost.
             cohort, state = self._advance(round, state, trained, is_first=round == done)
             deserted = self._deserted_after(round)

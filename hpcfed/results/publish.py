@@ -185,6 +185,28 @@ def check_limit(path: Path, size: int) -> None:
 
 
 @contextmanager
+def replacing_hdf5(path: Path, size: int) -> Iterator[Path]:
+    """Yield where to write an HDF5 file of about this size. It replaces the path at the
+    end, durably, once it is whole; if the block raises, the path stays as it was.
+    """
+    check_limit(path, size)
+    temporary = path.with_name(f"{_hidden(path)}{os.getpid()}.tmp")
+    # h5py would follow a symbolic link of that name.
+    temporary.unlink(missing_ok=True)
+    try:
+        with hdf5_writing(path):
+            yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _remove_leftovers(path)
+    sync_folder(path.parent)
+
+
+@contextmanager
 def hdf5_writing(path: Path) -> Iterator[None]:
     """Turn libhdf5's several lines about a failed write into the system's own error."""
     try:

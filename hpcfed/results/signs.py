@@ -43,14 +43,17 @@ class LearningSign:
     loss: float | None
     """The last step's loss; None if it is not finite."""
     seconds: float
-    """Since this network's first step."""
+    """Since this network's first step in this run."""
+    resumed: int = 0
+    """Steps that an earlier run has made. Older runs leave it out."""
 
     @property
     def left(self) -> float:
         """Seconds that the remaining steps will take; NaN after the first step."""
-        if self.step < 2:
+        timed = self.step - self.resumed - 1
+        if timed < 1:
             return float("nan")
-        return self.seconds / (self.step - 1) * (self.steps - self.step)
+        return self.seconds / timed * (self.steps - self.step)
 
 
 Sign = TypeVar("Sign", RunSign, LearningSign)

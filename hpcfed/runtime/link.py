@@ -7,6 +7,7 @@ calls spin.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,8 @@ from torch import Tensor
 from hpcfed.runtime.mpi import pieces_of
 from hpcfed.runtime.world import World
 
-_HEADER, _ROWS = 71, 72
-"""MPI tags of the two halves of a message."""
+_HEADER, _ROWS, _URGE = 71, 72, 73
+"""MPI tags: of the two halves of a message, and of the word that the run is to stop."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2e-5, 2e-3
 """Seconds between two polls for a message; the pause doubles while nothing arrives."""
 
@@ -40,6 +41,20 @@ class Link:
         # All ranks, because workers and server ranks share no other communicator.
         self._comm = world.comm
         self._in_flight: list[_Sent] = []
+        self._urged = False
+
+    def urge(self, to: int) -> None:
+        """Tell a rank that is at work that the run is to stop."""
+        self._in_flight.append(
+            _Sent([self._comm.isend(None, dest=to, tag=_URGE)], None)
+        )
+
+    def is_urged(self) -> bool:
+        """Tell whether any rank has said so."""
+        while self._comm.Iprobe(tag=_URGE):
+            self._comm.recv(tag=_URGE)
+            self._urged = True
+        return self._urged
 
     def send(self, to: int, header: Any, rows: Tensor | None = None) -> None:
         """Send a message and return immediately; the rows may change afterwards."""
@@ -53,9 +68,11 @@ class Link:
                 requests.append(self._comm.Isend(piece, dest=to, tag=_ROWS))
         self._in_flight.append(_Sent(requests, buffer))
 
-    def receive(self, source: int) -> tuple[Any, np.ndarray | None]:
-        """Wait for the next message of this rank."""
-        self._wait_for_header(source)
+    def receive(
+        self, source: int, *, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[Any, np.ndarray | None]:
+        """Wait for the next message of this rank; call `meanwhile` again and again."""
+        self._wait_for_header(source, meanwhile)
         header, shape = self._comm.recv(source=source, tag=_HEADER)
         if shape is None:
             return header, None
@@ -73,9 +90,10 @@ class Link:
                 request.Wait()
         self._in_flight = []
 
-    def _wait_for_header(self, source: int) -> None:
+    def _wait_for_header(self, source: int, meanwhile: Callable[[], None]) -> None:
         pause = _FIRST_PAUSE
         while not self._comm.Iprobe(source=source, tag=_HEADER):
+            meanwhile()
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

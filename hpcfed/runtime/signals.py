@@ -21,6 +21,41 @@ HEARD = "hpcfed: stops when this round is over; a second Ctrl-C ends it at once\
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
+class Pace:
+    """Tells when to write anew what a killed run goes on from, every so many seconds.
+
+    Writing takes at most one hundredth of the time.
+    """
+
+    def __init__(self, every: float) -> None:
+        """`every`: seconds after which it is too old; 0: never."""
+        self._every = every
+        self._written = time.monotonic()
+        self._took = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is too old, and worth the time that writing takes."""
+        return 0 < self._every < self._age and self.is_worth_it
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether writing would take a hundredth of the time since the last, or less."""
+        return self._age > PAUSE * self._took
+
+    @property
+    def _age(self) -> float:
+        return time.monotonic() - self._written
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Note when, and for how long, the block writes."""
+        begin = time.monotonic()
+        yield
+        self._written = time.monotonic()
+        self._took = self._written - begin
+
+
 class Stop:
     """Knows whether to stop, and whether the last checkpoint is too old."""
 
@@ -41,9 +76,7 @@ class Stop:
         # second in between must not separate them, so the first answer is kept.
         self._stops: dict[int, bool] = {}
         self._due: dict[int, bool] = {}
-        self._every = every
-        self._written = time.monotonic()
-        self._took = 0.0
+        self.checkpoints = Pace(every)
 
     def tell(self, *, alone: bool) -> None:
         """Say on stderr, from now on, that a signal was heard: a round can take long."""
@@ -80,20 +113,8 @@ class Stop:
     def is_due(self, round: int) -> bool:
         """Return whether the last checkpoint is too old after this round; all seeds get
         the same answer.
-
-        Checkpoints written for this reason take at most one hundredth of the time.
         """
-        age = time.monotonic() - self._written
-        too_old = age > max(self._every, PAUSE * self._took)
-        return self._due.setdefault(round, self._every > 0 and too_old)
-
-    @contextmanager
-    def checkpointing(self) -> Iterator[None]:
-        """Note when, and for how long, the block writes a checkpoint."""
-        begin = time.monotonic()
-        yield
-        self._written = time.monotonic()
-        self._took = self._written - begin
+        return self._due.setdefault(round, self.checkpoints.is_due)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         # Only set the flag here: the loop checks it when the round is over.

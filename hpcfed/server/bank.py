@@ -70,7 +70,8 @@ class BankedRows:
         self.columns = columns
         self.uploaders = np.concatenate([banked.clients for banked in rounds])
         """The client of every row."""
-        self._ends = np.cumsum([len(banked.clients) for banked in rounds])
+        self.ends = np.cumsum([len(banked.clients) for banked in rounds])
+        """The number of rows up to the end of each round."""
         self.device = device or rounds[0].rows.device
         """Where blocks are computed."""
 
@@ -156,8 +157,8 @@ class BankedRows:
 
     def _row(self, place: int, parts: Sequence[Tensor]) -> Tensor:
         """Return a row of parts that follow each other, one for each round."""
-        number = int(np.searchsorted(self._ends, place, side="right"))
-        return parts[number][place - int(self._ends[number])]
+        number = int(np.searchsorted(self.ends, place, side="right"))
+        return parts[number][place - int(self.ends[number])]
 
     def _loaded(self, rows: Tensor) -> Tensor:
         """Return rows on the device, in a type that networks compute in."""

@@ -8,12 +8,13 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
-from hpcfed.errors import GRACE, Diverged
+from hpcfed.errors import GRACE, Diverged, Halted
 from hpcfed.results.checkpoints import StoredFile
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.server.guidance import Guidance
+from hpcfed.server.half_learnt import Asked
 from hpcfed.server.likeness import Likeness
-from hpcfed.server.messages import A, Failure, KnownRows, Posted, Request
+from hpcfed.server.messages import A, Failure, Halt, KnownRows, Posted, Request
 from hpcfed.server.report import Inversion, LearningReport
 from hpcfed.server.requests import (
     Bank,
@@ -56,9 +57,16 @@ class ServerClient:
         self._transport = transport
         self._seed = seed
         self._collectives = collectives
+        self.saves_every = 0.0
+        """Seconds after which a learning saves how far it is, and so may stop; 0: it
+        does not. The loop of rounds sets it, since it knows the checkpoints.
+        """
 
-    def begin(self, folder: str) -> None:
-        """Tell the server which folder the run writes to."""
+    def begin(self, folder: str, asked: Asked = lambda: False) -> None:
+        """Tell the server which folder the run writes to. Once `asked` says so on a
+        rank, learnings that save how far they are stop soon.
+        """
+        self._transport.heed(asked)
         self._tell(Begin(seed=self._seed, folder=folder))
 
     def bank(
@@ -82,11 +90,12 @@ class ServerClient:
         self._tell(request)
 
     def learn(self) -> LearningReport | None:
-        """Train the model on the banked uploads, and wait for it.
+        """Train the model on the banked uploads, and wait for it; raise Halted if it
+        stops.
 
         If the server has its own ranks, only the first worker gets the report.
         """
-        answer, seconds = self._ask(Learn(seed=self._seed))
+        answer, seconds = self._ask(Learn(seed=self._seed, every=self.saves_every))
         report = answer.report
         if report is not None:
             # Before it learns, the server waits for uploads that are still in transit.
@@ -122,7 +131,9 @@ class ServerClient:
         clients' newest uploads; `finish_learning` returns them. Also return the seconds
         until the server had all that it learns from.
         """
-        request = LearnAndInvert(seed=self._seed, clients=clients)
+        request = LearnAndInvert(
+            seed=self._seed, clients=clients, every=self.saves_every
+        )
         self._count_bytes(request)
         return self._timed(lambda: self._transport.post(request))
 
@@ -220,6 +231,8 @@ class ServerClient:
     def _received(self, receive: Callable[[], A | Failure]) -> tuple[A, float]:
         """Return the answer that `receive` waits for, and the seconds until it arrived."""
         answer, seconds = self._timed(receive)
+        if isinstance(answer, Halt):
+            raise Halted
         if isinstance(answer, Failure):
             # The root prints the message and ends all ranks, so give it time.
             if not self._collectives.world.is_root:

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.runtime import accelerator
+from hpcfed.errors import Halted
+from hpcfed.runtime import accelerator, process_group
 from hpcfed.runtime.accelerator import noting_peaks
 from hpcfed.runtime.device import peak_memory
 from hpcfed.runtime.timer import observer
 from hpcfed.server.engines import make_trainer, recomputing
+from hpcfed.server.half_learnt import HalfLearnt, Ready, Training
 from hpcfed.server.losses import check_losses
 from hpcfed.server.networks import ServerNetwork, num_parameters
 from hpcfed.server.options import ServerOptions, batching
@@ -37,14 +40,25 @@ class LearningRun:
     """A learning in progress, and its report."""
 
     def __init__(
-        self, options: ServerOptions, slot: RankSlot, progress: Progress, *, rows: int
+        self,
+        options: ServerOptions,
+        slot: RankSlot,
+        progress: Progress,
+        half: HalfLearnt,
+        *,
+        rows: int,
     ) -> None:
-        """Begin to learn from this number of rows."""
+        """Begin to learn from this number of rows, or go on where an earlier run was
+        stopped.
+        """
+        self.half = half
         self._options = options
         self._slot = slot
         self._progress = progress
         self._steps = num_steps(options)
         self._began = self._clock()
+        self._earlier = 0.0
+        """Seconds of these networks in earlier runs."""
         self.report = LearningReport(
             rows=rows, ranks=slot.size, peak_flops=peak_flops(slot.device, options)
         )
@@ -52,10 +66,11 @@ class LearningRun:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time within as this phase."""
-        begin = self._clock()
+        begin, saving = self._clock(), self.half.saving
         with observer().span(name):
             yield
-        self.report.seconds[name] = self._clock() - begin
+        saving = self.half.saving - saving
+        self.report.seconds[name] = self._clock() - begin - saving
 
     def fit(
         self, owner: object, name: str, build: Callable[[], ServerNetwork], loss: Loss
@@ -63,27 +78,59 @@ class LearningRun:
         """Train the owner's network of this name, and record its cost. Replace it by a
         plain one with what it has learnt; `build` makes one of the same shape.
         """
+        self._count_work(name, getattr(owner, name))
+        found = self.half.ready(name)
+        if found is None:
+            self._train(owner, name, build, loss)
+        else:
+            rebuilt = rebuilt_with(dict(found.tensors()), build).to(self._slot.device)
+            setattr(owner, name, rebuilt)
+            self._note(name, found.losses, **found.figures)
+            self._earlier += found.figures["seconds"]
+        report = self.report
+        figures = {
+            "seconds": report.seconds[name],
+            "memory": report.training_memory[name],
+        }
+        ready = Ready(getattr(owner, name).state_dict, report.losses[name], figures)
+        self.half.note_ready(name, ready)
+
+    def _count_work(self, name: str, network: ServerNetwork) -> None:
+        """Note what the training of a network takes in all."""
+        report, options, ranks = self.report, self._options, self._slot.size
+        parameters = num_parameters(network)
+        report.parameters[name] = parameters
+        report.promised[name] = vars(promised_memory(parameters, options, ranks))
+        samples = self._steps[name] * batching(options, ranks, name).batch
+        report.samples[name] = samples
+        # A backward pass takes twice the FLOPs of a forward pass.
+        report.flops[name] = 3.0 * network.flops() * samples
+
+    def _note(
+        self, name: str, losses: np.ndarray, *, seconds: float, memory: float
+    ) -> None:
+        self.report.losses[name] = losses
+        self.report.seconds[name] = seconds
+        self.report.training_memory[name] = memory
+
+    def _train(
+        self, owner: object, name: str, build: Callable[[], ServerNetwork], loss: Loss
+    ) -> None:
         report, options = self.report, self._options
         network: ServerNetwork = getattr(owner, name)
-        # Before the training changes it: ZeRO 3 leaves no whole parameters in it.
-        flops = network.flops()
         before = self._held_beside(network)
         device, peaks = self._slot.device, []
         # From before the engine is built, which may take more than a step.
         with noting_peaks(lambda: peaks.append(peak_memory(device))):
             trainer = self._trainer(name, network)
-            steps = self._steps[name]
             with self.phase(name):
-                losses = trainer.fit(loss, steps, self._observed(name, steps))
+                losses, earlier = self._fitted(name, trainer, loss)
         check_losses(name, losses, options)
-        report.losses[name] = losses
         peak = max([*peaks, peak_memory(device)])
         report.peak_here = max(report.peak_here, peak)
-        report.training_memory[name] = peak - before
-        samples = steps * batching(options, self._slot.size, name).batch
-        report.samples[name] = samples
-        # A backward pass takes twice the FLOPs of a forward pass.
-        report.flops[name] = 3.0 * flops * samples
+        seconds = report.seconds[name] + earlier
+        self._earlier += earlier
+        self._note(name, losses, seconds=seconds, memory=peak - before)
         rebuilt = rebuilt_with(self._trained_tensors(trainer), build)
         setattr(owner, name, rebuilt)
         trainer.close()
@@ -99,20 +146,16 @@ class LearningRun:
 
     def finish(self) -> LearningReport:
         """Return the report. The remaining time went into building networks and
-        engines.
+        engines, and into saving.
         """
-        counted = sum(self.report.seconds.values())
+        counted = sum(self.report.seconds.values()) - self._earlier
+        self.half.end()
         self.report.seconds["prepare"] = self._clock() - self._began - counted
         return self.report
 
     def _trainer(self, name: str, network: ServerNetwork) -> Trainer:
         if self._options.server_checkpointing:
             network.checkpoint = recomputing(self._options)
-        self.report.parameters[name] = num_parameters(network)
-        promise = promised_memory(
-            num_parameters(network), self._options, self._slot.size
-        )
-        self.report.promised[name] = vars(promise)
         plan = TrainingPlan(
             options=self._options,
             batching=batching(self._options, self._slot.size, name),
@@ -146,15 +189,50 @@ class LearningRun:
             tensors[name] = tensor.cpu() if self._options.zero_stage else tensor
         return tensors
 
-    def _observed(self, name: str, steps: int) -> StepProgress:
+    def _fitted(
+        self, name: str, trainer: Trainer, loss: Loss
+    ) -> tuple[np.ndarray, float]:
+        """Make the steps that are left. Return the losses of all steps, and the seconds
+        of those that an earlier run has made.
+        """
+        steps, begun = self._steps[name], self.half.begun(name)
+        done, earlier, seconds = 0, np.zeros(0), 0.0
+        if begun is not None:
+            done, earlier, seconds = begun.done, begun.losses, begun.seconds
+            trainer.resume(done, begun.state)
+        begin, saving = self._clock(), self.half.saving
+
+        def taken() -> float:
+            return seconds + self._clock() - begin - (self.half.saving - saving)
+
+        def losses_of(done: int, losses: Tensor) -> np.ndarray:
+            here = losses[len(earlier) : done] / self._slot.size
+            if self._slot.size > 1:
+                process_group.allreduce(here)
+            return np.concatenate([earlier, here.double().cpu().numpy()])
+
+        training = Training(
+            name, trainer, steps, self.report.parameters[name], losses_of, taken
+        )
+        self.half.begin(done)
+        try:
+            losses = trainer.fit(loss, steps - done, self._observed(training))
+        except Halted:
+            trainer.close()
+            raise
+        return np.concatenate([earlier, losses]), seconds
+
+    def _observed(self, training: Training) -> StepProgress:
         """Return a callback that reports each step to progress lines and to a
-        profile.
+        profile, and saves the learning now and then.
         """
         watch = observer()
+        name, steps = training.network, training.steps
 
         def tell(done: int, losses: Tensor) -> None:
             self._progress(name, done, steps, losses)
             watch.step(name, done, steps)
+            self.half.after_step(training, done, losses)
 
         return tell
 

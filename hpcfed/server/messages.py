@@ -50,6 +50,13 @@ class Failure(Answer):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Halt(Failure):
+    """The server was told to stop while it learnt, and did."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Rows(Answer):
     """A generated row for each client."""
 

@@ -35,6 +35,7 @@ class Pacer:
         self._last = last
         self._network = ""
         self._began = self._due = 0.0
+        self._resumed = 0
 
     def sign(
         self, network: str, done: int, steps: int, losses: Tensor
@@ -42,13 +43,14 @@ class Pacer:
         """Return how far a network is, if a report is due; else None."""
         now = time.monotonic()
         if network != self._network:
-            self._network, self._began = network, now
+            self._network, self._began, self._resumed = network, now, done - 1
             self._due = now if self._first else now + self._every
         if now < self._due and not (self._last and done == steps):
             return None
         self._due = now + self._every
         loss = float(losses[done - 1])
-        return LearningSign(network, done, steps, loss, now - self._began)
+        seconds = now - self._began
+        return LearningSign(network, done, steps, loss, seconds, self._resumed)
 
 
 class ProgressLines:

@@ -6,7 +6,7 @@ columns of it.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hpcfed.errors import Diverged
-from hpcfed.results.folder import LEARNING
+from hpcfed.errors import Diverged, Halted
+from hpcfed.results.folder import HALF_LEARNT, LEARNING
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.columns import Columns
+from hpcfed.server.half_learnt import AllGather, Asked, HalfLearnt, Identity
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.learning import Progress
-from hpcfed.server.messages import A, Failure, Request, divide, merge
+from hpcfed.server.messages import A, Failure, Halt, Request, divide, merge
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.progress import leaving_signs
 from hpcfed.server.row_model import RowModel
@@ -40,10 +41,10 @@ class ServerRank:
         *,
         seeds: Sequence[int],
         progress: Progress,
-        allgather: Callable[[float], list[float]],
+        allgather: AllGather,
     ) -> None:
         """Prepare for generated tensors of these `widths`, which are their numbers of
-        columns, in order. `allgather` collects a number of every server rank.
+        columns, in order. `allgather` collects a value of every server rank.
         """
         self.options = options
         if options.server_model == "p-diff":
@@ -54,6 +55,8 @@ class ServerRank:
         self.allgather = allgather
         self.folders: dict[int, Path] = {}
         """The folders of the seeds' runs, as far as `Begin` has named them."""
+        self.asked: Asked = lambda: False
+        """Tells whether a learning is to stop, as far as this rank knows."""
         self._progress = progress
         self._banks: dict[int, UploadBank] = {}
         self._models: dict[int, RowModel] = {}
@@ -71,6 +74,8 @@ class ServerRank:
         except Diverged as error:
             # Workers end the run: they know its folder, and which rank prints the line.
             answer = Failure(reason=str(error))
+        except Halted:
+            answer = Halt()
         seconds = time.perf_counter() - begin
         counts = [each.num_clients for each in requests]
         return divide(replace(answer, seconds=seconds), counts)
@@ -104,6 +109,18 @@ class ServerRank:
                 on_host=options.bank_on == "host",
             )
         return self._banks[seed]
+
+    def half_learnt(self, seed: int, identity: Identity, *, every: float) -> HalfLearnt:
+        """Return what saves a learning in the run's folder, and finds it there."""
+        folder = self.folders.get(seed)
+        return HalfLearnt(
+            None if folder is None else folder / HALF_LEARNT,
+            identity,
+            rank=self.slot.rank,
+            every=0.0 if folder is None else every,
+            asked=self.asked,
+            allgather=self.allgather,
+        )
 
     @contextmanager
     def showing_progress(self, seed: int) -> Iterator[Progress]:

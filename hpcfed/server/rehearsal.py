@@ -4,7 +4,6 @@ A process's first learning loads libraries for products, eigenvectors and optimi
 and builds DeepSpeed's first engine: seconds, for which clients would wait.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 
 from hpcfed.errors import Diverged
 from hpcfed.runtime.timer import Observer, observed_by
+from hpcfed.server.half_learnt import AllGather
 from hpcfed.server.options import NETWORKS, ServerOptions
 from hpcfed.server.rank import ServerRank
 from hpcfed.server.row_model import silent
@@ -27,7 +27,7 @@ SEED = 0
 def rehearse(
     options: ServerOptions,
     slot: RankSlot,
-    allgather: Callable[[float], list[float]],
+    allgather: AllGather,
 ) -> None:
     """Learn from a few made-up rows with the smallest networks, generate a row, and
     forget it. All server ranks call it.

@@ -20,6 +20,7 @@ from hpcfed.runtime.timer import observer
 from hpcfed.server import likeness
 from hpcfed.server.fitting import INSTEAD
 from hpcfed.server.guidance import Guidance
+from hpcfed.server.half_learnt import Identity
 from hpcfed.server.likeness import Likeness
 from hpcfed.server.losses import check_rows
 from hpcfed.server.messages import A, Answer, ClientRequest, KnownRows, Request, Rows
@@ -79,11 +80,18 @@ class Learned(Answer):
 class Learn(Request[Learned]):
     """Train the model on the banked uploads."""
 
+    every: float = 0.0
+    """Seconds after which to save how far it is, again and again; then it stops, too, if
+    it is told. 0: it learns to the end.
+    """
+
     def handle(self, rank: ServerRank) -> Learned:
         bank, model = rank.bank(self.seed).content(), rank.model(self.seed)
+        identity = Identity.of(bank, rank.options, model.streams.learnings)
+        half = rank.half_learnt(self.seed, identity, every=self.every)
         try:
             with rank.showing_progress(self.seed) as progress:
-                report = model.learn(bank, progress)
+                report = model.learn(bank, progress, half)
         except torch.OutOfMemoryError:
             raise UserError(_too_large(rank)) from None
         begin = time.perf_counter()
@@ -195,8 +203,11 @@ class LearnAndInvert(NewestRequest[LearnedRows]):
     request, because uploads that arrive in the meantime must not come between.
     """
 
+    every: float = 0.0
+    """As for `Learn`."""
+
     def handle(self, rank: ServerRank) -> LearnedRows:
-        report = Learn(seed=self.seed).handle(rank).report
+        report = Learn(seed=self.seed, every=self.every).handle(rank).report
         assert report is not None
         begin = time.perf_counter()
         made = Invert(seed=self.seed, clients=self.clients).handle(rank)

@@ -17,6 +17,7 @@ from hpcfed.server import diffusion
 from hpcfed.server.bank import BankedRows
 from hpcfed.server.diffusion import Schedule
 from hpcfed.server.guidance import Guidance
+from hpcfed.server.half_learnt import HalfLearnt
 from hpcfed.server.learning import LearningRun, Progress
 from hpcfed.server.losses import denoising_loss
 from hpcfed.server.networks import ServerNetwork, in_chunks
@@ -62,9 +63,17 @@ class RowModel(ABC):
     # Learning
 
     @cuda.without_trials()  # cuDNN's trials found no kernels that were quicker
-    def learn(self, bank: BankedRows, progress: Progress = silent) -> LearningReport:
-        """Learn the distribution of the banked rows."""
-        run = LearningRun(self.options, self.slot, progress, rows=len(bank))
+    def learn(
+        self,
+        bank: BankedRows,
+        progress: Progress = silent,
+        half: HalfLearnt | None = None,
+    ) -> LearningReport:
+        """Learn the distribution of the banked rows, or go on with what is half
+        learnt.
+        """
+        half = half or HalfLearnt()
+        run = LearningRun(self.options, self.slot, progress, half, rows=len(bank))
         loss = self._denoising(bank, run)
         run.fit(self, "denoiser", self._new_denoiser, loss)
         self.streams.learnings += 1

@@ -215,12 +215,16 @@ class SpanDiffusion(LatentModel):
     def _learn_latents(self, bank: BankedRows, run: LearningRun) -> Tensor:
         with run.phase("encode"):
             self._bank = bank
-            self._coordinates = Coordinates.of(
-                bank,
-                share=self.options.span_variance,
-                most=self.options.server_latent,
-            )
+            found = run.half.once("coordinates", lambda: vars(self._found(bank)))
+            self._coordinates = Coordinates(**found)
             return self._coordinates.places
+
+    def _found(self, bank: BankedRows) -> Coordinates:
+        return Coordinates.of(
+            bank,
+            share=self.options.span_variance,
+            most=self.options.server_latent,
+        )
 
     def _denoiser_for(self, z: Tensor) -> CoordinateDenoiser:
         # New in every learning, because its axes are.

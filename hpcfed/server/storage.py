@@ -3,7 +3,6 @@ a file from an unknown source is safe.
 """
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from hpcfed.errors import UserError, one_line
 from hpcfed.options import facts_of
-from hpcfed.results.publish import check_limit, hdf5_writing
+from hpcfed.results.publish import replacing_hdf5
 from hpcfed.results.safe import Reader, reading
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.scaling import LatentScaling, RowScaling
@@ -53,17 +52,8 @@ def write(
     for tensors in saved.groups.values():
         for tensor in tensors.values():
             size += tensor.nbytes
-    check_limit(path, size)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    # h5py would follow a symbolic link of that name.
-    temporary.unlink(missing_ok=True)
-    try:
-        with hdf5_writing(path), h5py.File(temporary, "w") as file:
-            _write(file, saved, widths, options)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing_hdf5(path, size) as there, h5py.File(there, "w") as file:
+        _write(file, saved, widths, options)
 
 
 def _write(
@@ -73,16 +63,20 @@ def _write(
     file["options"] = json.dumps(options.model_dump(mode="json"), indent=1)
     for group, tensors in saved.groups.items():
         for name, tensor in tensors.items():
-            _put(file, f"{group}/{name}", tensor)
+            put(file, f"{group}/{name}", _kept(tensor))
     if saved.start is not None:
-        _put(file, "start/columns", saved.start)
+        put(file, "start/columns", _kept(saved.start))
 
 
-def _put(file: h5py.File, name: str, tensor: Tensor) -> None:
-    """Write a tensor, with checksums if HDF5 supports them."""
+def _kept(tensor: Tensor) -> Tensor:
+    """Return a tensor in a type that the file has."""
     # Networks may be in bfloat16, which numpy does not know.
-    kept = tensor if tensor.dtype == torch.float64 else tensor.float()
-    array = kept.cpu().numpy()
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def put(file: h5py.File, name: str, tensor: Tensor) -> None:
+    """Write a tensor, with checksums if HDF5 supports them."""
+    array = tensor.cpu().numpy()
     # HDF5 has no chunks, and so no checksums, for scalars and empty arrays.
     packed = {}
     if array.size and array.ndim:

@@ -134,7 +134,8 @@ def buffers_of_ranks(network: nn.Module, slot: RankSlot) -> Iterator[Part]:
     for name, buffer in network.named_buffers():
         everyones = buffer.new_zeros(slot.size, *buffer.shape)
         everyones[slot.rank] = buffer
-        process_group.allreduce(everyones)
+        if slot.size > 1:
+            process_group.allreduce(everyones)
         yield "buffers", name, everyones
 
 

@@ -15,6 +15,7 @@ from hpcfed.runtime.process_group import group_backend
 from hpcfed.runtime.world import World
 from hpcfed.server import wire
 from hpcfed.server.engines import import_engine
+from hpcfed.server.half_learnt import Asked
 from hpcfed.server.messages import A, Answer, Failure, Posted, Request
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.progress import ProgressLines
@@ -41,6 +42,9 @@ def check_world(options: ServerOptions, world: World) -> None:
 
 class Transport(Protocol):
     """Takes a worker's requests to the server."""
+
+    def heed(self, asked: Asked) -> None:
+        """Let learnings know when `asked` says that the run is to stop."""
 
     def ask(self, request: Request[A]) -> A | Failure:
         """Send a request, and wait for the answer."""
@@ -78,6 +82,9 @@ class Colocated:
             allgather=world.role_allgather,
         )
 
+    def heed(self, asked: Asked) -> None:
+        self.rank.asked = asked
+
     def ask(self, request: Request[A]) -> A | Failure:
         """Exchange requests with all workers, and handle them on every rank."""
         world = self._collectives.world
@@ -109,6 +116,11 @@ class Remote:
         self._server = world.num_workers
         self._posted: deque[Posted] = deque()
         """Requests whose answers have not been received, in the order of sending."""
+        self._asked: Asked = lambda: False
+        self._has_urged = False
+
+    def heed(self, asked: Asked) -> None:
+        self._asked = asked
 
     def ask(self, request: Request[A]) -> A | Failure:
         """Send a request to the first server rank, and wait for the answer."""
@@ -140,10 +152,16 @@ class Remote:
         of the requests, those of other seeds among them.
         """
         while posted.answer is None:
-            answer = wire.receive(self._link, self._server)
+            answer = wire.receive(self._link, self._server, meanwhile=self._urge)
             first = self._posted.popleft()
             first.answer = wire.on_device(answer, self._world.device)
         return posted.answer
+
+    def _urge(self) -> None:
+        """Let the server know, once, that the run is to stop: it may be learning."""
+        if self._asked() and not self._has_urged:
+            self._has_urged = True
+            self._link.urge(self._server)
 
     def _send(self, request: Request[A]) -> Posted[A]:
         wire.send(self._link, self._server, request)
@@ -166,6 +184,9 @@ def serve(
         progress=ProgressLines(visible=is_first),
         allgather=world.role_allgather,
     )
+    # Signals that reach a server rank mean nothing: workers tell it when to stop.
+    if is_first:
+        rank.asked = link.is_urged
     # Clients are in their first training meanwhile, so these seconds cost nothing.
     import_engine(options, world.device)
     # On a CPU a learning would take cores from clients.

@@ -4,7 +4,7 @@ The small header is pickled, the large rows are not. In place of each tensor the
 has its shape, so that a receiver knows how many buffers follow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,9 +37,13 @@ def send(link: Link, to: int, message: Message) -> None:
         link.send(to, None, tensor)
 
 
-def receive(link: Link, source: int) -> Any:
-    """Wait for the next message of another role's rank; its tensors are on the host."""
-    header, rows = link.receive(source)
+def receive(
+    link: Link, source: int, *, meanwhile: Callable[[], None] = lambda: None
+) -> Any:
+    """Wait for the next message of another role's rank; its tensors are on the host.
+    Call `meanwhile` again and again until it comes.
+    """
+    header, rows = link.receive(source, meanwhile=meanwhile)
     tensors: list[Tensor] = []
     for _ in _shapes(header):
         if tensors:

@@ -106,7 +106,10 @@ def life_line(view: RunView) -> Text:
     if learning is not None:
         loss = "" if learning.loss is None else f", loss {learning.loss:.4g}"
         step = f"{learning.network} step {learning.step} of {learning.steps}{loss}"
-        words = f"the server learns: {step}, ETA {duration(learning.left)}"
+        resumed = ""
+        if learning.resumed:
+            resumed = f" (learning resumed at step {learning.resumed})"
+        words = f"the server learns: {step}{resumed}, ETA {duration(learning.left)}"
         text.append(printable(words), style="bold")
     elif view.sign is not None:
         text.append(printable(f"now: {view.sign.phase}"))

@@ -1,0 +1,403 @@
+"""What a run that is stopped or killed keeps of a learning: `learning.h5` in its folder.
+
+It holds the network in training (parameters in float32, moments, buffers), the networks
+that are ready, the losses so far, and what the learning has found out before. A resumed
+run repeats the round whose learning was cut off, and the learning goes on from there.
+Like all files of the server it holds only numbers and JSON.
+
+All server ranks save, stop and go on after the same step: they ask each other about once
+a second.
+"""
+
+import hashlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.errors import Halted, one_line, remark
+from hpcfed.results.publish import replacing_hdf5
+from hpcfed.results.safe import Reader, check_file, reading
+from hpcfed.runtime.signals import Pace
+from hpcfed.server.bank import BankedRows
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.storage import MOST_BYTES, put
+from hpcfed.server.trainer import Parts, Trainer
+
+FORMAT, SCHEMA = "hpcfed learning", 1
+SECONDS = 1.0
+"""About how often ranks ask each other whether to save or to stop: an exchange of a few
+numbers, which takes far less than a hundredth of that.
+"""
+PROJECTIONS = 8
+ALIKE = 0.25
+"""How far the bank's rows may be from those that the learning began with, as a share of
+their length. The round that is repeated differs by rounding on a GPU and on other ranks:
+usually by a thousandth of an update, and by up to a tenth where a ReLU flips. Rows of
+other data or of another seed are farther than their own length.
+"""
+_BITS = 2**32 - 1
+
+Asked = Callable[[], bool]
+"""Tells whether this rank knows that the run is to stop."""
+AllGather = Callable[[Any], list[Any]]
+"""Returns every server rank's value."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which learning it is."""
+
+    facts: Mapping[str, Any]
+    """What must be the same."""
+    bank: BankedRows
+    """What must be the same up to rounding."""
+
+    @classmethod
+    def of(cls, bank: BankedRows, options: ServerOptions, learnings: int) -> "Identity":
+        """Describe a learning from this bank, of a model that has learnt this often."""
+        clients = np.concatenate([bank.uploaders, bank.ends]).astype("<i8")
+        facts = {
+            # Where the trained model goes does not matter.
+            "options": options.model_dump(mode="json", exclude={"server_save"}),
+            "earlier learnings": learnings,
+            "columns": list(bank.columns.widths),
+            "clients": hashlib.sha256(clients.tobytes()).hexdigest(),
+        }
+        return cls(facts, bank)
+
+    def sketch(self) -> Tensor:
+        """Return a few numbers of each row: its length, and its products with random
+        signs. All ranks call it together.
+        """
+        bank = self.bank
+        found = torch.zeros(
+            len(bank), 1 + PROJECTIONS, dtype=torch.float64, device=bank.device
+        )
+        for block in bank.blocks():
+            # The number among the columns of all ranks.
+            first = bank.columns.start + block.at.start
+            at = torch.arange(first, first + block.rows.shape[1], device=bank.device)
+            found[:, 0] += block.rows.square().sum(1)
+            for number in range(1, 1 + PROJECTIONS):
+                found[:, number] += block.rows @ _signs(at, number)
+        found = bank.columns.summed(found)
+        found[:, 0] = found[:, 0].sqrt()
+        return found.cpu()
+
+
+def _signs(at: Tensor, number: int) -> Tensor:
+    """Return signs that depend only on these positions, whichever rank has them."""
+    mixed = at + number * 0x9E3779B9 & _BITS
+    for _ in range(2):
+        mixed = (mixed ^ mixed >> 16) * 0x45D9F3B & _BITS
+    return (mixed >> 16 & 1).double() * 2 - 1
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    """Return about how far rows with these sketches are apart, by their lengths."""
+    lengths = np.maximum(one[:, 0], np.finfo(float).tiny)
+    apart = np.sqrt(np.square(one[:, 1:] - other[:, 1:]).mean(1))
+    return float((apart / lengths).mean())
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A network that has ended its training in this learning."""
+
+    tensors: Callable[[], Mapping[str, Tensor]]
+    losses: np.ndarray
+    figures: dict[str, float]
+    """What else its report says: seconds, and bytes of memory."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A network whose training goes on."""
+
+    done: int
+    losses: np.ndarray
+    seconds: float
+    """That these steps took."""
+    state: Parts
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training of a network, as far as it has come."""
+
+    network: str
+    trainer: Trainer
+    steps: int
+    parameters: int
+    losses: Callable[[int, Tensor], np.ndarray]
+    """Returns the mean over ranks of the losses of this number of steps, which all ranks
+    ask for together.
+    """
+    seconds: Callable[[], float]
+
+
+class HalfLearnt:
+    """Saves a learning while it goes on, and finds what an earlier run has saved of it.
+
+    The calls are collective over the server's ranks.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        identity: Identity | None = None,
+        *,
+        rank: int = 0,
+        every: float = 0.0,
+        asked: Asked = lambda: False,
+        allgather: AllGather = lambda value: [value],
+    ) -> None:
+        """`path`: the file; None: nothing is kept. `every`: seconds between two savings;
+        0: do not save, and do not stop.
+        """
+        self.saving = 0.0
+        """Seconds that saving has taken."""
+        self._path = path
+        self._identity = identity
+        self._rank = rank
+        self._every = every
+        self._asked = asked
+        self._allgather = allgather
+        self._pace = Pace(every)
+        self._found: dict[str, Any] = {}
+        """Facts of the file that this learning goes on from; none if it begins anew."""
+        self._file: Reader | None = None
+        self._open = ExitStack()
+        self._ready: dict[str, Ready] = {}
+        self._once: dict[str, Tensor] = {}
+        self._sketch: Tensor | None = None
+        self._told = False
+        if path is not None and any(allgather(path.exists())):
+            self._look(path)
+
+    # Going on
+
+    def _look(self, path: Path) -> None:
+        """Find what is there of this learning, or say why it begins anew."""
+        sketch = self._sketched()
+        why = ""
+        found: dict[str, Any] = {}
+        try:
+            found = self._checked(path, sketch.numpy())
+            self._file = self._open.enter_context(reading(path, most=MOST_BYTES))
+        except ValueError as error:
+            why = str(error)
+        except Exception as error:
+            # A damaged file makes libhdf5 and h5py raise anything.
+            why = one_line(error)
+        reasons = [reason for reason in self._allgather(why) if reason]
+        if not reasons:
+            self._found = found
+        elif self._rank == 0:
+            remark(f"server: the learning begins anew: {path}: {reasons[0]}")
+
+    def _checked(self, path: Path, sketch: np.ndarray) -> dict[str, Any]:
+        """Return the facts of a file of this learning; raise an exception over any
+        other.
+        """
+        assert self._identity is not None
+        check_file(path, MOST_BYTES)
+        with reading(path, most=MOST_BYTES) as file:
+            attributes = file.facts()
+            if (attributes.get("format"), attributes.get("schema")) != (FORMAT, SCHEMA):
+                raise ValueError("it is of another version")
+            found: dict[str, Any] = json.loads(file.text("facts"))
+            for name, fact in self._identity.facts.items():
+                if found["identity"][name] != fact:
+                    raise ValueError(f"it is of another learning: its {name} differ")
+            kept = file.within("bank").numbers("sketch", sketch.shape)
+            if not _distance(kept, sketch) <= ALIKE:
+                raise ValueError("it is of another learning: its uploads differ")
+        with reading(path, most=MOST_BYTES) as file:
+            # Checksums are compared where numbers are read. So do that before any is
+            # used.
+            for name in file.names():
+                if name != "facts":
+                    _read_all(file.within(name))
+        return found
+
+    def once(
+        self, name: str, make: Callable[[], Mapping[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """Return what the learning has found out before its first step: as saved, or as
+        made now. Networks are trained on it, and rounding could make it quite another.
+        """
+        if self._found:
+            assert self._identity is not None
+            device = self._identity.bank.device
+            made = {key: one.to(device) for key, one in self._read("once", name)}
+        else:
+            # In the order of a file: then sums over them are the same, to the bit.
+            made = {key: one.contiguous() for key, one in make().items()}
+        for key, tensor in made.items():
+            self._once[f"once/{name}/{key}"] = tensor
+        return made
+
+    def ready(self, network: str) -> Ready | None:
+        """Return the network if an earlier run has ended its training."""
+        if network not in self._found.get("ready", ()):
+            return None
+        tensors = dict(self._read("ready", network))
+        figures = self._found["ready"][network]
+        return Ready(lambda: tensors, self._losses(network), figures)
+
+    def begun(self, network: str) -> Begun | None:
+        """Return how far an earlier run has trained the network, and say it."""
+        found = self._found
+        if found.get("network") != network:
+            return None
+        done = int(found["step"])
+        if self._rank == 0:
+            steps = found["steps"]
+            remark(f"server: learning resumed at step {done} of {steps} ({network})")
+        seconds = float(found["seconds"])
+        return Begun(done, self._losses(network), seconds, self._part)
+
+    def _part(self, kind: str, name: str) -> Tensor:
+        assert self._file is not None
+        return _tensor(self._file.within("state").within(kind), name)
+
+    def _losses(self, network: str) -> np.ndarray:
+        assert self._file is not None
+        return _tensor(self._file.within("losses"), network).numpy()
+
+    def _read(self, group: str, name: str) -> Iterator[tuple[str, Tensor]]:
+        assert self._file is not None
+        reader = self._file.within(group).within(name)
+        for key in reader.names():
+            yield key, _tensor(reader, key)
+
+    # Saving
+
+    def note_ready(self, network: str, ready: Ready) -> None:
+        """Remember a network that has ended its training."""
+        self._ready[network] = ready
+
+    def begin(self, done: int) -> None:
+        """Begin to train a network that has made this number of steps."""
+        self._asked_after = self._next = done
+        self._asked_at = time.monotonic()
+
+    def after_step(self, training: Training, done: int, losses: Tensor) -> None:
+        """Save the learning if it is time; raise Halted if the run is to stop."""
+        if not self._every or done < self._next or done >= training.steps:
+            return
+        stops, due = self._agree(done)
+        if stops or due:
+            begin = time.perf_counter()
+            with self._pace.writing():
+                self._save(training, done, losses)
+            self.saving += time.perf_counter() - begin
+        if stops:
+            raise Halted
+
+    def _agree(self, done: int) -> tuple[bool, bool]:
+        """Return whether to stop and whether to save, the same on all ranks, and choose
+        the step after which to ask again.
+        """
+        seconds = max(time.monotonic() - self._asked_at, 1e-9)
+        # Twice as many at most: the first steps take longer than others.
+        steps = int((done - self._asked_after) * min(2.0, SECONDS / seconds))
+        answers = self._allgather((self._asked(), self._pace.is_due, max(1, steps)))
+        # The first rank's clock decides for all.
+        _, due, steps = answers[0]
+        self.begin(done)
+        self._next = done + steps
+        return any(asked for asked, *_ in answers), due
+
+    def _save(self, training: Training, done: int, losses: Tensor) -> None:
+        """Write the file. If the disk refuses it, say so once: the last one stays."""
+        parts = self._parts(training)
+        facts = self._facts(training, done)
+        means = {name: ready.losses for name, ready in self._ready.items()}
+        means[training.network] = training.losses(done, losses)
+        sketch = self._sketched()
+        # Parameters and two moments, in float32.
+        size = 12 * training.parameters
+        try:
+            if self._rank == 0:
+                self._write(facts, sketch, means, parts, size)
+        except OSError as error:
+            if not self._told:
+                remark(f"server: cannot save how far it has learnt: {one_line(error)}")
+            self._told = True
+        finally:
+            # Parts are collective: other ranks wait for this one.
+            deque(parts, maxlen=0)
+
+    def _sketched(self) -> Tensor:
+        assert self._identity is not None
+        if self._sketch is None:
+            self._sketch = self._identity.sketch()
+        return self._sketch
+
+    def _facts(self, training: Training, done: int) -> dict[str, Any]:
+        assert self._identity is not None
+        return {
+            "identity": self._identity.facts,
+            "network": training.network,
+            "step": done,
+            "steps": training.steps,
+            "seconds": training.seconds(),
+            "ready": {name: ready.figures for name, ready in self._ready.items()},
+        }
+
+    def _parts(self, training: Training) -> Iterator[tuple[str, Tensor]]:
+        # One tensor at a time: all together may not fit beside the network.
+        for kind, name, tensor in training.trainer.state():
+            yield f"state/{kind}/{name}", tensor
+        for network, ready in self._ready.items():
+            for name, tensor in ready.tensors().items():
+                yield f"ready/{network}/{name}", tensor
+        yield from self._once.items()
+
+    def _write(
+        self,
+        facts: Mapping[str, Any],
+        sketch: Tensor,
+        losses: Mapping[str, np.ndarray],
+        parts: Iterator[tuple[str, Tensor]],
+        size: int,
+    ) -> None:
+        assert self._path is not None
+        with replacing_hdf5(self._path, size) as there, h5py.File(there, "w") as file:
+            file.attrs.update(format=FORMAT, schema=SCHEMA)
+            file["facts"] = json.dumps(facts, indent=1)
+            put(file, "bank/sketch", sketch)
+            for name, values in losses.items():
+                put(file, f"losses/{name}", torch.from_numpy(values))
+            for name, tensor in parts:
+                put(file, name, tensor)
+
+    def end(self) -> None:
+        """Remove what was saved: the learning is over."""
+        self._open.close()
+        if self._path is not None and self._rank == 0:
+            self._path.unlink(missing_ok=True)
+
+
+def _tensor(reader: Reader, name: str) -> Tensor:
+    return torch.from_numpy(reader.numbers(name, reader.shape(name)))
+
+
+def _read_all(reader: Reader) -> None:
+    for name in reader.names():
+        try:
+            _read_all(reader.within(name))
+        except ValueError:
+            reader.numbers(name, reader.shape(name))
