@@ -214,6 +214,7 @@ def recorded(folder: Path) -> dict[str, np.ndarray]:
                         "seconds",
                         "cpu_seconds",
                         "waited",
+                        "earlier",
                         "imbalance",
                         "samples_per_second",
                         "utilisation",

@@ -1,6 +1,10 @@
 """A learning of the server that is stopped goes on from where it was."""
 
-from collections.abc import Iterator
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +16,12 @@ from hpcfed.experiment.run import run_setup
 from hpcfed.results import checkpoints
 from hpcfed.results.folder import HALF_LEARNT, LEARNING
 from hpcfed.results.stored import read_run
-from hpcfed.runtime.signals import Stop
+from hpcfed.runtime.signals import STOPPED, Stop
+from tests import jobs
+from tests.conftest import Command, Finished
 from tests.federations import assembled
-from tests.runs import same
+from tests.pfedgpa_runs import losses
+from tests.runs import flags, same, started
 from tests.small_runs import OWN, SMALL
 
 RUN: dict[str, Any] = {
@@ -109,6 +116,13 @@ def test_a_learning_goes_on_bit_for_bit(
         assert f"({network})" in told and "learning resumed at step" in told
     assert "anew" not in told
     same(whole, cut)
+    for learning, expected in zip(
+        read_run(cut).learnings, read_run(whole).learnings, strict=True
+    ):
+        # The steps of all parts, each counted once.
+        assert expected.earlier == 0 < learning.earlier < sum(learning.seconds.values())
+        assert learning.seconds.keys() == expected.seconds.keys()
+        assert min(learning.seconds.values()) >= 0
     assert not (cut / HALF_LEARNT).exists()
     with h5py.File(whole / "server.h5") as one, h5py.File(cut / "server.h5") as other:
         names: list[str] = []
@@ -116,3 +130,45 @@ def test_a_learning_goes_on_bit_for_bit(
         for name in names:
             if isinstance(one[name], h5py.Dataset) and one[name].dtype.kind == "f":
                 np.testing.assert_array_equal(one[name][()], other[name][()])
+
+
+def test_a_signal_stops_server_ranks_while_they_learn(
+    tmp_path: Path, mpirun: Callable[..., Finished], warm: Command
+) -> None:
+    """The worker, which waits, tells the first of them. The same ranks go on bit for
+    bit, and one process alone up to rounding.
+    """
+    options = RUN | {
+        "server_model": "span",
+        "server_engine": "deepspeed",
+        "zero_stage": 2,
+        "server": "tiny",
+        "denoiser_samples": 2000,
+        "server_every": 0,
+    }
+    del options["autoencoder_samples"]
+    words = flags(**options)
+    whole, cut, alone = (tmp_path / name for name in ("whole", "cut", "alone"))
+    ranks = [*words, "--server-ranks", 2, "--out"]
+    result = mpirun(3, "-m", "hpcfed", "run", *ranks, whole)
+    assert result.returncode == 0, result.stderr
+    with jobs.begun(3, "run", *ranks, cut, start=warm) as job:
+        while job.poll() is None and not (cut / LEARNING).exists():
+            time.sleep(0.002)
+        job.send_signal(signal.SIGUSR2)
+        told = job.communicate(timeout=60)[1]
+    assert job.returncode == STOPPED, told
+    assert "go on with: hpcfed run --resume" in told
+    [(stopped, of)] = re.findall(r"learning stopped at step (\d+) of (\d+)", told)
+    assert 0 < int(stopped) < int(of) == 100
+    assert read_run(cut).status == "stopped" and read_run(cut).rounds_done == 1
+    shutil.copytree(cut, alone)
+    result = mpirun(3, "-m", "hpcfed", "run", "--resume", cut)
+    assert f"learning resumed at step {stopped} of 100" in result.stderr
+    same(whole, cut)
+    started("--resume", alone)
+    found, expected = losses(alone, "denoiser")[0], losses(whole, "denoiser")[0]
+    begin = int(stopped)
+    np.testing.assert_array_equal(found[:begin], expected[:begin])
+    # Adam makes a full step even of a gradient that is only a rounding error.
+    np.testing.assert_allclose(found[begin:][:10], expected[begin:][:10], rtol=1e-2)

@@ -344,6 +344,8 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
         by_time[name] = _of_newer(group, name, (times,), high=1)
     for name in ("used", "waited"):
         by_time[name] = _of_newer(group, name, (times,))
+    # Older versions could not go on with a learning.
+    by_time["earlier"] = np.nan_to_num(_of_newer(group, "earlier", (times,)))
     bank = _of_newer(group, "bank_bytes", (times, None))
     seconds = group.between("seconds", (times, len(phases)))
     memory = group.between("peak_memory", (times, None))

@@ -62,6 +62,10 @@ class LearningRecord:
     """Seconds that clients, which went on, had to wait for its rows in the end; NaN if
     they waited for all of the learning.
     """
+    earlier: float = 0.0
+    """Seconds of its steps that a run before made, which was stopped: among `seconds`,
+    but not among those of the round.
+    """
 
     @property
     def staleness(self) -> float:
@@ -72,7 +76,7 @@ class LearningRecord:
     def hidden(self) -> float:
         """Seconds of learning during which clients went on; NaN as in `waited`."""
         # In this order NaN stays NaN.
-        return max(sum(self.seconds.values()) - self.waited, 0.0)
+        return max(sum(self.seconds.values()) - self.earlier - self.waited, 0.0)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ GROUP = "server"
 SERVER_PHASES = (
     "collect", "prepare", "autoencoder", "encode", "denoiser", "invert", "return",
 )  # fmt: skip
-"""`prepare`: building networks, optimisers and DeepSpeed's engines."""
+"""`prepare`: building networks, optimisers and DeepSpeed's engines, and saving how far
+they are.
+"""
 OF_NETWORKS = {
     "samples_per_second": (
         "1/s",
@@ -56,6 +58,10 @@ OF_TRAININGS = {
     ),
 }
 """Figures of each training: unit and meaning."""
+EARLIER = (
+    "seconds of its steps that a run before made, which was stopped: part of `seconds`, "
+    "but not of the round's"
+)
 BANK_BYTES = "bytes of the uploads that it learnt from, on a server rank"
 OF_OVERLAPS = {
     "used": (
@@ -120,6 +126,7 @@ class Learning(Protocol):
     training_memory: dict[str, float]
     recognised: float
     recognised_uploads: float
+    earlier: float
     latents: LatentMap | None
     bank_bytes: list[float]
 
@@ -140,6 +147,7 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
         *((name, *of_time, {}) for name, of_time in of_times.items()),
         ("seconds", "s", phases, {"phase": len(SERVER_PHASES)}),
         ("peak_memory", "bytes", memory, {"server rank": size.ranks}),
+        ("earlier", "s", EARLIER, {}),
         ("bank_bytes", "bytes", BANK_BYTES, {"server rank": size.ranks}),
     ]
     for name, (unit, meaning) in (OF_NETWORKS | OF_MEMORY).items():
@@ -173,6 +181,8 @@ def write_entry(
         group["own_uploads"][entry] = learning.recognised_uploads
     if "bank_bytes" in group:
         group["bank_bytes"][entry] = learning.bank_bytes
+    if "earlier" in group:
+        group["earlier"][entry] = learning.earlier
     if "waited" in group:
         group["waited"][entry] = 0.0
     # NaN marks phases that this model does not have.

@@ -304,6 +304,9 @@ class HalfLearnt:
                 self._save(training, done, losses)
             self.saving += time.perf_counter() - begin
         if stops:
+            if self._rank == 0:
+                where = f"step {done} of {training.steps} ({training.network})"
+                remark(f"server: learning stopped at {where}")
             raise Halted
 
     def _agree(self, done: int) -> tuple[bool, bool]:

@@ -57,8 +57,6 @@ class LearningRun:
         self._progress = progress
         self._steps = num_steps(options)
         self._began = self._clock()
-        self._earlier = 0.0
-        """Seconds of these networks in earlier runs."""
         self.report = LearningReport(
             rows=rows, ranks=slot.size, peak_flops=peak_flops(slot.device, options)
         )
@@ -86,7 +84,7 @@ class LearningRun:
             rebuilt = rebuilt_with(dict(found.tensors()), build).to(self._slot.device)
             setattr(owner, name, rebuilt)
             self._note(name, found.losses, **found.figures)
-            self._earlier += found.figures["seconds"]
+            self.report.earlier += found.figures["seconds"]
         report = self.report
         figures = {
             "seconds": report.seconds[name],
@@ -129,7 +127,7 @@ class LearningRun:
         peak = max([*peaks, peak_memory(device)])
         report.peak_here = max(report.peak_here, peak)
         seconds = report.seconds[name] + earlier
-        self._earlier += earlier
+        report.earlier += earlier
         self._note(name, losses, seconds=seconds, memory=peak - before)
         rebuilt = rebuilt_with(self._trained_tensors(trainer), build)
         setattr(owner, name, rebuilt)
@@ -148,7 +146,7 @@ class LearningRun:
         """Return the report. The remaining time went into building networks and
         engines, and into saving.
         """
-        counted = sum(self.report.seconds.values()) - self._earlier
+        counted = sum(self.report.seconds.values()) - self.report.earlier
         self.half.end()
         self.report.seconds["prepare"] = self._clock() - self._began - counted
         return self.report

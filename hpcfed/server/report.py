@@ -75,6 +75,8 @@ class LearningReport:
     latents: LatentMap | None = None
     bank_bytes: list[float] = field(default_factory=list)
     """Bytes of the bank on every server rank."""
+    earlier: float = 0.0
+    """Seconds of its steps that a run before made, which was stopped."""
     after: int | None = None
     """The round, from 0, after which it began; None: the round that it is recorded
     with, whose clients have waited for it.

@@ -103,7 +103,9 @@ def of_server(runs: Sequence[RunRecord]) -> Iterator[Table]:
     if not runs[0].learnings:
         return
     last = runs[0].learnings[-1]
-    whole = wall_time(runs)
+    # Steps before a run was resumed count, but no round has their time.
+    earlier = sum(one.earlier for one in learnings)
+    whole = wall_time(runs) + earlier
     rows: list[Row] = []
     server = 0.0
     for phase in last.seconds:
@@ -112,8 +114,10 @@ def of_server(runs: Sequence[RunRecord]) -> Iterator[Table]:
         cells = [SECONDS(seconds), SHARE(seconds / whole)]
         rows.append([phase, *cells, *_network(last, phase)])
     totals = {"server in all": server}
+    if earlier:
+        totals["… before the run was resumed"] = earlier
     trainings = count(len(learnings), "training")
-    waited, caption = server, f"{trainings}, the last one on {last.rows} uploads"
+    waited, caption = server - earlier, f"{trainings}, the last one on {last.rows} uploads"
     if len(runs) > 1:
         caption = (
             f"{trainings} of {len(runs)} seeds; networks are those of seed "
@@ -130,7 +134,7 @@ def of_server(runs: Sequence[RunRecord]) -> Iterator[Table]:
     # A run that is shown without those beside it cannot tell their servers' time apart.
     beside = len(runs) == 1 and (runs[0].stacks > 1).any()
     rest = "clients, other runs and the rest" if beside else "clients and the rest"
-    totals[rest] = whole - waited
+    totals[rest] = whole - earlier - waited
     for name, seconds in totals.items():
         rows.append([name, SECONDS(seconds), SHARE(seconds / whole), "", "", ""])
     columns = ("server", "seconds", "share", "parameters", "samples/s", "of peak")
