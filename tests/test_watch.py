@@ -341,8 +341,12 @@ def test_what_the_server_learns_is_shown(tmp_path: Path, words: Words) -> None:
         assert sign is not None and sign.step == 1, "too soon for another one"
         said = words(tmp_path, "--once")
         assert "the server learns: denoiser step 1 of 3, loss 4, ETA ?" in said
+        leave("autoencoder", 3, 9, losses)  # steps 1 and 2 were made by an earlier run
+        said = " ".join(words(tmp_path, "--once").split())
+        assert "autoencoder step 3 of 9, loss 0.5 (learning resumed at step 2)" in said
     assert read_sign(tmp_path / LEARNING, LearningSign) is None
     assert LearningSign("denoiser", 101, 301, None, 50.0).left == 100.0
+    assert LearningSign("denoiser", 101, 301, None, 50.0, resumed=50).left == 200.0
 
 
 def test_the_server_tells_its_loss_and_what_is_left(

@@ -110,9 +110,11 @@ class Checkpointer:
             wanted = not self._newest or self._stop.checkpoints.is_worth_it
             if setup.collectives.bcast(wanted):
                 with setup.timer.phase("record"), self._stop.checkpoints.writing():
+                    # It has a copy of the record.
+                    collect_telemetry(setup, self._results)
                     self._write(round, state, required=False)
         # A run that is stopped in its first round begins anew.
-        is_sure = self._newest > 0 or round == 0
+        is_sure = self._newest > 0 or (round == 0 and not options.server_overlap)
         setup.federation.server.saves_every = every if is_sure else 0.0
 
     def before_new_rounds(self, state: Any) -> None:

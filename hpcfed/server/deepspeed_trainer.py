@@ -35,6 +35,7 @@ from hpcfed.server.trainer import (
     buffers_of_ranks,
     check_is_due,
     cosine_schedule,
+    overwrite,
     restore_buffers,
 )
 from hpcfed.server.training_plan import TrainingPlan
@@ -185,12 +186,14 @@ class DeepSpeedTrainer:
 
         value = state("parameters", name).to(self._slot.device)
         if self._stage < 3:
-            p.data.copy_(value)
+            overwrite(p.data, value)
         else:
             with deepspeed.zero.GatheredParameters([p], modifier_rank=0):
-                p.data.copy_(value)
+                overwrite(p.data, value)
         for moment in MOMENTS:
             whole = state(moment, name).to(self._slot.device)
+            if whole.shape != value.shape:
+                raise ValueError(f"{moment} of {name} has another shape")
             if not self._shares:
                 self._optimizer.state[p][moment].copy_(whole)
             elif self._stage < 3:

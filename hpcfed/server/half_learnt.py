@@ -14,22 +14,25 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from hpcfed.errors import Halted, one_line, remark
+from hpcfed.errors import Halted, UserError, one_line, remark
+from hpcfed.results.as_json import parsed
 from hpcfed.results.publish import replacing_hdf5
 from hpcfed.results.safe import Reader, check_file, reading
 from hpcfed.runtime.signals import Pace
 from hpcfed.server.bank import BankedRows
 from hpcfed.server.options import ServerOptions
+from hpcfed.server.schedule import num_steps
 from hpcfed.server.storage import MOST_BYTES, put
 from hpcfed.server.trainer import Parts, Trainer
 
@@ -67,6 +70,8 @@ class Identity:
         """Describe a learning from this bank, of a model that has learnt this often."""
         clients = np.concatenate([bank.uploaders, bank.ends]).astype("<i8")
         facts = {
+            # Their number, too, because a file may say anything.
+            "steps": num_steps(options),
             # Where the trained model goes does not matter.
             "options": options.model_dump(mode="json", exclude={"server_save"}),
             "earlier learnings": learnings,
@@ -111,13 +116,36 @@ def _distance(one: np.ndarray, other: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
+class Figures:
+    """What the report says of a network, beside its losses."""
+
+    seconds: float
+    memory: float
+    """Bytes that training took; NaN if not on a GPU."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a file says of a learning, beside arrays."""
+
+    identity: dict[str, Any]
+    network: str
+    """The one in training."""
+    step: int
+    """Steps that it has made."""
+    seconds: float
+    """That these took."""
+    ready: dict[str, Figures]
+    """The networks that are ready."""
+
+
+@dataclass(frozen=True)
 class Ready:
     """A network that has ended its training in this learning."""
 
     tensors: Callable[[], Mapping[str, Tensor]]
     losses: np.ndarray
-    figures: dict[str, float]
-    """What else its report says: seconds, and bytes of memory."""
+    figures: Figures
 
 
 @dataclass(frozen=True)
@@ -174,8 +202,8 @@ class HalfLearnt:
         self._asked = asked
         self._allgather = allgather
         self._pace = Pace(every)
-        self._found: dict[str, Any] = {}
-        """Facts of the file that this learning goes on from; none if it begins anew."""
+        self._found: Facts | None = None
+        """Facts of the file that this learning goes on from; None if it begins anew."""
         self._file: Reader | None = None
         self._open = ExitStack()
         self._ready: dict[str, Ready] = {}
@@ -191,7 +219,7 @@ class HalfLearnt:
         """Find what is there of this learning, or say why it begins anew."""
         sketch = self._sketched()
         why = ""
-        found: dict[str, Any] = {}
+        found: Facts | None = None
         try:
             found = self._checked(path, sketch.numpy())
             self._file = self._open.enter_context(reading(path, most=MOST_BYTES))
@@ -206,7 +234,7 @@ class HalfLearnt:
         elif self._rank == 0:
             remark(f"server: the learning begins anew: {path}: {reasons[0]}")
 
-    def _checked(self, path: Path, sketch: np.ndarray) -> dict[str, Any]:
+    def _checked(self, path: Path, sketch: np.ndarray) -> Facts:
         """Return the facts of a file of this learning; raise an exception over any
         other.
         """
@@ -216,10 +244,12 @@ class HalfLearnt:
             attributes = file.facts()
             if (attributes.get("format"), attributes.get("schema")) != (FORMAT, SCHEMA):
                 raise ValueError("it is of another version")
-            found: dict[str, Any] = json.loads(file.text("facts"))
+            written = parsed(file.text("facts"))
             for name, fact in self._identity.facts.items():
-                if found["identity"][name] != fact:
+                if written["identity"][name] != fact:
                     raise ValueError(f"it is of another learning: its {name} differ")
+            found = TypeAdapter(Facts).validate_python(written)
+            self._check_losses(file.within("losses"), found)
             kept = file.within("bank").numbers("sketch", sketch.shape)
             if not _distance(kept, sketch) <= ALIKE:
                 raise ValueError("it is of another learning: its uploads differ")
@@ -231,13 +261,23 @@ class HalfLearnt:
                     _read_all(file.within(name))
         return found
 
+    def _check_losses(self, losses: Reader, found: Facts) -> None:
+        """Refuse steps that the learning does not have, and losses of others."""
+        assert self._identity is not None
+        steps: dict[str, int] = self._identity.facts["steps"]
+        if not 0 < found.step < steps.get(found.network, 0):
+            raise ValueError(f"step {found.step} of {found.network} is impossible")
+        losses.numbers(found.network, (found.step,))
+        for network in found.ready:
+            losses.numbers(network, (steps.get(network, 0),))
+
     def once(
         self, name: str, make: Callable[[], Mapping[str, Tensor]]
     ) -> dict[str, Tensor]:
         """Return what the learning has found out before its first step: as saved, or as
         made now. Networks are trained on it, and rounding could make it quite another.
         """
-        if self._found:
+        if self._found is not None:
             assert self._identity is not None
             device = self._identity.bank.device
             made = {key: one.to(device) for key, one in self._read("once", name)}
@@ -250,23 +290,23 @@ class HalfLearnt:
 
     def ready(self, network: str) -> Ready | None:
         """Return the network if an earlier run has ended its training."""
-        if network not in self._found.get("ready", ()):
+        found = self._found
+        if found is None or network not in found.ready:
             return None
         tensors = dict(self._read("ready", network))
-        figures = self._found["ready"][network]
-        return Ready(lambda: tensors, self._losses(network), figures)
+        return Ready(lambda: tensors, self._losses(network), found.ready[network])
 
     def begun(self, network: str) -> Begun | None:
         """Return how far an earlier run has trained the network, and say it."""
         found = self._found
-        if found.get("network") != network:
+        if found is None or found.network != network:
             return None
-        done = int(found["step"])
         if self._rank == 0:
-            steps = found["steps"]
-            remark(f"server: learning resumed at step {done} of {steps} ({network})")
-        seconds = float(found["seconds"])
-        return Begun(done, self._losses(network), seconds, self._part)
+            steps = found.identity["steps"][network]
+            where = f"step {found.step} of {steps} ({network})"
+            remark(f"server: learning resumed at {where}")
+        losses = self._losses(network)
+        return Begun(found.step, losses, found.seconds, self._part)
 
     def _part(self, kind: str, name: str) -> Tensor:
         assert self._file is not None
@@ -283,6 +323,17 @@ class HalfLearnt:
             yield key, _tensor(reader, key)
 
     # Saving
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Turn an error over what the file has for a network into one line."""
+        try:
+            yield
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise UserError(
+                f"{self._path} does not fit the server's networks: {one_line(error)}; "
+                "remove it to begin the learning anew"
+            ) from None
 
     def note_ready(self, network: str, ready: Ready) -> None:
         """Remember a network that has ended its training."""
@@ -325,8 +376,15 @@ class HalfLearnt:
 
     def _save(self, training: Training, done: int, losses: Tensor) -> None:
         """Write the file. If the disk refuses it, say so once: the last one stays."""
+        assert self._identity is not None
         parts = self._parts(training)
-        facts = self._facts(training, done)
+        facts = Facts(
+            identity=dict(self._identity.facts),
+            network=training.network,
+            step=done,
+            seconds=training.seconds(),
+            ready={name: ready.figures for name, ready in self._ready.items()},
+        )
         means = {name: ready.losses for name, ready in self._ready.items()}
         means[training.network] = training.losses(done, losses)
         sketch = self._sketched()
@@ -349,17 +407,6 @@ class HalfLearnt:
             self._sketch = self._identity.sketch()
         return self._sketch
 
-    def _facts(self, training: Training, done: int) -> dict[str, Any]:
-        assert self._identity is not None
-        return {
-            "identity": self._identity.facts,
-            "network": training.network,
-            "step": done,
-            "steps": training.steps,
-            "seconds": training.seconds(),
-            "ready": {name: ready.figures for name, ready in self._ready.items()},
-        }
-
     def _parts(self, training: Training) -> Iterator[tuple[str, Tensor]]:
         # One tensor at a time: all together may not fit beside the network.
         for kind, name, tensor in training.trainer.state():
@@ -371,7 +418,7 @@ class HalfLearnt:
 
     def _write(
         self,
-        facts: Mapping[str, Any],
+        facts: Facts,
         sketch: Tensor,
         losses: Mapping[str, np.ndarray],
         parts: Iterator[tuple[str, Tensor]],
@@ -380,7 +427,7 @@ class HalfLearnt:
         assert self._path is not None
         with replacing_hdf5(self._path, size) as there, h5py.File(there, "w") as file:
             file.attrs.update(format=FORMAT, schema=SCHEMA)
-            file["facts"] = json.dumps(facts, indent=1)
+            file["facts"] = json.dumps(asdict(facts), indent=1)
             put(file, "bank/sketch", sketch)
             for name, values in losses.items():
                 put(file, f"losses/{name}", torch.from_numpy(values))

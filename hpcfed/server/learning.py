@@ -16,7 +16,7 @@ from hpcfed.runtime.accelerator import noting_peaks
 from hpcfed.runtime.device import peak_memory
 from hpcfed.runtime.timer import observer
 from hpcfed.server.engines import make_trainer, recomputing
-from hpcfed.server.half_learnt import HalfLearnt, Ready, Training
+from hpcfed.server.half_learnt import Figures, HalfLearnt, Ready, Training
 from hpcfed.server.losses import check_losses
 from hpcfed.server.networks import ServerNetwork, num_parameters
 from hpcfed.server.options import ServerOptions, batching
@@ -81,15 +81,13 @@ class LearningRun:
         if found is None:
             self._train(owner, name, build, loss)
         else:
-            rebuilt = rebuilt_with(dict(found.tensors()), build).to(self._slot.device)
-            setattr(owner, name, rebuilt)
-            self._note(name, found.losses, **found.figures)
-            self.report.earlier += found.figures["seconds"]
+            with self.half.restoring():
+                rebuilt = rebuilt_with(dict(found.tensors()), build)
+            setattr(owner, name, rebuilt.to(self._slot.device))
+            self._note(name, found.losses, found.figures)
+            self.report.earlier += found.figures.seconds
         report = self.report
-        figures = {
-            "seconds": report.seconds[name],
-            "memory": report.training_memory[name],
-        }
+        figures = Figures(report.seconds[name], report.training_memory[name])
         ready = Ready(getattr(owner, name).state_dict, report.losses[name], figures)
         self.half.note_ready(name, ready)
 
@@ -104,12 +102,10 @@ class LearningRun:
         # A backward pass takes twice the FLOPs of a forward pass.
         report.flops[name] = 3.0 * network.flops() * samples
 
-    def _note(
-        self, name: str, losses: np.ndarray, *, seconds: float, memory: float
-    ) -> None:
+    def _note(self, name: str, losses: np.ndarray, figures: Figures) -> None:
         self.report.losses[name] = losses
-        self.report.seconds[name] = seconds
-        self.report.training_memory[name] = memory
+        self.report.seconds[name] = figures.seconds
+        self.report.training_memory[name] = figures.memory
 
     def _train(
         self, owner: object, name: str, build: Callable[[], ServerNetwork], loss: Loss
@@ -128,7 +124,7 @@ class LearningRun:
         report.peak_here = max(report.peak_here, peak)
         seconds = report.seconds[name] + earlier
         report.earlier += earlier
-        self._note(name, losses, seconds=seconds, memory=peak - before)
+        self._note(name, losses, Figures(seconds, peak - before))
         rebuilt = rebuilt_with(self._trained_tensors(trainer), build)
         setattr(owner, name, rebuilt)
         trainer.close()
@@ -197,7 +193,8 @@ class LearningRun:
         done, earlier, seconds = 0, np.zeros(0), 0.0
         if begun is not None:
             done, earlier, seconds = begun.done, begun.losses, begun.seconds
-            trainer.resume(done, begun.state)
+            with self.half.restoring():
+                trainer.resume(done, begun.state)
         begin, saving = self._clock(), self.half.saving
 
         def taken() -> float:

@@ -216,7 +216,9 @@ class SpanDiffusion(LatentModel):
         with run.phase("encode"):
             self._bank = bank
             found = run.half.once("coordinates", lambda: vars(self._found(bank)))
-            self._coordinates = Coordinates(**found)
+            with run.half.restoring():
+                self._coordinates = Coordinates(**found)
+                self._coordinates.check(len(bank), len(self._columns.widths))
             return self._coordinates.places
 
     def _found(self, bank: BankedRows) -> Coordinates:

@@ -127,6 +127,13 @@ def advance(schedule: torch.optim.lr_scheduler.LambdaLR, done: int) -> None:
         group["lr"] = lr * factor(done)
 
 
+def overwrite(there: Tensor, value: Tensor) -> None:
+    """Copy a value of the same shape; `copy_` would stretch another."""
+    if there.shape != value.shape:
+        raise ValueError(f"{tuple(value.shape)} for {tuple(there.shape)} numbers")
+    there.copy_(value)
+
+
 def buffers_of_ranks(network: nn.Module, slot: RankSlot) -> Iterator[Part]:
     """Yield all ranks' buffers, stacked: with --server-micro-batch each rank has seen
     samples of its own.
@@ -146,9 +153,9 @@ def restore_buffers(network: nn.Module, slot: RankSlot, state: Parts) -> None:
     for name, buffer in network.named_buffers():
         everyones = state("buffers", name)
         if len(everyones) == slot.size:
-            buffer.copy_(everyones[slot.rank])
+            overwrite(buffer, everyones[slot.rank])
         else:
-            buffer.copy_(everyones.double().mean(0))
+            overwrite(buffer, everyones.double().mean(0))
 
 
 def check_is_due(step: int) -> bool:
@@ -221,9 +228,9 @@ class PlainTrainer:
         begin_moments(self._optimizer, self.network.parameters(), done)
         # In place: a captured graph keeps parameters' addresses.
         for name, p in self.network.named_parameters():
-            p.data.copy_(state("parameters", name))
+            overwrite(p.data, state("parameters", name))
             for moment in MOMENTS:
-                self._optimizer.state[p][moment].copy_(state(moment, name))
+                overwrite(self._optimizer.state[p][moment], state(moment, name))
         restore_buffers(self.network, self._slot, state)
 
     def close(self) -> None: ...
