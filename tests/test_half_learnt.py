@@ -23,7 +23,8 @@ from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.server.bank import BankedRound, BankedRows
 from hpcfed.server.columns import Columns
-from hpcfed.server.half_learnt import HalfLearnt, Identity
+from hpcfed.server.half_learnt import HalfLearnt
+from hpcfed.server.identity import Identity
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.span import SpanDiffusion
 from hpcfed.server.training_plan import RankSlot

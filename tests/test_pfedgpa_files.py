@@ -146,6 +146,7 @@ def test_the_servers_group_of_the_results(recorded: Path) -> None:
         "utilisation": ((2, 2), "fraction"),
         "peak_memory": ((2, 1), "bytes"),
         "bank_bytes": ((2, 1), "bytes"),
+        "earlier": ((2,), "s"),
         "training_memory": ((2, 2), "bytes"),
         "promised_parameters": ((2, 2), "bytes"),
         "promised_gradients": ((2, 2), "bytes"),

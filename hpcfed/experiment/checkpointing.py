@@ -7,7 +7,7 @@ the ids of their clients, so the run can resume on any number of ranks.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from hpcfed.federation.federation import Federation
 from hpcfed.options import RunConfig
 from hpcfed.results import checkpoints
 from hpcfed.results.checkpoints import StoredFile
-from hpcfed.results.folder import RECORD, checkpoint_folder
+from hpcfed.results.folder import CHECKPOINTS, RECORD, checkpoint_folder
 from hpcfed.results.results import ResultsWriter
 from hpcfed.results.server import RowsUse
 from hpcfed.runtime.signals import Stop
@@ -58,6 +58,8 @@ class Checkpointer:
         """Number of rounds in the newest checkpoint."""
         self._passing = False
         """Whether that checkpoint is only kept while new clients make rounds."""
+        self._for_learnings: set[int] = set()
+        """Rounds in checkpoints that were only written because the server learns."""
 
     def after_round(self, round: int, state: Any, *, is_last: bool) -> bool:
         """Write a checkpoint if one is due; tell whether all ranks stop after this
@@ -113,9 +115,19 @@ class Checkpointer:
                     # It has a copy of the record.
                     collect_telemetry(setup, self._results)
                     self._write(round, state, required=False)
+                self._for_learnings.add(round)
         # A run that is stopped in its first round begins anew.
         is_sure = self._newest > 0 or (round == 0 and not options.server_overlap)
         setup.federation.server.saves_every = every if is_sure else 0.0
+
+    def after_completion(self) -> None:
+        """Remove checkpoints that were only written because the server learns."""
+        if self._results is None:
+            return
+        for rounds in self._for_learnings:
+            checkpoints.remove(checkpoint_folder(self._folder, rounds))
+        with suppress(OSError):
+            (self._folder / CHECKPOINTS).rmdir()
 
     def before_new_rounds(self, state: Any) -> None:
         """Write a checkpoint to resume from if the run is killed while new clients make

@@ -83,6 +83,7 @@ def run_rounds(
             end_run(setup, results, status="stopped")
         else:
             _finish(setup, folder, state, results, used)
+            checkpointer.after_completion()
             # The run's files are whole, whatever happens here.
             generate(setup, folder, state, progress.say)
 

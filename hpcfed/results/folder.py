@@ -29,10 +29,8 @@ RUNS = Path("runs")
 
 RECORD = "run.h5"
 """Everything that a run measured."""
-SERVER = "server.h5"
-"""The trained server's model."""
-HALF_LEARNT = "learning.h5"
-"""How far the server's model has learnt, until the learning ends."""
+SERVER, HALF_LEARNT = "server.h5", "learning.h5"
+"""The trained server's model, and how far it has learnt until a learning ends."""
 MODEL = "model.npz"
 """The global model after the last round: an array for each tensor, by name."""
 GENERATED = "generated.jsonl"

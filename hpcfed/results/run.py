@@ -47,9 +47,7 @@ class LearningRecord:
     bank_bytes: np.ndarray = field(default_factory=lambda: np.full(1, np.nan))
     """Bytes of the uploads, for each server rank; NaN in older records."""
     promised: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Bytes of a server rank by network and part, as the ZeRO stage promises them. NaN in
-    older records.
-    """
+    """Bytes of a rank by network and part, as ZeRO promises; NaN in older records."""
     training_memory: dict[str, float] = field(default_factory=dict)
     """The most bytes that training took on a server rank, by network, from its engine's
     start to the last step. NaN if that was not on a GPU, and in older records.
@@ -63,9 +61,7 @@ class LearningRecord:
     they waited for all of the learning.
     """
     earlier: float = 0.0
-    """Seconds of its steps that a run before made, which was stopped: among `seconds`,
-    but not among those of the round.
-    """
+    """Seconds of its steps in a run that was stopped before; no round has them."""
 
     @property
     def staleness(self) -> float:

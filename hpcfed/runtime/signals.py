@@ -21,7 +21,7 @@ HEARD = "hpcfed: stops when this round is over; a second Ctrl-C ends it at once\
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
-class Pace:
+class WritingPace:
     """Tells when to write anew what a killed run goes on from, every so many seconds.
 
     Writing takes at most one hundredth of the time.
@@ -76,7 +76,7 @@ class Stop:
         # second in between must not separate them, so the first answer is kept.
         self._stops: dict[int, bool] = {}
         self._due: dict[int, bool] = {}
-        self.checkpoints = Pace(every)
+        self.checkpoints = WritingPace(every)
 
     def tell(self, *, alone: bool) -> None:
         """Say on stderr, from now on, that a signal was heard: a round can take long."""

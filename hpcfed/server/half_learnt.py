@@ -9,7 +9,6 @@ All server ranks save, stop and go on after the same step: they ask each other a
 a second.
 """
 
-import hashlib
 import json
 import time
 from collections import deque
@@ -29,10 +28,8 @@ from hpcfed.errors import Halted, UserError, one_line, remark
 from hpcfed.results.as_json import parsed
 from hpcfed.results.publish import replacing_hdf5
 from hpcfed.results.safe import Reader, check_file, reading
-from hpcfed.runtime.signals import Pace
-from hpcfed.server.bank import BankedRows
-from hpcfed.server.options import ServerOptions
-from hpcfed.server.schedule import num_steps
+from hpcfed.runtime.signals import WritingPace
+from hpcfed.server.identity import ALIKE, Identity, distance
 from hpcfed.server.storage import MOST_BYTES, put
 from hpcfed.server.trainer import Parts, Trainer
 
@@ -41,15 +38,6 @@ SECONDS = 1.0
 """About how often ranks ask each other whether to save or to stop: an exchange of a few
 numbers, which takes far less than a hundredth of that.
 """
-PROJECTIONS = 8
-ALIKE = 0.25
-"""How far the bank's rows may be from those that the learning began with, as a share of
-their length. The round that is repeated differs by rounding on a GPU and on other ranks:
-usually by a thousandth of an update, and by up to a tenth where a ReLU flips. Rows of
-other data or of another seed are farther than their own length.
-"""
-_BITS = 2**32 - 1
-
 Asked = Callable[[], bool]
 """Tells whether this rank knows that the run is to stop."""
 AllGather = Callable[[Any], list[Any]]
@@ -57,66 +45,7 @@ AllGather = Callable[[Any], list[Any]]
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Which learning it is."""
-
-    facts: Mapping[str, Any]
-    """What must be the same."""
-    bank: BankedRows
-    """What must be the same up to rounding."""
-
-    @classmethod
-    def of(cls, bank: BankedRows, options: ServerOptions, learnings: int) -> "Identity":
-        """Describe a learning from this bank, of a model that has learnt this often."""
-        clients = np.concatenate([bank.uploaders, bank.ends]).astype("<i8")
-        facts = {
-            # Their number, too, because a file may say anything.
-            "steps": num_steps(options),
-            # Where the trained model goes does not matter.
-            "options": options.model_dump(mode="json", exclude={"server_save"}),
-            "earlier learnings": learnings,
-            "columns": list(bank.columns.widths),
-            "clients": hashlib.sha256(clients.tobytes()).hexdigest(),
-        }
-        return cls(facts, bank)
-
-    def sketch(self) -> Tensor:
-        """Return a few numbers of each row: its length, and its products with random
-        signs. All ranks call it together.
-        """
-        bank = self.bank
-        found = torch.zeros(
-            len(bank), 1 + PROJECTIONS, dtype=torch.float64, device=bank.device
-        )
-        for block in bank.blocks():
-            # The number among the columns of all ranks.
-            first = bank.columns.start + block.at.start
-            at = torch.arange(first, first + block.rows.shape[1], device=bank.device)
-            found[:, 0] += block.rows.square().sum(1)
-            for number in range(1, 1 + PROJECTIONS):
-                found[:, number] += block.rows @ _signs(at, number)
-        found = bank.columns.summed(found)
-        found[:, 0] = found[:, 0].sqrt()
-        return found.cpu()
-
-
-def _signs(at: Tensor, number: int) -> Tensor:
-    """Return signs that depend only on these positions, whichever rank has them."""
-    mixed = at + number * 0x9E3779B9 & _BITS
-    for _ in range(2):
-        mixed = (mixed ^ mixed >> 16) * 0x45D9F3B & _BITS
-    return (mixed >> 16 & 1).double() * 2 - 1
-
-
-def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    """Return about how far rows with these sketches are apart, by their lengths."""
-    lengths = np.maximum(one[:, 0], np.finfo(float).tiny)
-    apart = np.sqrt(np.square(one[:, 1:] - other[:, 1:]).mean(1))
-    return float((apart / lengths).mean())
-
-
-@dataclass(frozen=True)
-class Figures:
+class TrainingCost:
     """What the report says of a network, beside its losses."""
 
     seconds: float
@@ -125,7 +54,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Facts:
+class LearningFacts:
     """What a file says of a learning, beside arrays."""
 
     identity: dict[str, Any]
@@ -135,7 +64,7 @@ class Facts:
     """Steps that it has made."""
     seconds: float
     """That these took."""
-    ready: dict[str, Figures]
+    ready: dict[str, TrainingCost]
     """The networks that are ready."""
 
 
@@ -145,11 +74,11 @@ class Ready:
 
     tensors: Callable[[], Mapping[str, Tensor]]
     losses: np.ndarray
-    figures: Figures
+    figures: TrainingCost
 
 
 @dataclass(frozen=True)
-class Begun:
+class HalfTrained:
     """A network whose training goes on."""
 
     done: int
@@ -160,7 +89,7 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Training:
+class Fitting:
     """The training of a network, as far as it has come."""
 
     network: str
@@ -201,9 +130,9 @@ class HalfLearnt:
         self._every = every
         self._asked = asked
         self._allgather = allgather
-        self._pace = Pace(every)
-        self._found: Facts | None = None
-        """Facts of the file that this learning goes on from; None if it begins anew."""
+        self._pace = WritingPace(every)
+        self._found: LearningFacts | None = None
+        """LearningFacts of the file that this learning goes on from; None if it begins anew."""
         self._file: Reader | None = None
         self._open = ExitStack()
         self._ready: dict[str, Ready] = {}
@@ -219,7 +148,7 @@ class HalfLearnt:
         """Find what is there of this learning, or say why it begins anew."""
         sketch = self._sketched()
         why = ""
-        found: Facts | None = None
+        found: LearningFacts | None = None
         try:
             found = self._checked(path, sketch.numpy())
             self._file = self._open.enter_context(reading(path, most=MOST_BYTES))
@@ -234,7 +163,7 @@ class HalfLearnt:
         elif self._rank == 0:
             remark(f"server: the learning begins anew: {path}: {reasons[0]}")
 
-    def _checked(self, path: Path, sketch: np.ndarray) -> Facts:
+    def _checked(self, path: Path, sketch: np.ndarray) -> LearningFacts:
         """Return the facts of a file of this learning; raise an exception over any
         other.
         """
@@ -248,10 +177,10 @@ class HalfLearnt:
             for name, fact in self._identity.facts.items():
                 if written["identity"][name] != fact:
                     raise ValueError(f"it is of another learning: its {name} differ")
-            found = TypeAdapter(Facts).validate_python(written)
+            found = TypeAdapter(LearningFacts).validate_python(written)
             self._check_losses(file.within("losses"), found)
             kept = file.within("bank").numbers("sketch", sketch.shape)
-            if not _distance(kept, sketch) <= ALIKE:
+            if not distance(kept, sketch) <= ALIKE:
                 raise ValueError("it is of another learning: its uploads differ")
         with reading(path, most=MOST_BYTES) as file:
             # Checksums are compared where numbers are read. So do that before any is
@@ -261,7 +190,7 @@ class HalfLearnt:
                     _read_all(file.within(name))
         return found
 
-    def _check_losses(self, losses: Reader, found: Facts) -> None:
+    def _check_losses(self, losses: Reader, found: LearningFacts) -> None:
         """Refuse steps that the learning does not have, and losses of others."""
         assert self._identity is not None
         steps: dict[str, int] = self._identity.facts["steps"]
@@ -296,7 +225,7 @@ class HalfLearnt:
         tensors = dict(self._read("ready", network))
         return Ready(lambda: tensors, self._losses(network), found.ready[network])
 
-    def begun(self, network: str) -> Begun | None:
+    def begun(self, network: str) -> HalfTrained | None:
         """Return how far an earlier run has trained the network, and say it."""
         found = self._found
         if found is None or found.network != network:
@@ -306,7 +235,7 @@ class HalfLearnt:
             where = f"step {found.step} of {steps} ({network})"
             remark(f"server: learning resumed at {where}")
         losses = self._losses(network)
-        return Begun(found.step, losses, found.seconds, self._part)
+        return HalfTrained(found.step, losses, found.seconds, self._part)
 
     def _part(self, kind: str, name: str) -> Tensor:
         assert self._file is not None
@@ -344,7 +273,7 @@ class HalfLearnt:
         self._asked_after = self._next = done
         self._asked_at = time.monotonic()
 
-    def after_step(self, training: Training, done: int, losses: Tensor) -> None:
+    def after_step(self, training: Fitting, done: int, losses: Tensor) -> None:
         """Save the learning if it is time; raise Halted if the run is to stop."""
         if not self._every or done < self._next or done >= training.steps:
             return
@@ -374,11 +303,11 @@ class HalfLearnt:
         self._next = done + steps
         return any(asked for asked, *_ in answers), due
 
-    def _save(self, training: Training, done: int, losses: Tensor) -> None:
+    def _save(self, training: Fitting, done: int, losses: Tensor) -> None:
         """Write the file. If the disk refuses it, say so once: the last one stays."""
         assert self._identity is not None
         parts = self._parts(training)
-        facts = Facts(
+        facts = LearningFacts(
             identity=dict(self._identity.facts),
             network=training.network,
             step=done,
@@ -407,7 +336,7 @@ class HalfLearnt:
             self._sketch = self._identity.sketch()
         return self._sketch
 
-    def _parts(self, training: Training) -> Iterator[tuple[str, Tensor]]:
+    def _parts(self, training: Fitting) -> Iterator[tuple[str, Tensor]]:
         # One tensor at a time: all together may not fit beside the network.
         for kind, name, tensor in training.trainer.state():
             yield f"state/{kind}/{name}", tensor
@@ -418,7 +347,7 @@ class HalfLearnt:
 
     def _write(
         self,
-        facts: Facts,
+        facts: LearningFacts,
         sketch: Tensor,
         losses: Mapping[str, np.ndarray],
         parts: Iterator[tuple[str, Tensor]],

@@ -16,7 +16,7 @@ from hpcfed.runtime.accelerator import noting_peaks
 from hpcfed.runtime.device import peak_memory
 from hpcfed.runtime.timer import observer
 from hpcfed.server.engines import make_trainer, recomputing
-from hpcfed.server.half_learnt import Figures, HalfLearnt, Ready, Training
+from hpcfed.server.half_learnt import Fitting, HalfLearnt, Ready, TrainingCost
 from hpcfed.server.losses import check_losses
 from hpcfed.server.networks import ServerNetwork, num_parameters
 from hpcfed.server.options import ServerOptions, batching
@@ -87,7 +87,7 @@ class LearningRun:
             self._note(name, found.losses, found.figures)
             self.report.earlier += found.figures.seconds
         report = self.report
-        figures = Figures(report.seconds[name], report.training_memory[name])
+        figures = TrainingCost(report.seconds[name], report.training_memory[name])
         ready = Ready(getattr(owner, name).state_dict, report.losses[name], figures)
         self.half.note_ready(name, ready)
 
@@ -102,7 +102,7 @@ class LearningRun:
         # A backward pass takes twice the FLOPs of a forward pass.
         report.flops[name] = 3.0 * network.flops() * samples
 
-    def _note(self, name: str, losses: np.ndarray, figures: Figures) -> None:
+    def _note(self, name: str, losses: np.ndarray, figures: TrainingCost) -> None:
         self.report.losses[name] = losses
         self.report.seconds[name] = figures.seconds
         self.report.training_memory[name] = figures.memory
@@ -124,7 +124,7 @@ class LearningRun:
         report.peak_here = max(report.peak_here, peak)
         seconds = report.seconds[name] + earlier
         report.earlier += earlier
-        self._note(name, losses, Figures(seconds, peak - before))
+        self._note(name, losses, TrainingCost(seconds, peak - before))
         rebuilt = rebuilt_with(self._trained_tensors(trainer), build)
         setattr(owner, name, rebuilt)
         trainer.close()
@@ -206,7 +206,7 @@ class LearningRun:
                 process_group.allreduce(here)
             return np.concatenate([earlier, here.double().cpu().numpy()])
 
-        training = Training(
+        training = Fitting(
             name, trainer, steps, self.report.parameters[name], losses_of, taken
         )
         self.half.begin(done)
@@ -217,7 +217,7 @@ class LearningRun:
             raise
         return np.concatenate([earlier, losses]), seconds
 
-    def _observed(self, training: Training) -> StepProgress:
+    def _observed(self, training: Fitting) -> StepProgress:
         """Return a callback that reports each step to progress lines and to a
         profile, and saves the learning now and then.
         """

@@ -18,7 +18,8 @@ from hpcfed.errors import Diverged, Halted
 from hpcfed.results.folder import HALF_LEARNT, LEARNING
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.columns import Columns
-from hpcfed.server.half_learnt import AllGather, Asked, HalfLearnt, Identity
+from hpcfed.server.half_learnt import AllGather, Asked, HalfLearnt
+from hpcfed.server.identity import Identity
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.learning import Progress
 from hpcfed.server.messages import A, Failure, Halt, Request, divide, merge

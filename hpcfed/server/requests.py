@@ -20,7 +20,7 @@ from hpcfed.runtime.timer import observer
 from hpcfed.server import likeness
 from hpcfed.server.fitting import INSTEAD
 from hpcfed.server.guidance import Guidance
-from hpcfed.server.half_learnt import Identity
+from hpcfed.server.identity import Identity
 from hpcfed.server.likeness import Likeness
 from hpcfed.server.losses import check_rows
 from hpcfed.server.messages import A, Answer, ClientRequest, KnownRows, Request, Rows
