@@ -42,13 +42,13 @@ LONGEST = (
     "published", "stalls", "frozen_base", "counts", "cli", "weights", "adapter_files", "baselines", "early_stop", "new_clients", "clock",
     "paper_figures", "paper_plan", "examples", "placement", "methods", "faults", "adapter_speed", "study", "pfedgpa_files", "study_page",
     "fingerprints", "lora_methods", "pfedgpa", "privacy", "watch", "paper_stacks", "own_methods", "telemetry", "doctor", "large_networks", "attacks",
-    "learning", "same_words", "profile", "house", "options", "compression", "text_apart", "optimisers", "comparison", "fisher", "shared_base",
+    "half_learnt", "learning", "same_words", "profile", "house", "options", "compression", "text_apart", "optimisers", "comparison", "fisher", "shared_base",
     "recipes", "idlg", "config", "asynchronous", "own_data", "metrics", "depths", "tasks",
 )  # fmt: skip
 """Files of tests that take longer than others, roughly in order."""
 
 SLOW = (
-    "bad_updates", "baselines", "deepspeed", "faults", "hostile", "learning", "mpi", "paper", "pfedgpa", "pfedgpa_files", "pfedgpa_ranks",
+    "bad_updates", "baselines", "deepspeed", "faults", "half_learnt", "hostile", "learning", "mpi", "paper", "pfedgpa", "pfedgpa_files", "pfedgpa_ranks",
     "pfedgpa_server", "placement", "profile", "ranks", "requeue", "resume", "seeds", "slurm", "stalls", "study_page", "swarm",
 )  # fmt: skip
 """Files whose tests make whole runs, or start jobs of several ranks: `launch/test

@@ -132,7 +132,7 @@ class HalfLearnt:
         self._allgather = allgather
         self._pace = WritingPace(every)
         self._found: LearningFacts | None = None
-        """LearningFacts of the file that this learning goes on from; None if it begins anew."""
+        """Facts of the file that this learning goes on from; None if it begins anew."""
         self._file: Reader | None = None
         self._open = ExitStack()
         self._ready: dict[str, Ready] = {}
@@ -153,7 +153,7 @@ class HalfLearnt:
             found = self._checked(path, sketch.numpy())
             self._file = self._open.enter_context(reading(path, most=MOST_BYTES))
         except ValueError as error:
-            why = str(error)
+            why = str(error).partition("\n")[0]
         except Exception as error:
             # A damaged file makes libhdf5 and h5py raise anything.
             why = one_line(error)
@@ -363,9 +363,13 @@ class HalfLearnt:
             for name, tensor in parts:
                 put(file, name, tensor)
 
+    def close(self) -> None:
+        """Close the file: everything has been read."""
+        self._open.close()
+
     def end(self) -> None:
         """Remove what was saved: the learning is over."""
-        self._open.close()
+        self.close()
         if self._path is not None and self._rank == 0:
             self._path.unlink(missing_ok=True)
 

@@ -195,6 +195,7 @@ class LearningRun:
             done, earlier, seconds = begun.done, begun.losses, begun.seconds
             with self.half.restoring():
                 trainer.resume(done, begun.state)
+            self.half.close()
         begin, saving = self._clock(), self.half.saving
 
         def taken() -> float:
