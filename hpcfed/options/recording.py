@@ -80,8 +80,8 @@ class RecordingOptions(RunOptions):
     )
     checkpoint_minutes: float = option(
         10.0,
-        "write a checkpoint when the last is this old, and a small one after the last "
-        "round; 0: never",
+        "write a checkpoint when the last is this old, save a server's learning as "
+        "often, and write a small checkpoint after the last round; 0: never",
         ge=0,
         changes="time",
         calibration=LEFT_OUT,
