@@ -210,6 +210,9 @@ def serve(
         answers = rank.handle(on_device)
         if is_first and first.answered:
             _send_answers(link, answers)
+    if is_first:
+        # A word that came too late must not stop the next run of this process.
+        link.is_urged()
     link.flush()
 
 
