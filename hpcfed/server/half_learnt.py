@@ -258,6 +258,8 @@ class HalfLearnt:
         """Turn an error over what the file has for a network into one line."""
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, KeyError) as error:
             raise UserError(
                 f"{self._path} does not fit the server's networks: {one_line(error)}; "
