@@ -1,10 +1,12 @@
 """A learning of the server that is stopped goes on from where it was."""
 
+import json
 import re
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from hpcfed.results import checkpoints
 from hpcfed.results.folder import HALF_LEARNT
 from hpcfed.results.folder import LEARNING as SIGN
 from hpcfed.results.stored import read_run
-from hpcfed.runtime.signals import STOPPED, Stop
+from hpcfed.runtime.signals import STOPPED
 from hpcfed.server.bank import BankedRound, BankedRows
 from hpcfed.server.columns import Columns
 from hpcfed.server.half_learnt import HalfLearnt
@@ -28,122 +30,66 @@ from hpcfed.server.identity import Identity
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.span import SpanDiffusion
 from hpcfed.server.training_plan import RankSlot
-from tests import jobs
-from tests.conftest import Command, Finished
+from tests import halted_runs, jobs
+from tests.conftest import Command, Finished, start
 from tests.federations import assembled
+from tests.halted_runs import (
+    BY_DEEPSPEED,
+    LAST,
+    PLAIN,
+    SPAN,
+    StopWhileLearning,
+    both,
+    options_of,
+    options_of_way,
+    run_to,
+)
 from tests.pfedgpa_runs import losses
 from tests.runs import SERVER, flags, same, started
-from tests.small_runs import OWN, SMALL
 
-RUN: dict[str, Any] = {
-    **SMALL,
-    **OWN["pfedgpa"],
-    "method": "pfedgpa",
-    "clients": 3,
-    "participation": 1.0,
-    "rounds": 2,
-    "bank_rounds": 2,
-    "server_every": 1,
-    "inversion_depth": 2,
-    "diffusion_steps": 10,
-    "deterministic": True,
-}
-"""Learns after both rounds, in 5 steps of each network."""
-LAST = {"server_every": 0}
-"""Learns only after the last round, which takes half of the time."""
-TOKENS = {**LAST, "server_model": "tokens", "server": "tiny", "server_latent": 16}
-WAYS: dict[str, dict[str, Any]] = {
-    "p-diff": {},
-    "span": {"server_model": "span"},
-    "tokens": TOKENS,
-    "span, late": {
-        "server_model": "span",
-        "rounds": 4,
-        "server_every": 2,
-        "server_overlap": 1,
-    },
-    "p-diff, ZeRO 3": {**LAST, "server_engine": "deepspeed", "zero_stage": 3},
-    "span, ZeRO 2, bf16": {
-        **LAST,
-        "server_model": "span",
-        "server_engine": "deepspeed",
-        "zero_stage": 2,
-        "server_precision": "bf16",
-    },
-    "tokens, ZeRO 1": {**TOKENS, "server_engine": "deepspeed", "zero_stage": 1},
-}
+SCRIPT = Path(halted_runs.__file__)
 
 
-class StopWhileLearning(Stop):
-    """Is asked to stop when the server, which learns, looks at it for the second time."""
-
-    def __init__(self, folder: Path) -> None:
-        self._sign, self._looks = folder / SIGN, 0
-        super().__init__()
-
-    @property
-    def asked(self) -> bool:
-        # A sign is there while the server learns, and nothing else happens then.
-        self._looks += self._sign.exists()
-        return self._looks > 1
-
-    @asked.setter
-    def asked(self, value: bool) -> None: ...
-
-    def after(self, round: int) -> bool:
-        return False
+@pytest.fixture(scope="module")
+def by_deepspeed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of every way to learn by DeepSpeed, made in one process."""
+    folder = tmp_path_factory.mktemp("deepspeed")
+    made = start([sys.executable, str(SCRIPT), str(folder), "cpu", *BY_DEEPSPEED])
+    assert made.returncode == 0, made.stderr
+    (folder / "told").write_text(made.stderr)
+    return folder
 
 
-def run_to(folder: Path, options: dict[str, Any], stop: Stop | None = None) -> None:
-    """Begin a run, or go on with it."""
-    resumed = {}
-    if folder.exists():
-        resumed = {"resume": str(folder), "out": str(folder)}
-    folder.mkdir(exist_ok=True)
-    run_setup(assembled(**options, **resumed), folder, quiet=True, stop=stop)
-
-
-def stops(folder: Path, options: dict[str, Any]) -> Iterator[None]:
-    """Stop and resume a run in one learning after another, until it is complete."""
-    while True:
-        stop = StopWhileLearning(folder)
-        run_to(folder, options, stop)
-        if not stop.agreed:
-            return
-        yield
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", PLAIN)
 def test_a_learning_goes_on_bit_for_bit(
     way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """However often it is stopped, in whichever network."""
-    options = {**RUN, **WAYS[way]}
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run_to(whole, options)
-    seen = []
-    for _ in stops(cut, options):
-        record = read_run(cut)
-        assert record.status == "stopped"
-        # The last checkpoint is of the round before; with an overlap clients have made
-        # rounds since.
-        newest = checkpoints.newest_rounds(cut)
-        assert record.rounds_done == newest + options.get("server_overlap", 0)
-        seen.append(newest)
-        assert (cut / HALF_LEARNT).is_file()
-    assert set(seen) == {"p-diff": {0, 1}, "span": {0, 1}, "span, late": {2}}.get(
-        way, {1}
-    )
-    networks = ["autoencoder"] * ("p-diff" in way) + ["denoiser"]
+    seen = both(tmp_path / "runs", options_of_way(way))
+    assert set(seen) == ({1} if way == "tokens" else {0, 1})
     told = capsys.readouterr().err
-    for network in networks:
-        assert f"({network})" in told and "learning resumed at step" in told
+    for network in ["autoencoder"] * (way == "p-diff") + ["denoiser"]:
+        assert re.search(rf"learning resumed at step \d of 5 \({network}\)", told)
     assert "anew" not in told
+    assert_goes_on(tmp_path / "runs", seen)
+
+
+@pytest.mark.parametrize("way", BY_DEEPSPEED)
+def test_deepspeed_goes_on_bit_for_bit(way: str, by_deepspeed: Path) -> None:
+    seen = json.loads((by_deepspeed / way / "seen.json").read_text())
+    assert set(seen) == {1}
+    assert_goes_on(by_deepspeed / way, seen)
+
+
+def assert_goes_on(folder: Path, seen: list[int]) -> None:
+    """The run that was stopped has the numbers of the whole one, and counts every step
+    once.
+    """
+    whole, cut = folder / "whole", folder / "cut"
     same(whole, cut)
     for learning, expected in zip(
         read_run(cut).learnings, read_run(whole).learnings, strict=True
     ):
-        # The steps of all parts, each counted once.
         resumed = 0 < learning.earlier < sum(learning.seconds.values())
         assert expected.earlier == 0 and resumed == (learning.round in seen)
         assert learning.seconds.keys() == expected.seconds.keys()
@@ -157,10 +103,50 @@ def test_a_learning_goes_on_bit_for_bit(
                 np.testing.assert_array_equal(one[name][()], other[name][()])
 
 
+def test_clients_that_go_on_meanwhile_repeat_their_rounds(tmp_path: Path) -> None:
+    """With an overlap: from the one in which the server began to learn."""
+    options = {**options_of(**SPAN), "rounds": 4, "server_every": 2}
+    options |= {"server_overlap": 1}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        folder.mkdir()
+    run_setup(assembled(**options), whole, quiet=True)
+    resumed: dict[str, Any] = {}
+    stopped = 0
+    while True:
+        stop = StopWhileLearning(cut)
+        run_setup(assembled(**options, **resumed), cut, quiet=True, stop=stop)
+        if not stop.agreed:
+            break
+        # The first learning begins in the first round, before which nothing is kept.
+        assert checkpoints.newest_rounds(cut) == 2 == read_run(cut).rounds_done - 1
+        resumed = {"resume": str(cut), "out": str(cut)}
+        stopped += 1
+    assert stopped
+    same(whole, cut)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "way", [*PLAIN, *BY_DEEPSPEED], ids=lambda way: way.replace(" ", "")
+)
+def test_a_gpu_goes_on(way: str, tmp_path: Path) -> None:
+    """Also in captured steps, whose parameters must stay where they are in memory."""
+    made = start([sys.executable, str(SCRIPT), str(tmp_path), "cuda", way])
+    assert made.returncode == 0, made.stderr
+    there = tmp_path / way
+    assert json.loads((there / "seen.json").read_text())
+    for network in ["autoencoder"] * ("p-diff" in way) + ["denoiser"]:
+        np.testing.assert_allclose(
+            losses(there / "cut", network), losses(there / "whole", network), rtol=0.01
+        )
+
+
 def test_without_checkpoints_a_learning_does_not_stop(tmp_path: Path) -> None:
     stop = StopWhileLearning(tmp_path / "run")
-    run_to(tmp_path / "run", {**RUN, **LAST, "checkpoint_minutes": 0}, stop)
-    assert not stop.agreed and read_run(tmp_path / "run").status == "complete"
+    options = options_of(**LAST, checkpoint_minutes=0)
+    assert not run_to(tmp_path / "run", options, stop)
+    assert read_run(tmp_path / "run").status == "complete"
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "model.npz",
         "run.h5",
@@ -298,16 +284,16 @@ def test_a_signal_stops_server_ranks_while_they_learn(
     """The worker, which waits, tells the first of them. The same ranks go on bit for
     bit, and one process alone up to rounding.
     """
-    options = RUN | {
-        "server_model": "span",
-        "server_engine": "deepspeed",
-        "zero_stage": 2,
-        "server": "tiny",
-        "denoiser_samples": 2000,
-        "server_every": 0,
-    }
-    del options["autoencoder_samples"]
-    words = flags(**options)
+    words = flags(
+        **options_of(
+            **LAST,
+            **SPAN,
+            server_engine="deepspeed",
+            zero_stage=2,
+            server="tiny",
+            denoiser_samples=2000,
+        )
+    )
     whole, cut, alone = (tmp_path / name for name in ("whole", "cut", "alone"))
     ranks = [*words, "--server-ranks", 2, "--out"]
     result = mpirun(3, "-m", "hpcfed", "run", *ranks, whole)
