@@ -117,7 +117,8 @@ def of_server(runs: Sequence[RunRecord]) -> Iterator[Table]:
     if earlier:
         totals["… before the run was resumed"] = earlier
     trainings = count(len(learnings), "training")
-    waited, caption = server - earlier, f"{trainings}, the last one on {last.rows} uploads"
+    waited = server - earlier
+    caption = f"{trainings}, the last one on {last.rows} uploads"
     if len(runs) > 1:
         caption = (
             f"{trainings} of {len(runs)} seeds; networks are those of seed "
