@@ -12,7 +12,7 @@ import numpy as np
 from hpcfed import plugins
 from hpcfed.errors import UserError
 from hpcfed.options import Settings, check
-from hpcfed.results.checkpoints import MARKER
+from hpcfed.results.checkpoints import MARKER, recorded
 from hpcfed.results.claim import is_abandoned
 from hpcfed.results.folder import (
     GENERATED,
@@ -31,7 +31,7 @@ from hpcfed.results.folder import (
 from hpcfed.results.format import CLOCK_COLUMNS
 from hpcfed.results.reading import record_of
 from hpcfed.results.run import RunRecord
-from hpcfed.results.safe import Reader, readable, reading
+from hpcfed.results.safe import Reader, check_answers, readable, reading
 from hpcfed.results.server import LatentMap
 from hpcfed.results.telemetry import Telemetry, telemetry_of
 from hpcfed.runtime.launcher import Launch
@@ -142,6 +142,19 @@ def read_run(folder: Path) -> RunRecord:
         if record.status == "running" and _was_killed(record):
             return replace(record, status="interrupted")
         return record
+
+
+def read_resumable(folder: Path) -> RunRecord:
+    """Read the record of a run; if it is damaged or gone, the copy from which a resumed
+    run rebuilds it.
+    """
+    try:
+        return read_run(folder)
+    except UserError:
+        # What the disk cannot read now may be whole, and is not rebuilt.
+        check_answers(folder / RECORD)
+        (copy, *_) = recorded(folder, record_only=True)
+        return read_run(copy.parent)
 
 
 def _was_killed(record: RunRecord) -> bool:
