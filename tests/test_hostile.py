@@ -511,11 +511,13 @@ def test_longer_numbers_are_refused(run: Path, where: str) -> None:
         read_run(run)
 
 
-@pytest.mark.parametrize("name", ["uploads", "privacy", "noise_multiplier", "delta"])
+@pytest.mark.parametrize(
+    "name", ["uploads", "privacy", "noise_multiplier", "delta", "resumed"]
+)
 def test_facts_of_the_way_have_their_kind(run: Path, name: str) -> None:
     """They are printed, or compared with."""
     with h5py.File(run / "run.h5", "r+") as file:
-        file.attrs[name] = np.array([1, 2])
+        file.attrs[name] = np.array([[1, 2]])
     with pytest.raises(UserError, match=f"its {name} is no"):
         read_run(run)
 

@@ -194,10 +194,16 @@ class RunRecord:
 
     @property
     def stacked_seeds(self) -> int:
-        """Number of runs that advanced together, including this one: seeds, or points
-        of a study; in its last rounds, if it was resumed beside others than before.
+        """Number of runs that began together, including this one: seeds, or points of a
+        study; when it was resumed, if that was beside others than before.
         """
-        return int([*self.stacks[-1:], self.facts.get("stacked_seeds", 1)][0])
+        since = self.stacks[self.first_alike :]
+        return int([*since[:1], self.facts.get("stacked_seeds", 1)][0])
+
+    @property
+    def first_alike(self) -> int:
+        """The first of the last rounds that the same runs began together."""
+        return first_alike(self.stacks, self.facts.get("resumed", ()))
 
     @property
     def learns_seldom(self) -> bool:
@@ -331,7 +337,7 @@ class RunRecord:
         unknown = np.isnan(self.phases).any((1, 2))
         # Rounds restored by a resumed run come first.
         elsewhere = 0 if unknown.all() else int(unknown.sum())
-        return max(elsewhere, first_alike(self.stacks))
+        return max(elsewhere, self.first_alike)
 
     def counted_seconds(self, warmup: int = WARMUP) -> np.ndarray:
         """Return the seconds of the counted rounds, each on its slowest rank."""
