@@ -81,9 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _is_for_one(words: Sequence[str]) -> bool:
     """Tell whether one process is enough for a command, as for any command's help."""
     name = words[0] if words else "--help"
-    return (
-        name in ALONE or name.startswith("-") or not {"-h", "--help"}.isdisjoint(words)
-    )
+    asked = {"-h", "--help"}
+    if name == "benchmark":
+        asked |= set(benchmark.FLAGS_ALONE)
+    return name in ALONE or name.startswith("-") or not asked.isdisjoint(words)
 
 
 def _refuse(error: UserError) -> NoReturn:
