@@ -839,11 +839,11 @@ def test_a_trial_may_have_been_resumed(finished_trial: Trial) -> None:
 
 
 def test_what_has_not_run_has_not_failed() -> None:
-    order: Any = SimpleNamespace(trials=[1, 2, 3], out=Path("out"))
+    order: Any = SimpleNamespace(trials=[1, 2, 3], out=Path("my out"))
     told = start._closing(1, order, left=2)
     assert told.startswith("1 trial of 3 failed, 2 trials of 3 not complete yet; start")
     assert start._closing(0, order) == (
-        "all of 3 trials complete; look at them: hpcfed report out"
+        "all of 3 trials complete; look at them: hpcfed report 'my out'"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed import plugins
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, command_line
 from hpcfed.options import Settings, check
 from hpcfed.results.checkpoints import MARKER, recorded
 from hpcfed.results.claim import is_abandoned
@@ -105,21 +105,22 @@ def read_run(folder: Path) -> RunRecord:
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; name the folder of a run")
     if not path.is_file():
+        report = command_line("report", folder)
         if (folder / STUDY).is_file():
             raise UserError(
-                f"{folder} holds a study; look at all of its runs: "
-                f"hpcfed report {folder}"
+                f"{folder} holds a study; look at all of its runs: {report}"
             )
         # Points that were run by their numbers leave no list.
         if (folder / PLAN).is_file() or (folder / POINTS).is_dir():
             if any(map(records, (folder / POINTS).glob("*/*"))):
                 raise UserError(
-                    f"{folder} holds a study's runs without {STUDY}; make it: hpcfed study "
-                    f"FILE --out {folder} --gather, or look at them: hpcfed report {folder}"
+                    f"{folder} holds a study's runs without {STUDY}; make it: "
+                    f"{command_line('study', 'FILE', '--out', folder, '--gather')}, or "
+                    f"look at them: {report}"
                 )
             raise UserError(
                 f"{folder} holds a study whose runs are not gathered yet; look at them: "
-                f"hpcfed watch {folder}"
+                f"{command_line('watch', folder)}"
             )
         below = folders_with_runs(folder)
         if below:
@@ -127,7 +128,7 @@ def read_run(folder: Path) -> RunRecord:
             more = ", …" if len(below) > MOST_NAMED else ""
             raise UserError(
                 f"{folder} holds runs in folders of their own ({names}{more}); name one, as in "
-                f"{below[0]}, or look at all of them: hpcfed report {folder}"
+                f"{below[0]}, or look at all of them: {report}"
             )
         raise UserError(f"{folder} holds no run (there is no {RECORD} in it)")
     check_one_kind(folder)
