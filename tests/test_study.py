@@ -53,6 +53,7 @@ from hpcfed.studies.plan import (
     read_study,
     trials,
 )
+from hpcfed.studies.stacks import Stack
 from tests.runs import mistake
 
 
@@ -479,6 +480,13 @@ def test_an_interrupted_attempt_leaves_its_seconds(
     trial.outcome.unlink()
     made = attempt.attempt(trial, ["x"], limit=60, command="run", goes_on=True)
     assert isnan(made.seconds) and str(replace(made, error="")) == "failed"
+    # The same in a stack.
+    monkeypatch.setattr(attempt, "run_logged", interrupted)
+    path = trial.folder.parent / "stack.json"
+    with pytest.raises(KeyboardInterrupt):
+        attempt.attempt_stack(Stack((trial,)), ["x"], path, 60, commands=["run"])
+    left = read_outcome(trial.outcome)
+    assert left.status == "waiting" and left.seconds >= 0.0
 
 
 def test_a_trial_that_another_study_runs_keeps_its_outcome_and_log(
@@ -721,15 +729,19 @@ def test_why_a_trial_failed(said: str, reason: str, tmp_path: Path) -> None:
     assert attempt.exit_reason(log, 1).startswith(f"exit code 1: {reason}")
 
 
-def test_sigterm_ends_a_trial_with_the_study(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_ends_a_trial_with_the_study(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    before = signal.getsignal(number)
+    threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
     with pytest.raises(SystemExit) as end:
         attempt.run_logged([sys.executable, "-c", program], log, float("inf"))
-    assert end.value.code == 143
+    assert end.value.code == 128 + number
     assert not Path("/proc", log.read_text().strip()).exists()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(number) is before
 
 
 def test_a_pipe_is_no_run(tmp_path: Path) -> None:
