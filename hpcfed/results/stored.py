@@ -32,6 +32,7 @@ from hpcfed.results.format import CLOCK_COLUMNS
 from hpcfed.results.reading import record_of
 from hpcfed.results.run import RunRecord
 from hpcfed.results.safe import Reader, check_answers, readable, reading
+from hpcfed.results.sandbox import check_heaps
 from hpcfed.results.server import LatentMap
 from hpcfed.results.telemetry import Telemetry, telemetry_of
 from hpcfed.runtime.launcher import Launch
@@ -132,6 +133,10 @@ def read_run(folder: Path) -> RunRecord:
             )
         raise UserError(f"{folder} holds no run (there is no {RECORD} in it)")
     check_one_kind(folder)
+    with readable(path, "a run"):
+        # Also where nothing has tried the file: a study reads its own runs, and a process
+        # in MPI does not fork.
+        check_heaps(path)
     with readable(path, "a run"), reading(path) as file:
         record = record_of(folder, file)
         # A complete run has not failed, whatever other files are there.

@@ -27,7 +27,7 @@ from hpcfed.results.publish import publish
 from hpcfed.results.reading import record_of
 from hpcfed.results.run import RunRecord
 from hpcfed.results.safe import Reader, check, check_file, readable, reading
-from hpcfed.results.sandbox import try_out
+from hpcfed.results.sandbox import check_heaps, try_out
 
 FORMAT, SCHEMA = "hpcfed study", 1
 TABLE = ("name", "status", "error", "command", "options")
@@ -208,6 +208,7 @@ def copy_run(source: Path, file: h5py.File, number: int) -> None:
     try:
         # Treated as untrusted: no links, no pipes.
         check_file(source)
+        check_heaps(source)
         with h5py.File(source, "r") as run:
             check(run)
             seed = int(run.attrs["seed"])
