@@ -780,9 +780,11 @@ def two_seeds(tmp_path: Path, finished_trial: Trial) -> Trial:
     return only
 
 
-@pytest.mark.parametrize("lost", ["", "seed-1"])
+@pytest.mark.parametrize(
+    ("lost", "how"), [("", "missing"), ("seed-1", "missing"), ("seed-1", "damaged")]
+)
 def test_gathering_keeps_a_run_that_only_the_study_has(
-    lost: str, two_seeds: Trial, capsys: pytest.CaptureFixture[str]
+    lost: str, how: str, two_seeds: Trial, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = two_seeds.folder.parents[2]
     gone = two_seeds.folder / lost
@@ -790,9 +792,12 @@ def test_gathering_keeps_a_run_that_only_the_study_has(
     cli.main([*words, "--gather"])
     assert "all of 1 trial complete" in capsys.readouterr().out
     before = (out / "study.h5").read_bytes()
-    shutil.rmtree(gone)
+    if how == "damaged":
+        os.truncate(gone / "run.h5", 5000)
+    else:
+        shutil.rmtree(gone)
     said = mistake(capsys, *words, "--gather")
-    assert f"{gone} is missing, and only {out}/study.h5 has that run; put" in said
+    assert f"{gone} is missing or damaged, and only {out}/study.h5 has that run" in said
     said = mistake(capsys, *words, "--only", "clients=4", "--gather")
     assert (out / "study.h5").read_bytes() == before
     # Without it, what is left is no complete trial.
@@ -801,7 +806,7 @@ def test_gathering_keeps_a_run_that_only_the_study_has(
         cli.main([*words, "--gather"])
     assert "1 trial of 1 failed" in capsys.readouterr().out
     (trial,) = read_gathered(out / "study.h5").trials
-    assert trial.outcome.status == "failed" and "is missing" in trial.outcome.error
+    assert trial.outcome.status == "failed" and f"is {how}" in trial.outcome.error
 
 
 def test_a_lost_seed_is_told_as_that(

@@ -28,7 +28,13 @@ from hpcfed.results.folder import (
 from hpcfed.results.publish import check_target, make_durably
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import is_complete, read_run
-from hpcfed.results.study import Outcome, read_outcome, write_outcome, writing
+from hpcfed.results.study import (
+    Outcome,
+    can_be_gathered,
+    read_outcome,
+    write_outcome,
+    writing,
+)
 from hpcfed.runtime.launcher import environment_of
 from hpcfed.runtime.signals import STOPPED
 from hpcfed.studies.plan import Trial
@@ -126,10 +132,11 @@ def finished(trial: Trial) -> list[RunRecord] | None:
 def outcome_of(trial: Trial) -> Outcome:
     """Return how a trial went; one that has lost a run since is not complete."""
     outcome = read_outcome(trial.outcome)
-    lost = [run for run in trial.run_folders if not (run / RECORD).is_file()]
-    if outcome.status != "complete" or not lost:
+    if outcome.status != "complete" or all(map(can_be_gathered, trial.run_folders)):
         return outcome
-    reason = f"{RECORD} of {lost[0].name} is missing"
+    lost = next(run for run in trial.run_folders if not can_be_gathered(run))
+    how = "damaged" if (lost / RECORD).exists() else "missing"
+    reason = f"{RECORD} of {lost.name} is {how}"
     return replace(outcome, status="failed", error=reason)
 
 
