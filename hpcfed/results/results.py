@@ -230,8 +230,7 @@ class ResultsWriter:
         together: int = 1,
     ) -> bool:
         """Record a finished round; tell whether it and all earlier rounds are now on
-        disk. `times` are its members' times on the virtual clock; `together` is how many
-        runs made this round at once.
+        disk. `times` are its members' on the virtual clock; `together` made it at once.
         """
         # Into arrays: a write through h5py is far too slow for a single number.
         arrays = self._arrays

@@ -194,11 +194,9 @@ class RunRecord:
 
     @property
     def stacked_seeds(self) -> int:
-        """Number of runs that began together, including this one: seeds, or points of a
-        study; when it was resumed, if that was beside others than before.
-        """
-        since = self.stacks[self.first_alike :]
-        return int([*since[:1], self.facts.get("stacked_seeds", 1)][0])
+        """Runs that began together, or were resumed together: seeds, or points."""
+        all_rounds = self.facts.get("stacked_seeds", 1)
+        return int([*self.stacks[self.first_alike :], all_rounds][0])
 
     @property
     def first_alike(self) -> int:
@@ -331,13 +329,10 @@ class RunRecord:
 
     @property
     def untimed(self) -> int:
-        """First rounds whose times do not count: the run was resumed on other ranks, or
-        with another number of runs beside it.
-        """
+        """First rounds whose times do not count: on other ranks, or beside other runs."""
         unknown = np.isnan(self.phases).any((1, 2))
         # Rounds restored by a resumed run come first.
-        elsewhere = 0 if unknown.all() else int(unknown.sum())
-        return max(elsewhere, self.first_alike)
+        return max(0 if unknown.all() else int(unknown.sum()), self.first_alike)
 
     def counted_seconds(self, warmup: int = WARMUP) -> np.ndarray:
         """Return the seconds of the counted rounds, each on its slowest rank."""
