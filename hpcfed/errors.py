@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -169,6 +170,11 @@ def printable(text: str) -> str:
         return text
     unknown = "\N{REPLACEMENT CHARACTER}"
     return "".join(letter if letter.isprintable() else unknown for letter in text)
+
+
+def command_line(*words: object) -> str:
+    """Return a command of hpcfed to type: a path may have spaces in it."""
+    return shlex.join(["hpcfed", *map(str, words)])
 
 
 def no_checkpoint(folder: object, rounds: int) -> str:

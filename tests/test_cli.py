@@ -707,7 +707,8 @@ def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    "command", ["list", "--version", "run --help", "show --help", ""]
+    "command",
+    ["list", "--version", "run --help", "show --help", "benchmark --list", ""],
 )
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_several_ranks_one_runs_what_is_for_one_process(

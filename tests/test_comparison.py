@@ -652,11 +652,12 @@ def test_costs_go_by_the_runs_that_shared_each_round() -> None:
     """Four rounds of 2 s beside another run, then two alone, of each of two seeds: 16 s in
     all, of which their servers took 6.
     """
-    apart = replace(
+    ended = replace(
         run_of(seconds=[2.0] * 6, rounds=6, target_accuracy=1),
         stacks=np.array([2, 2, 2, 2, 1, 1]),
         learnings=(LEARNING,),
     )
+    apart = replace(ended, facts=ended.facts | {"resumed": [4]})
     other = replace(apart, facts={**apart.facts, "seed": 1})
     (table,) = of_server([apart, other])
     assert [str(cell) for cell in table.rows[0][1:3]] == ["6.00", "37.5%"]
@@ -676,6 +677,9 @@ def test_costs_go_by_the_runs_that_shared_each_round() -> None:
     # Seconds of rounds that others shared do not add up with those of its own.
     assert np.isnan([run_seconds(group).centre, mean_to_target(group, "seconds")]).all()
     assert mean_to_target(group, "rounds") == 1
+    # One process made these rounds; the other run has ended after four of them.
+    (group,) = groups([Process((ended,), 0, "run")])
+    assert run_seconds(group).centre == 12 and mean_to_target(group, "seconds") == 2
 
 
 def test_what_a_stacked_seed_does_besides_its_phases_is_a_wait_for_the_others() -> None:

@@ -67,6 +67,22 @@ def test_a_lost_connection_is_one_line(
     assert "pair.cc" in (tmp_path / "error-0.txt").read_text()
 
 
+def test_a_folder_that_is_gone_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whereas a file of the user's own that is missing leads to a line of code."""
+    world: Any = SimpleNamespace(
+        alone=True, rank=0, location=SimpleNamespace(host="node")
+    )
+    for folder, is_ours in ((tmp_path / "gone", True), (tmp_path / "other", False)):
+        with pytest.raises(FileNotFoundError) as raised:
+            (folder / "run.h5").touch()
+        tell_failure(world, "record", [tmp_path / "gone"], raised.value)
+        said = capsys.readouterr().err
+        assert "failed in phase record: FileNotFoundError" in said
+        assert ("Traceback" not in said) is is_ours
+
+
 def test_personal_rows_that_are_no_numbers_are_told(tmp_path: Path) -> None:
     (tmp_path / "lost.py").write_text(LOST)
     common = flags(clients=3, rounds=1, epochs=1, out=tmp_path / "run")

@@ -156,6 +156,13 @@ def test_seeds_stop_by_themselves(
     records = read_seeds(together)
     rounds = [record.rounds_done for record in records]
     assert len(set(rounds)) > 1 and max(rounds) < 30
+    for record in records:
+        at_work = [
+            sum(done > round for done in rounds) for round in range(record.rounds_done)
+        ]
+        assert record.stacks.tolist() == at_work
+        # All rounds are those of one process: the ends of others cut no figures short.
+        assert (record.stacked_seeds, record.untimed) == (3, 0)
     text = io.StringIO()
     show_seeds(records, together, Console(file=text, width=300))
     for seed, done in enumerate(rounds):

@@ -170,8 +170,8 @@ def test_what_cannot_be_made_longer_is_one_line(
 def test_a_run_that_is_stopped_before_it_is_longer_is_told_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --rounds: its record does not know them yet."""
-    out = tmp_path / "run"
+    """With --rounds: its record does not know them yet. What is told can be typed."""
+    out = tmp_path / "a run"
     started(*flags(**SMALL, rounds=2, out=out))
     stop = Stop()
     stop.asked = True

@@ -34,6 +34,7 @@ from hpcfed.results.as_json import parsed, run_summary
 from hpcfed.results.folder import check_plain, checkpoint_folder
 from hpcfed.results.publish import publish
 from hpcfed.results.stored import read_run
+from hpcfed.results.study import copy_run
 from tests.runs import mistake, started
 
 ROOT = Path(__file__).parents[1]
@@ -345,8 +346,10 @@ def test_what_this_process_has_written_or_tried_is_not_tried_again(
             sandbox.try_out([file])
 
 
-def test_zeros_in_a_heap_of_strings_are_refused_at_once(run: Path) -> None:
-    """libhdf5 2.0.0 would never return."""
+def test_zeros_in_a_heap_of_strings_are_refused_at_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libhdf5 2.0.0 would never return. A study and a resumed run do not try files."""
     content = bytearray((run / "run.h5").read_bytes())
     place = content.find(b"GCOL") + 16
     content[place : place + 64] = bytes(64)
@@ -355,6 +358,11 @@ def test_zeros_in_a_heap_of_strings_are_refused_at_once(run: Path) -> None:
         UserError, match="a heap of strings has an entry without a size"
     ):
         sandbox.try_out([run / "run.h5"])
+    monkeypatch.setattr(h5py, "File", lambda *_: pytest.fail("it was opened"))
+    with pytest.raises(UserError, match="a heap of strings has an entry"):
+        read_run(run)
+    gathered: Any = {}
+    copy_run(run / "run.h5", gathered, 0)
 
 
 def stored_config(run: Path, **changes: Any) -> None:
@@ -511,11 +519,13 @@ def test_longer_numbers_are_refused(run: Path, where: str) -> None:
         read_run(run)
 
 
-@pytest.mark.parametrize("name", ["uploads", "privacy", "noise_multiplier", "delta"])
+@pytest.mark.parametrize(
+    "name", ["uploads", "privacy", "noise_multiplier", "delta", "resumed"]
+)
 def test_facts_of_the_way_have_their_kind(run: Path, name: str) -> None:
     """They are printed, or compared with."""
     with h5py.File(run / "run.h5", "r+") as file:
-        file.attrs[name] = np.array([1, 2])
+        file.attrs[name] = np.array([[1, 2]])
     with pytest.raises(UserError, match=f"its {name} is no"):
         read_run(run)
 

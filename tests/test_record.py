@@ -175,7 +175,7 @@ def writer(
     )
 
 
-def write_round(results: ResultsWriter, round: int) -> bool:
+def write_round(results: ResultsWriter, round: int, together: int = 1) -> bool:
     rank_values = {
         "wall": np.ones(1),
         "peak_memory": np.ones(1),
@@ -189,6 +189,7 @@ def write_round(results: ResultsWriter, round: int) -> bool:
         client_accuracy=None,
         rank_values=rank_values,
         phases=phases,
+        together=together,
     )
 
 
@@ -241,15 +242,15 @@ def test_older_records_have_one_number_of_runs_for_all_rounds(tmp_path: Path) ->
     for folder in (old, new):
         folder.mkdir()
     begun = writer(old, 4, stacked_seeds=3)
-    write_round(begun, 0)
-    write_round(begun, 1)
+    write_round(begun, 0, together=3)
+    write_round(begun, 1, together=3)
     begun.finish("stopped")
     with h5py.File(old / "run.h5", "r+") as file:
         del file["timing/stacked_seeds"]
     assert read_run(old).stacks.tolist() == [3, 3]
     results = writer(new, 4, stacked_seeds=2, resumed=True)
     results.restore(old / "run.h5", 2)
-    write_round(results, 2)
+    write_round(results, 2, together=2)
     results.finish("stopped")
     assert read_run(new).stacks.tolist() == [3, 3, 2]
     for wrong in (0.0, float("nan"), -1.0):

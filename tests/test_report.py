@@ -6,8 +6,8 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from errno import ENAMETOOLONG
+from collections.abc import Callable, Sequence
+from errno import EACCES, ENAMETOOLONG
 from math import exp, isnan, log, sqrt
 from pathlib import Path
 from types import SimpleNamespace
@@ -738,3 +738,26 @@ def test_a_name_that_no_file_can_have_is_one_line(
     assert os.strerror(ENAMETOOLONG) in mistake(
         capsys, *words.replace("LONG", "x" * 300).split()
     )
+
+
+def test_a_folder_of_another_user_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a report says that runs may be missing."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+
+    # Nothing is forbidden to root, who may run these tests.
+    def refusing(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def reads(path: Any) -> Any:
+            if Path(path) == theirs:
+                raise PermissionError(EACCES, os.strerror(EACCES), str(path))
+            return read(path)
+
+        return reads
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    for words in (["show", theirs], ["run", "--out", theirs]):
+        assert f"{theirs}: Permission denied" in mistake(capsys, *words)
+    assert find([tmp_path]).unread == [f"{theirs} cannot be read: Permission denied"]

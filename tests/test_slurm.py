@@ -303,6 +303,14 @@ def test_a_mistake_under_srun_ends_all_ranks(
     assert "abort" not in ended.stderr, "MPI was not started for it"
 
 
+def test_what_needs_one_process_is_said_once(slurm: Command) -> None:
+    """Unless a script may have given each task words of its own."""
+    hpcfed = [sys.executable, "-m", "hpcfed", "benchmark", "--list"]
+    for words, times in ((hpcfed, 1), (["bash", "-c", shlex.join(hpcfed)], 2)):
+        said = slurm("srun", "--ntasks=2", *words)
+        assert (said.returncode, said.stdout.count("FedAvg over many")) == (0, times)
+
+
 def test_a_study_as_arrays(slurm: Command, pmix: None, tmp_path: Path) -> None:
     """Two numbers of ranks are two arrays; one of the points fails; the last job
     gathers.

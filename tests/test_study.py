@@ -53,6 +53,7 @@ from hpcfed.studies.plan import (
     read_study,
     trials,
 )
+from hpcfed.studies.stacks import Stack
 from tests.runs import mistake
 
 
@@ -479,6 +480,13 @@ def test_an_interrupted_attempt_leaves_its_seconds(
     trial.outcome.unlink()
     made = attempt.attempt(trial, ["x"], limit=60, command="run", goes_on=True)
     assert isnan(made.seconds) and str(replace(made, error="")) == "failed"
+    # The same in a stack.
+    monkeypatch.setattr(attempt, "run_logged", interrupted)
+    path = trial.folder.parent / "stack.json"
+    with pytest.raises(KeyboardInterrupt):
+        attempt.attempt_stack(Stack((trial,)), ["x"], path, 60, commands=["run"])
+    left = read_outcome(trial.outcome)
+    assert left.status == "waiting" and left.seconds >= 0.0
 
 
 def test_a_trial_that_another_study_runs_keeps_its_outcome_and_log(
@@ -721,15 +729,19 @@ def test_why_a_trial_failed(said: str, reason: str, tmp_path: Path) -> None:
     assert attempt.exit_reason(log, 1).startswith(f"exit code 1: {reason}")
 
 
-def test_sigterm_ends_a_trial_with_the_study(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_ends_a_trial_with_the_study(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    before = signal.getsignal(number)
+    threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
     with pytest.raises(SystemExit) as end:
         attempt.run_logged([sys.executable, "-c", program], log, float("inf"))
-    assert end.value.code == 143
+    assert end.value.code == 128 + number
     assert not Path("/proc", log.read_text().strip()).exists()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(number) is before
 
 
 def test_a_pipe_is_no_run(tmp_path: Path) -> None:
@@ -768,9 +780,11 @@ def two_seeds(tmp_path: Path, finished_trial: Trial) -> Trial:
     return only
 
 
-@pytest.mark.parametrize("lost", ["", "seed-1"])
+@pytest.mark.parametrize(
+    ("lost", "how"), [("", "missing"), ("seed-1", "missing"), ("seed-1", "damaged")]
+)
 def test_gathering_keeps_a_run_that_only_the_study_has(
-    lost: str, two_seeds: Trial, capsys: pytest.CaptureFixture[str]
+    lost: str, how: str, two_seeds: Trial, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = two_seeds.folder.parents[2]
     gone = two_seeds.folder / lost
@@ -778,9 +792,12 @@ def test_gathering_keeps_a_run_that_only_the_study_has(
     cli.main([*words, "--gather"])
     assert "all of 1 trial complete" in capsys.readouterr().out
     before = (out / "study.h5").read_bytes()
-    shutil.rmtree(gone)
+    if how == "damaged":
+        os.truncate(gone / "run.h5", 5000)
+    else:
+        shutil.rmtree(gone)
     said = mistake(capsys, *words, "--gather")
-    assert f"{gone} is missing, and only {out}/study.h5 has that run; put" in said
+    assert f"{gone} is missing or damaged, and only {out}/study.h5 has that run" in said
     said = mistake(capsys, *words, "--only", "clients=4", "--gather")
     assert (out / "study.h5").read_bytes() == before
     # Without it, what is left is no complete trial.
@@ -789,7 +806,7 @@ def test_gathering_keeps_a_run_that_only_the_study_has(
         cli.main([*words, "--gather"])
     assert "1 trial of 1 failed" in capsys.readouterr().out
     (trial,) = read_gathered(out / "study.h5").trials
-    assert trial.outcome.status == "failed" and "is missing" in trial.outcome.error
+    assert trial.outcome.status == "failed" and f"is {how}" in trial.outcome.error
 
 
 def test_a_lost_seed_is_told_as_that(
@@ -839,11 +856,11 @@ def test_a_trial_may_have_been_resumed(finished_trial: Trial) -> None:
 
 
 def test_what_has_not_run_has_not_failed() -> None:
-    order: Any = SimpleNamespace(trials=[1, 2, 3], out=Path("out"))
+    order: Any = SimpleNamespace(trials=[1, 2, 3], out=Path("my out"))
     told = start._closing(1, order, left=2)
     assert told.startswith("1 trial of 3 failed, 2 trials of 3 not complete yet; start")
     assert start._closing(0, order) == (
-        "all of 3 trials complete; look at them: hpcfed report out"
+        "all of 3 trials complete; look at them: hpcfed report 'my out'"
     )
 
 

@@ -246,7 +246,7 @@ def _try_out(paths: Any) -> None:
     for path in paths:
         try:
             if Path(path).stat().st_size:
-                sandbox._check_heaps(path)
+                sandbox.check_heaps(path)
         except ValueError:
             raise UserError(f"{path} is damaged") from None
 

@@ -47,7 +47,7 @@ def state_of(run: Path) -> State | None:
     if not path.exists():
         return None
     try:
-        sandbox._check_heaps(path)
+        sandbox.check_heaps(path)
         with h5py.File(path, "r") as file:
             facts = dict(file.attrs)
             planned = len(file["rounds/train_loss"])

@@ -1,6 +1,7 @@
 """Finds and reads the runs and studies of a report."""
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,8 +46,8 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
     found = Found()
     seen = set()
     for path in paths:
-        files = _files(path)
-        if not files:
+        files = _files(path, found.unread)
+        if not files and not found.unread:
             raise UserError(
                 f"{path} holds neither a run nor a study (it has no {RECORD} and no "
                 f"{STUDY})"
@@ -80,8 +81,9 @@ def joined(sides: Sequence[Found], *, apart: bool) -> Found:
     return both
 
 
-def _files(path: Path) -> list[Path]:
-    """Return the records of all studies and runs under a path.
+def _files(path: Path, unread: list[str]) -> list[Path]:
+    """Return the records of all studies and runs under a path; add the folders that
+    cannot be read to `unread`.
 
     A study represents the runs in its folder. A run represents its checkpoints, which
     hold copies of its record. If a folder holds both a run and seeds of another, only
@@ -92,10 +94,22 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.exists():
         raise UserError(f"no such folder: {path}")
-    # A study's file contains its runs whole, and knows their warm-up.
-    studies = _plain_files(path, STUDY)
+    names: dict[str, list[Path]] = {STUDY: [], RECORD: []}
+
+    def refused(error: OSError) -> None:
+        unread.append(f"{error.filename} cannot be read: {error.strerror}")
+
+    for within, _, there in os.walk(path, onerror=refused):
+        for name in names.keys() & there:
+            file = Path(within, name)
+            # Pipes and folders do not count.
+            if file.is_file():
+                names[name].append(file)
+    # A study's file contains its runs whole, and knows their warm-up. Sorted, since file
+    # systems list in any order and labels go to the first.
+    studies = sorted(names[STUDY])
     of_studies = {study.parent for study in studies}
-    runs = _outside(_plain_files(path, RECORD), of_studies)
+    runs = _outside(sorted(names[RECORD]), of_studies)
     checkpoints = {run.parent / CHECKPOINTS for run in runs}
     runs = _outside(runs, checkpoints)
     with_run = {run.parent for run in runs}
@@ -107,13 +121,6 @@ def _files(path: Path) -> list[Path]:
         if not (beside_run and folder in seed_folders(folder.parent)):
             found.append(run)
     return found
-
-
-def _plain_files(path: Path, name: str) -> list[Path]:
-    """Return files of this name, in order; pipes and folders do not count."""
-    # Sorted, since file systems list in any order and labels go to the first.
-    found = sorted(path.rglob(name))
-    return [file for file in found if file.is_file()]
 
 
 def _outside(files: Sequence[Path], folders: set[Path]) -> list[Path]:

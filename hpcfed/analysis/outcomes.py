@@ -12,7 +12,6 @@ from hpcfed.analysis.groups import Group
 from hpcfed.analysis.labels import both_series
 from hpcfed.analysis.statistics import Estimate, difference, of_runs, of_seeds
 from hpcfed.options.metrics import HEADLINES, METRICS, Metric, label_of, metric_of
-from hpcfed.results.stacks import first_alike
 from hpcfed.words import MIB
 
 
@@ -159,7 +158,7 @@ def run_seconds(group: Group) -> Estimate:
     """
     totals = []
     for process in group.processes:
-        if not first_alike(process.timed.stacks):
+        if not process.timed.first_alike:
             total = float(np.nansum(process.timed.rounds["seconds"]))
             totals.append(total)
     return of_runs(totals) if totals else Estimate(nan)
@@ -210,7 +209,7 @@ def to_target(group: Group, name: str, *, held: bool = False) -> list[float]:
     for run in group.runs if timed else group.seeds:
         reached = run.stays() if held else run.reached()
         if reached is not None:
-            unknown = timed and first_alike(run.stacks)
+            unknown = timed and run.first_alike
             values.append(nan if unknown else float(getattr(reached, name)))
     return values
 

@@ -16,6 +16,7 @@ from hpcfed.analysis.scaling import Scaling, scalings
 from hpcfed.analysis.server_costs import server_costs
 from hpcfed.analysis.server_findings import fit_answers, growth_answers, server_tables
 from hpcfed.analysis.statistics import Estimate
+from hpcfed.errors import command_line
 from hpcfed.results.as_json import plain
 from hpcfed.results.pace import PER_ROUND
 from hpcfed.results.study import StudyRecord, TrialRecord
@@ -163,4 +164,4 @@ def show_study(study: StudyRecord, console: Console) -> None:
         console.print()
         print_tables(console, tables)
         say(console, "", *answers)
-    say(console, "", f"the whole page: hpcfed report {folder}")
+    say(console, "", f"the whole page: {command_line('report', folder)}")

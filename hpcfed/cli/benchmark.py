@@ -67,6 +67,8 @@ TAKEN = {
     "by_turns": ("size", "out", "runs"),
 }
 """Flags that a call takes beside the one that says what it does."""
+FLAGS_ALONE = ("--list", "--schema", "--compare")
+"""Flags of calls that run no benchmark."""
 TAKEN_BY_RUNS = ("size", "out", "runs", "mllog", "against")
 
 

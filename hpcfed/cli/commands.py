@@ -4,7 +4,7 @@ import argparse
 import platform
 import sys
 from collections.abc import Sequence
-from errno import EIO, ENAMETOOLONG, ENOSPC
+from errno import EACCES, EIO, ENAMETOOLONG, ENOSPC, EPERM
 from importlib import metadata
 from io import TextIOWrapper
 from types import ModuleType
@@ -81,9 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _is_for_one(words: Sequence[str]) -> bool:
     """Tell whether one process is enough for a command, as for any command's help."""
     name = words[0] if words else "--help"
-    return (
-        name in ALONE or name.startswith("-") or not {"-h", "--help"}.isdisjoint(words)
-    )
+    asked = {"-h", "--help"}
+    if name == "benchmark":
+        asked |= set(benchmark.FLAGS_ALONE)
+    return name in ALONE or name.startswith("-") or not asked.isdisjoint(words)
 
 
 def _refuse(error: UserError) -> NoReturn:
@@ -94,8 +95,9 @@ def _refuse(error: UserError) -> NoReturn:
 
 def _fail(error: OSError) -> NoReturn:
     """Exit with one line if a file system error has a simple cause; else raise it."""
-    # Only a path from the command line can be too long.
-    if error.errno == ENAMETOOLONG and error.filename is not None:
+    # Only a path from the command line can be too long, or another user's.
+    theirs = error.errno in (ENAMETOOLONG, EACCES, EPERM)
+    if theirs and error.filename is not None:
         _refuse(UserError(f"{error.filename}: {error.strerror}"))
     # Without a file name, the error was on stdout.
     if error.filename is None and error.errno in (ENOSPC, EIO):

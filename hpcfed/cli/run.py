@@ -5,7 +5,7 @@ from pathlib import Path
 from hpcfed.cli.resume import can_be_longer, complete, requeued
 from hpcfed.cli.settings import RUN_EXAMPLES, parse_run
 from hpcfed.cli.show import print_run
-from hpcfed.errors import UserError, remark, unless_full
+from hpcfed.errors import UserError, command_line, remark, unless_full
 from hpcfed.options import RunConfig, Settings
 from hpcfed.results.stored import check_start, is_silent, keeps_last, read_run, runs
 from hpcfed.runtime import compiler, environment, own_kernels
@@ -43,7 +43,7 @@ def command(arguments: list[str]) -> None:
     # Only the root gets the folder back.
     folder = run(settings)
     if folder is not None:
-        with unless_full(f"the run is complete: hpcfed show {folder}"):
+        with unless_full(f"the run is complete: {command_line('show', folder)}"):
             print_run(folder)
 
 

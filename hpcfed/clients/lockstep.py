@@ -60,7 +60,8 @@ OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 def _nothing() -> None: ...
 
 
-def _meeting() -> None: ...
+def _meeting() -> None:
+    """Stand for the meeting that a program waits for."""
 
 
 def _alone(failed: dict[int, str]) -> list[dict[int, str]]:
@@ -132,6 +133,9 @@ class Lockstep:
         waiting = self._waiting()
         # Who meets waits for all others. Every rank has the same meetings.
         due = [program for program in waiting if program.call is not _meeting]
+        if not due:
+            for program in waiting:
+                program.call = partial(len, waiting)
         self._serve([[program] for program in due or waiting])
 
     def _serve(self, groups: Sequence[Sequence["Program"]]) -> None:
@@ -238,9 +242,12 @@ class Program(EngineAccess):
         """Return the collective's result, once it is its turn."""
         return self._wait(collective)
 
-    def meet(self) -> None:
-        """Wait until every other program meets, too, or has ended."""
-        self._wait(_meeting)
+    def meet(self) -> int:
+        """Wait until every other program meets, too, or has ended; return how many
+        meet.
+        """
+        number: int = self._wait(_meeting)
+        return number
 
     def _wait(self, call: Job | Collective) -> Any:
         """Wait for the answer to a call.

@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from errno import EDQUOT, EFBIG, EIO, ENOSPC, EROFS
+from errno import EDQUOT, EFBIG, EIO, ENOSPC, EROFS, ESTALE
 from functools import partial
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def tell_failure(
     # The traceback still goes to error-RANK.txt, whatever is printed.
     told = isinstance(error, UserError | Diverged | Stopped | ExitCalled)
     lost = not world.alone and any(word in str(error) for word in LOST)
-    if not (told or lost or _is_disks(error)):
+    if not (told or lost or _is_disks(error, folders)):
         remark(trace.rstrip())
     within = "" if phase == "other" else f" in phase {phase}"
     said = one_line(error) + line_of_user(error)
@@ -86,11 +86,15 @@ def tell_failure(
     _last_words(world, folders, line, trace)
 
 
-def _is_disks(error: Exception) -> bool:
-    """Tell whether a disk refused to write a file that the error names."""
+def _is_disks(error: Exception, folders: Sequence[Path]) -> bool:
+    """Tell whether a disk refused to write a file that the error names, or one in the
+    runs' folders: these may be gone, or no longer ours.
+    """
     if not isinstance(error, OSError) or error.filename is None:
         return False
-    return error.errno in (ENOSPC, EDQUOT, EFBIG, EROFS, EIO)
+    above = Path(str(error.filename)).parents
+    ours = any(folder in above for folder in folders)
+    return ours or error.errno in (ENOSPC, EDQUOT, EFBIG, EROFS, EIO, ESTALE)
 
 
 @contextmanager

@@ -95,7 +95,7 @@ class Recorder:
         Return every rank's train seconds on the root, None elsewhere.
         """
         setup, results = self._setup, self._results
-        setup.collectives.meet()
+        together = setup.collectives.meet()
         # Waits for the device: the round's events are read here, and nowhere earlier.
         phases, wall = setup.timer.lap()
         # From here on, time counts for the next round.
@@ -141,6 +141,7 @@ class Recorder:
                 client_accuracy=accuracy,
                 rank_values={name: everyones[name] for name in series.RANK_SERIES},
                 phases=gathered[:, len(vector) :],
+                together=together,
                 **more,
             )
             if report is not None:

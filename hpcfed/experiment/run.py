@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcfed import plugins
 from hpcfed.clients.lockstep import Lockstep
-from hpcfed.errors import UserError, remark
+from hpcfed.errors import UserError, command_line, remark
 from hpcfed.experiment.assemble import Setup, assemble, assemble_stacked
 from hpcfed.experiment.failures import (
     Reporting,
@@ -240,7 +240,7 @@ def run_stacked(
 
 def _command_to_go_on(folder: Path, config: RunConfig) -> str:
     """Return the command that resumes a run that was stopped."""
-    command = f"hpcfed run --resume {folder}"
+    command = command_line("run", "--resume", folder)
     # A run that is made longer may be stopped before its record knows that.
     if config.resume is None or is_planned(folder, config.rounds):
         return command

@@ -66,7 +66,8 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
     # Every client has its number of samples from the start.
     train_samples = file.between("clients/train_samples", (clients,), known=True)
     stacks = _stacks(file, facts["stacked_seeds"], rounds, done)
-    memory = file.between("timing/peak_memory", shape, done)[first_alike(stacks) :]
+    since = first_alike(stacks, facts.get("resumed", ()))
+    memory = file.between("timing/peak_memory", shape, done)[since:]
     evaluated = _evaluated(file, clients)
     of_clients = (rounds, len(evaluated))
     accuracy = file.between("clients/accuracy", of_clients, done, high=1)
@@ -130,6 +131,9 @@ def _facts(file: Reader) -> dict[str, Any]:
     # Only tasks other than the first one are named.
     if facts.get("task", "classification") not in USUAL:
         raise ValueError(f"its task is {str(facts['task'])[:100]!r}")
+    resumed = np.asarray(facts.get("resumed", ()))
+    if resumed.ndim != 1 or (resumed.size and resumed.dtype.kind not in "iu"):
+        raise ValueError("its resumed is not a list of rounds")
     for name in ("error", "uploads", "privacy"):
         if not isinstance(facts.get(name, ""), str):
             raise ValueError(f"its {name} is not a text")

@@ -227,9 +227,10 @@ class ResultsWriter:
         client_metrics: Mapping[str, np.ndarray] = NOTHING,
         class_accuracy: Mapping[str, np.ndarray] = NOTHING,
         times: Mapping[str, np.ndarray] = NOTHING,
+        together: int = 1,
     ) -> bool:
         """Record a finished round; tell whether it and all earlier rounds are now on
-        disk. `times` are its members' times on the virtual clock.
+        disk. `times` are its members' on the virtual clock; `together` made it at once.
         """
         # Into arrays: a write through h5py is far too slow for a single number.
         arrays = self._arrays
@@ -246,7 +247,7 @@ class ResultsWriter:
         for name, of_ranks in rank_values.items():
             arrays[f"timing/{name}"][round] = of_ranks
         arrays["timing/phases"][round] = phases
-        arrays[STACKS][round] = self._sharing
+        arrays[STACKS][round] = self._sharing = together
         take_down_clock(arrays, round, times)
         self._rounds_done = round + 1
         # Always publish the last round: nothing comes after it.

@@ -194,10 +194,14 @@ class RunRecord:
 
     @property
     def stacked_seeds(self) -> int:
-        """Number of runs that advanced together, including this one: seeds, or points
-        of a study; in its last rounds, if it was resumed beside others than before.
-        """
-        return int([*self.stacks[-1:], self.facts.get("stacked_seeds", 1)][0])
+        """Runs that began together, or were resumed together: seeds, or points."""
+        all_rounds = self.facts.get("stacked_seeds", 1)
+        return int([*self.stacks[self.first_alike :], all_rounds][0])
+
+    @property
+    def first_alike(self) -> int:
+        """The first of the last rounds that the same runs began together."""
+        return first_alike(self.stacks, self.facts.get("resumed", ()))
 
     @property
     def learns_seldom(self) -> bool:
@@ -325,13 +329,10 @@ class RunRecord:
 
     @property
     def untimed(self) -> int:
-        """First rounds whose times do not count: the run was resumed on other ranks, or
-        with another number of runs beside it.
-        """
+        """First rounds whose times do not count: on other ranks, or beside other runs."""
         unknown = np.isnan(self.phases).any((1, 2))
         # Rounds restored by a resumed run come first.
-        elsewhere = 0 if unknown.all() else int(unknown.sum())
-        return max(elsewhere, first_alike(self.stacks))
+        return max(0 if unknown.all() else int(unknown.sum()), self.first_alike)
 
     def counted_seconds(self, warmup: int = WARMUP) -> np.ndarray:
         """Return the seconds of the counted rounds, each on its slowest rank."""

@@ -29,6 +29,7 @@ MOST_HASHED = 64 * 2**20
 """Largest file whose checksum is quicker to compute than a child is to start."""
 _sound: dict[Path, bytes] = {}
 """Checksums of files that this process has tried, or written itself."""
+BAD_HEAP = "a heap of strings has an entry without a size"
 _HEAP = b"GCOL\x01"
 """The first bytes of a heap of strings: its signature and version."""
 _ENTRY = struct.Struct("<H6xQ")
@@ -55,9 +56,7 @@ def try_out(paths: Iterable[Path]) -> None:
                 reason = "takes too long with it"
             raise UserError(f"{path} is damaged: the HDF5 library {reason}")
         if ended == DAMAGED:
-            raise UserError(
-                f"{path} is damaged: a heap of strings has an entry without a size"
-            )
+            raise UserError(f"{path} is damaged: {BAD_HEAP}")
         _sound[file] = found
 
 
@@ -121,7 +120,7 @@ def _read_everything(path: Path) -> None:
     """Read all attributes and numbers of a file; a ValueError only for a bad heap."""
     size = path.stat().st_size
     if size:
-        _check_heaps(path)
+        check_heaps(path)
     # Other errors are suppressed: only a crash or an endless loop counts.
     left = size + SLACK
     with suppress(Exception), h5py.File(path, "r") as file:
@@ -140,8 +139,10 @@ def _read_everything(path: Path) -> None:
                     opened[()]
 
 
-def _check_heaps(path: Path) -> None:
-    """Refuse heaps of strings with an empty entry: libhdf5 2.0.0 loops on them."""
+def check_heaps(path: Path) -> None:
+    """Raise a ValueError for heaps of strings with an empty entry: libhdf5 2.0.0 loops
+    on them.
+    """
     with (
         open(path, "rb") as file,
         mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content,
@@ -160,6 +161,6 @@ def _check_heap(content: mmap.mmap, start: int) -> None:
     while entry + 16 <= end:
         index, size = _ENTRY.unpack_from(content, entry)
         if not index and not size:
-            raise ValueError(entry)
+            raise ValueError(BAD_HEAP)
         # Entry 0 is free space, whose size includes its header; others are padded to 8.
         entry += size if not index else 16 + size + -size % 8

@@ -1,6 +1,7 @@
 """How many runs advanced together in each round: seeds, or points of a study. Seconds,
-memory and energy of a round are those of all of them. A run that is resumed may have
-others beside it than before, and then only its last rounds compare with each other.
+memory and energy of a round are those of all of them. Some may end before others. A run
+that is resumed may have others beside it than before, and then only the rounds since
+compare with each other.
 """
 
 from collections.abc import Sequence
@@ -8,10 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def first_alike(stacks: np.ndarray) -> int:
-    """Return the first of the last rounds in which equally many runs advanced together."""
-    changes = np.flatnonzero(np.diff(stacks))
-    return int(changes[-1]) + 1 if len(changes) else 0
+def first_alike(stacks: np.ndarray, resumed: Sequence[int]) -> int:
+    """Return the first of the last rounds that the same runs began together: since the
+    run was `resumed`, after one of these rounds, with another number of them.
+    """
+    changes = {0}
+    for round in resumed:
+        if 0 < round < len(stacks) and stacks[round - 1] != stacks[round]:
+            changes.add(int(round))
+    return max(changes)
 
 
 def stack_text(stacks: np.ndarray) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed import plugins
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, command_line
 from hpcfed.options import Settings, check
-from hpcfed.results.checkpoints import MARKER
+from hpcfed.results.checkpoints import MARKER, recorded
 from hpcfed.results.claim import is_abandoned
 from hpcfed.results.folder import (
     GENERATED,
@@ -31,7 +31,8 @@ from hpcfed.results.folder import (
 from hpcfed.results.format import CLOCK_COLUMNS
 from hpcfed.results.reading import record_of
 from hpcfed.results.run import RunRecord
-from hpcfed.results.safe import Reader, readable, reading
+from hpcfed.results.safe import Reader, check_answers, readable, reading
+from hpcfed.results.sandbox import check_heaps
 from hpcfed.results.server import LatentMap
 from hpcfed.results.telemetry import Telemetry, telemetry_of
 from hpcfed.runtime.launcher import Launch
@@ -105,21 +106,22 @@ def read_run(folder: Path) -> RunRecord:
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; name the folder of a run")
     if not path.is_file():
+        report = command_line("report", folder)
         if (folder / STUDY).is_file():
             raise UserError(
-                f"{folder} holds a study; look at all of its runs: "
-                f"hpcfed report {folder}"
+                f"{folder} holds a study; look at all of its runs: {report}"
             )
         # Points that were run by their numbers leave no list.
         if (folder / PLAN).is_file() or (folder / POINTS).is_dir():
             if any(map(records, (folder / POINTS).glob("*/*"))):
                 raise UserError(
-                    f"{folder} holds a study's runs without {STUDY}; make it: hpcfed study "
-                    f"FILE --out {folder} --gather, or look at them: hpcfed report {folder}"
+                    f"{folder} holds a study's runs without {STUDY}; make it: "
+                    f"{command_line('study', 'FILE', '--out', folder, '--gather')}, or "
+                    f"look at them: {report}"
                 )
             raise UserError(
                 f"{folder} holds a study whose runs are not gathered yet; look at them: "
-                f"hpcfed watch {folder}"
+                f"{command_line('watch', folder)}"
             )
         below = folders_with_runs(folder)
         if below:
@@ -127,10 +129,14 @@ def read_run(folder: Path) -> RunRecord:
             more = ", …" if len(below) > MOST_NAMED else ""
             raise UserError(
                 f"{folder} holds runs in folders of their own ({names}{more}); name one, as in "
-                f"{below[0]}, or look at all of them: hpcfed report {folder}"
+                f"{below[0]}, or look at all of them: {report}"
             )
         raise UserError(f"{folder} holds no run (there is no {RECORD} in it)")
     check_one_kind(folder)
+    with readable(path, "a run"):
+        # Also where nothing has tried the file: a study reads its own runs, and a process
+        # in MPI does not fork.
+        check_heaps(path)
     with readable(path, "a run"), reading(path) as file:
         record = record_of(folder, file)
         # A complete run has not failed, whatever other files are there.
@@ -142,6 +148,19 @@ def read_run(folder: Path) -> RunRecord:
         if record.status == "running" and _was_killed(record):
             return replace(record, status="interrupted")
         return record
+
+
+def read_resumable(folder: Path) -> RunRecord:
+    """Read the record of a run; if it is damaged or gone, the copy from which a resumed
+    run rebuilds it.
+    """
+    try:
+        return read_run(folder)
+    except UserError:
+        # What the disk cannot read now may be whole, and is not rebuilt.
+        check_answers(folder / RECORD)
+        (copy, *_) = recorded(folder, record_only=True)
+        return read_run(copy.parent)
 
 
 def _was_killed(record: RunRecord) -> bool:

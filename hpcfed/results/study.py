@@ -27,7 +27,7 @@ from hpcfed.results.publish import publish
 from hpcfed.results.reading import record_of
 from hpcfed.results.run import RunRecord
 from hpcfed.results.safe import Reader, check, check_file, readable, reading
-from hpcfed.results.sandbox import try_out
+from hpcfed.results.sandbox import check_heaps, try_out
 
 FORMAT, SCHEMA = "hpcfed study", 1
 TABLE = ("name", "status", "error", "command", "options")
@@ -35,6 +35,8 @@ TABLE = ("name", "status", "error", "command", "options")
 MOST_OUTCOME_BYTES = 2**20
 MOST_LISTING_BYTES = 16 * 2**20
 """Largest outcome and list of trials to read."""
+_DAMAGE = (OSError, KeyError, ValueError, RuntimeError)
+"""Exceptions that opening a damaged record may raise."""
 _TRIAL = r"(?!\.)[^/\0]{1,255}/repeat-[0-9]{1,4}"
 """A trial's name is also its folder, so it must not lead anywhere else."""
 
@@ -206,20 +208,34 @@ def copy_run(source: Path, file: h5py.File, number: int) -> None:
     """Copy a trial's run, unless it is unreadable: its trial was recorded as failed."""
     group = f"runs/{number:05}"
     try:
-        # Treated as untrusted: no links, no pipes.
-        check_file(source)
-        with h5py.File(source, "r") as run:
-            check(run)
+        with _opened(source) as run:
             seed = int(run.attrs["seed"])
             run.copy(run["/"], file, f"{group}/seed-{seed}")
-    except (OSError, KeyError, ValueError, RuntimeError):
+    except _DAMAGE:
         # Seeds copied before are useless without this one.
         file.pop(group, None)
 
 
+@contextmanager
+def _opened(source: Path) -> Iterator[h5py.File]:
+    """Open a record as untrusted: no links, no pipes."""
+    check_file(source)
+    check_heaps(source)
+    with h5py.File(source, "r") as run:
+        check(run)
+        yield run
+
+
+def can_be_gathered(folder: Path) -> bool:
+    """Tell whether a run has a record that can be copied into the study's file."""
+    with suppress(*_DAMAGE), _opened(folder / RECORD):
+        return True
+    return False
+
+
 def kept_alone(path: Path) -> dict[Path, Path]:
     """Return the folders of trials that a study.h5 has as complete and of which a run
-    has no record any more, with that run's folder; none if the file cannot be read.
+    has no whole record any more, with that run's folder; none if the file cannot be read.
     """
     alone: dict[Path, Path] = {}
     # A missing or damaged file keeps nothing.
@@ -230,12 +246,13 @@ def kept_alone(path: Path) -> dict[Path, Path]:
             for number, (name, status) in enumerate(zip(*columns, strict=True)):
                 group, folder = f"runs/{number:05}", path.parent / POINTS / name
                 known = fullmatch(_TRIAL, name) and status == "complete"
-                if not known or group not in file or (folder / RECORD).is_file():
+                if not known or group not in file or can_be_gathered(folder):
                     continue
                 for seed in file.within(group).names():
-                    if not (folder / seed / RECORD).is_file():
+                    if not can_be_gathered(folder / seed):
                         # A run without --seeds is in the trial's own folder.
-                        alone[folder] = folder / seed if records(folder) else folder
+                        single = (folder / RECORD).exists() or not records(folder)
+                        alone[folder] = folder if single else folder / seed
     return alone
 
 

@@ -38,7 +38,7 @@ class Collectives:
 
     With a single rank each is the identity. All ranks must call their collectives in
     the same order. If several programs share a rank, as the stacked seeds of a run do,
-    `turn` ensures that, and `meet` waits until all of them call it.
+    `turn` ensures that, and `meet` waits until all of them call it, and counts them.
 
     Rows go through torch.distributed, which keeps them on GPUs if it can. Small values
     go through MPI, which takes any object.
@@ -49,7 +49,7 @@ class Collectives:
         world: World,
         *,
         turn: Turn = lambda collective: collective(),
-        meet: Callable[[], None] = lambda: None,
+        meet: Callable[[], int] = lambda: 1,
     ) -> None:
         self.world = world
         self.meet = meet

@@ -5,6 +5,7 @@ not once per rank.
 """
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +22,8 @@ the command has ended successfully.
 """
 _HYDRA = "MPI_LOCALNRANKS"
 """A variable of Hydra, the mpiexec of MPICH and Intel, which srun does not set."""
+PATIENCE = 10
+"""Seconds to wait for an answer of Slurm's controller."""
 
 
 @dataclass(frozen=True)
@@ -74,18 +77,45 @@ def _read(
 
 
 def is_copy(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether mpirun has started this very command line several times, and this
-    process is not the first of them.
+    """Tell whether mpirun or srun has started this very command line several times, and
+    this process is not the first of them.
 
-    Only Open MPI says what it has started. Elsewhere a script may have given each rank
-    other words, as in `srun bash -c 'hpcfed show runs/$SLURM_PROCID'`.
+    A script may have given each rank other words, as in `srun bash -c 'hpcfed show
+    runs/$SLURM_PROCID'`.
     """
+    launch = launched(environment)
+    if launch.rank == 0:
+        return False
+    if launch.launcher == "srun":
+        return _is_sruns_own(words, environment)
+    # Other launchers do not say what they have started.
     ours = " ".join(words).split()
     started = environment.get("OMPI_ARGV", "").split()
     same = started[len(started) - len(ours) :] == ours
     # Several programs in one mpirun have words of their own.
     one_program = environment.get("OMPI_NUM_APP_CTX") == "1"
-    return same and one_program and launched(environment).rank > 0
+    return same and one_program
+
+
+def _is_sruns_own(words: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Tell whether srun itself, not a script, has started this process with these words:
+    then it has given them to all tasks.
+    """
+    typed = sys.orig_argv[: len(sys.orig_argv) - len(words)]
+    if [*typed, *words] != sys.orig_argv:
+        return False  # a program of the user's calls us
+    # A script's last command may take over the script's process. But it takes no step's
+    # name: that of the program, or of a file with words for each task.
+    if environment.get("SLURM_TASK_PID") != str(os.getpid()):
+        return False
+    program = typed[0] if typed[-2:-1] == ["-m"] else typed[-1]
+    step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
+    ask = ["scontrol", "--oneliner", "show", "step", step]
+    try:
+        told = subprocess.run(ask, capture_output=True, text=True, timeout=PATIENCE)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return f"Name={Path(program).name}" in told.stdout.split()
 
 
 @contextmanager

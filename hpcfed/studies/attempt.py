@@ -28,7 +28,13 @@ from hpcfed.results.folder import (
 from hpcfed.results.publish import check_target, make_durably
 from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import is_complete, read_run
-from hpcfed.results.study import Outcome, read_outcome, write_outcome, writing
+from hpcfed.results.study import (
+    Outcome,
+    can_be_gathered,
+    read_outcome,
+    write_outcome,
+    writing,
+)
 from hpcfed.runtime.launcher import environment_of
 from hpcfed.runtime.signals import STOPPED
 from hpcfed.studies.plan import Trial
@@ -87,11 +93,19 @@ def attempt_stack(
             others = count(len(stack.trials) - 1, "other trial")
             trial.log.write_text(f"ran together with {others}: see {path.stem}.log\n")
     log = path.with_suffix(".log")
-    # More trials may take proportionally longer.
-    code, seconds = run_logged(words, log, limit * len(stack.trials))
+    size = len(stack.trials)
+    begin = time.monotonic()
+    try:
+        # More trials may take proportionally longer.
+        code, seconds = run_logged(words, log, limit * size)
+    except (KeyboardInterrupt, SystemExit):
+        took = (time.monotonic() - begin) / size
+        for trial, earlier in zip(stack.trials, before, strict=True):
+            write_outcome(trial.outcome, Outcome("waiting", seconds=earlier + took))
+        raise
     outcomes: list[Outcome | None] = []
     for trial, command, earlier in zip(stack.trials, commands, before, strict=True):
-        share = earlier + seconds / len(stack.trials)
+        share = earlier + seconds / size
         reason = _error_in_stack(trial, code, log, limit)
         if reason is None:
             # It may go on from here.
@@ -118,10 +132,11 @@ def finished(trial: Trial) -> list[RunRecord] | None:
 def outcome_of(trial: Trial) -> Outcome:
     """Return how a trial went; one that has lost a run since is not complete."""
     outcome = read_outcome(trial.outcome)
-    lost = [run for run in trial.run_folders if not (run / RECORD).is_file()]
-    if outcome.status != "complete" or not lost:
+    if outcome.status != "complete" or all(map(can_be_gathered, trial.run_folders)):
         return outcome
-    reason = f"{RECORD} of {lost[0].name} is missing"
+    lost = next(run for run in trial.run_folders if not can_be_gathered(run))
+    how = "damaged" if (lost / RECORD).exists() else "missing"
+    reason = f"{RECORD} of {lost.name} is {how}"
     return replace(outcome, status="failed", error=reason)
 
 
@@ -208,20 +223,26 @@ def keeping(run: Path, trial: Trial) -> UserError:
 
 @contextmanager
 def _ending_with_us() -> Iterator[None]:
-    """Let SIGTERM end the process we wait for, as Ctrl-C does, and then us."""
+    """Let SIGTERM and SIGUSR2 end the process we wait for, as Ctrl-C does, and then us.
 
-    def on_sigterm(number: int, frame: FrameType | None) -> None:
+    Slurm sends SIGUSR2 before a time limit, if a job asks for it.
+    """
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     # Python allows only the main thread to set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, on_sigterm)
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        before[number] = signal.signal(number, on_signal)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _wait(process: subprocess.Popen[bytes], limit: float) -> int | None:

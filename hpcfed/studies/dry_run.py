@@ -16,7 +16,6 @@ from hpcfed.options import Settings
 from hpcfed.plan.assumptions import UNMEASURED
 from hpcfed.plan.work import RunWork, run_work
 from hpcfed.results.run import RunRecord
-from hpcfed.results.stored import longest
 from hpcfed.results.study import read_outcome
 from hpcfed.runtime import accelerator
 from hpcfed.studies import execute
@@ -126,9 +125,7 @@ def _measured(
         if runs:
             point = trial.point
             # A run of a stack has recorded the time of the whole stack.
-            timed = longest(runs)
-            share = float((timed.rounds["seconds"] / timed.stacks).sum())
-            rounds = share * point.settings.config.num_seeds
+            rounds = sum(float((r.rounds["seconds"] / r.stacks).sum()) for r in runs)
             process = read_outcome(trial.outcome).seconds
             work = done(runs, works[point.name])
             measured.append((point, work, rounds, process))

@@ -172,8 +172,8 @@ def check_kept(order: StudyOrder, *, again: Collection[Path] = ()) -> None:
         tried = read_outcome(folder.with_suffix(".json")).status == "failed"
         if folder not in again and not tried:
             raise UserError(
-                f"{run} is missing, and only {path} has that run; put the folder back, or "
-                f"move {STUDY} elsewhere to gather without it"
+                f"{run} is missing or damaged, and only {path} has that run; put the "
+                f"folder back, or move {STUDY} elsewhere to gather without it"
             )
 
 

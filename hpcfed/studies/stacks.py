@@ -16,7 +16,7 @@ from hpcfed.options import Settings, check_unchanged, facts
 from hpcfed.results import checkpoints
 from hpcfed.results.as_json import read_json
 from hpcfed.results.publish import publish
-from hpcfed.results.stored import changed_files, read_run
+from hpcfed.results.stored import changed_files, read_resumable
 from hpcfed.results.study import writing
 from hpcfed.studies.plan import Trial
 
@@ -157,7 +157,7 @@ def begun(trial: Trial) -> Begun:
     every = trial.point.settings.each_seed()
     for folder, settings in zip(trial.run_folders, every, strict=True):
         try:
-            record = read_run(folder)
+            record = read_resumable(folder)
             check_unchanged(folder, record.config, settings.flat())
         except UserError:
             return Begun()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed import shipped
-from hpcfed.errors import UserError, count, say
+from hpcfed.errors import UserError, command_line, count, say
 from hpcfed.results.claim import claimed
 from hpcfed.results.folder import POINTS, RUNS, STUDY, STUDY_CLAIM
 from hpcfed.results.publish import check_folder, check_target, make_durably, publish
@@ -218,4 +218,5 @@ def _closing(failed: int, order: StudyOrder, *, left: int = 0) -> str:
         again = "start the study again to go on with them"
         return f"{', '.join(told)}; {again}: {order.out}"
     every = count(number, "trial")
-    return f"all of {every} complete; look at them: hpcfed report {order.out}"
+    look = command_line("report", order.out)
+    return f"all of {every} complete; look at them: {look}"

@@ -29,7 +29,6 @@ from hpcfed.results.pace import MS_PER_ROUND, PER_ROUND_MEANS, per_round
 from hpcfed.results.run import LearningRecord, RunRecord
 from hpcfed.results.series import ROUND_SERIES, RoundSeries
 from hpcfed.results.server import PROMISED
-from hpcfed.results.stacks import first_alike
 from hpcfed.results.stored import wall_time
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import formatted
@@ -70,7 +69,7 @@ def of_phases(record: RunRecord) -> Table:
     # "Per round" leaves out the first round, which warms up.
     in_all, name = "s in all rounds", "round"
     where, others = "on these ranks", "on another number of ranks"
-    if first_alike(record.stacks) == record.untimed:
+    if record.first_alike == record.untimed:
         where, others = "of so many runs", "with another number of runs at once"
     if last > first:
         name = "round, after the first"

@@ -32,7 +32,14 @@ from hpcfed.analysis.render.watch.looking import (
     unrecorded,
 )
 from hpcfed.analysis.render.watch.trials import StudyLooker, StudyView, holds_study
-from hpcfed.errors import UserError, did_you_mean, printable, remark, while_read
+from hpcfed.errors import (
+    UserError,
+    command_line,
+    did_you_mean,
+    printable,
+    remark,
+    while_read,
+)
 from hpcfed.options.metrics import text_of
 from hpcfed.results.folder import RUNS
 from hpcfed.words import duration
@@ -126,12 +133,12 @@ def _hint(view: View) -> str:
     if isinstance(view, StudyView):
         if view.status == "stopped":
             return "start the study again to go on: hpcfed study"
-        return f"look at all of it: hpcfed report {view.folder}"
+        return f"look at all of it: {command_line('report', view.folder)}"
     if view.error:
         return f"its error is in {printable(str(error_files(view.folder)[0]))}"
     if view.status in ("stopped", "interrupted"):
-        return f"go on with it: hpcfed run --resume {view.folder}"
-    return f"look at all of it: hpcfed show {view.folder}"
+        return f"go on with it: {command_line('run', '--resume', view.folder)}"
+    return f"look at all of it: {command_line('show', view.folder)}"
 
 
 def _await(folder: Path, *, once: bool, wait: bool) -> None:

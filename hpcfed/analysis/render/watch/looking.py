@@ -13,7 +13,7 @@ from statistics import mean
 
 import numpy as np
 
-from hpcfed.errors import UserError, printable
+from hpcfed.errors import UserError, command_line, printable
 from hpcfed.options.metrics import HEADLINES
 from hpcfed.results.claim import begun_by, is_abandoned, is_at_work, is_held
 from hpcfed.results.folder import (
@@ -305,7 +305,8 @@ def unrecorded(view: RunView) -> str:
     elif job is not None:
         text += f"; look at the log of job {printable(job)}"
     if (view.folder / CHECKPOINTS).is_dir():
-        text += f"; go on from its checkpoint: hpcfed run --resume {folder}"
+        go_on = command_line("run", "--resume", folder)
+        text += f"; go on from its checkpoint: {go_on}"
     return text
 
 
