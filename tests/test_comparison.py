@@ -42,8 +42,9 @@ from hpcfed.analysis.run_findings.costs import of_phases, of_server
 from hpcfed.analysis.server_costs import server_costs
 from hpcfed.analysis.statistics import Measurements, divide, subtract
 from hpcfed.options import RunConfig
+from hpcfed.results.learnings import LearningRecord
 from hpcfed.results.pace import MS_PER_ROUND, SECONDS_PER_ROUND
-from hpcfed.results.run import LearningRecord, RunRecord
+from hpcfed.results.run import RunRecord
 from hpcfed.results.stored import timed_run
 from hpcfed.runtime.timer import PHASES
 from tests.page import parsed

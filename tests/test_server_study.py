@@ -27,7 +27,8 @@ from hpcfed.analysis.server_costs import (
 from hpcfed.analysis.server_findings import fit_answers, growth_answers, server_tables
 from hpcfed.analysis.study_points import show_study, summary
 from hpcfed.clients.network import client_layout
-from hpcfed.results.run import LearningRecord, RunRecord
+from hpcfed.results.learnings import LearningRecord
+from hpcfed.results.run import RunRecord
 from hpcfed.results.study import Outcome, StudyRecord, TrialRecord
 from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.server.schedule import generated

@@ -32,7 +32,7 @@ from hpcfed.analysis.swept import (
     time_effect,
 )
 from hpcfed.analysis.verdicts import verdicts
-from hpcfed.results.run import LearningRecord
+from hpcfed.results.learnings import LearningRecord
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import times_as
 from tests.points import process_of, run_of

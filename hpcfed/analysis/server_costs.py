@@ -25,7 +25,8 @@ from hpcfed.analysis.scaling import power
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.errors import count
 from hpcfed.options import facts
-from hpcfed.results.run import LearningRecord, RunRecord, mean_accuracy
+from hpcfed.results.learnings import LearningRecord
+from hpcfed.results.run import RunRecord, mean_accuracy
 from hpcfed.results.study import StudyRecord, TrialRecord
 
 NOT_CLIENTS = ("server", "evaluate", "record")

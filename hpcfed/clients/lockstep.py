@@ -31,13 +31,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.clients.exits import without_exits
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.job import EngineAccess, Losses, RowEngine, Score, TrainingJob
 from hpcfed.clients.merging import EvaluationJob, Job, mergeable, run_merged
 from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.data.shards import Shard
 from hpcfed.errors import one_line
-from hpcfed.plugins import without_exits
 from hpcfed.runtime import accelerator, draws
 from hpcfed.runtime.timer import Timer
 

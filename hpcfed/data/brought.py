@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfed.data import DATASETS, Reading, json_lines, own, table, text
+from hpcfed.data import DATASETS, Reading, hf_folder, json_lines, own, table, text
 from hpcfed.data.array_checks import describe
 from hpcfed.data.arrays import (
     KNOWN,
@@ -50,7 +50,7 @@ def is_brought(name: str) -> bool:
         return False
     if is_file_name(name) or table.is_table(name) or json_lines.is_lines(name):
         return True
-    return text.is_text(name) or table.is_hf(name) or own.is_own(name)
+    return text.is_text(name) or hf_folder.is_hf(name) or own.is_own(name)
 
 
 def place(name: str, *, root: Path | None) -> str:
@@ -98,7 +98,7 @@ def texts(name: str, *, root: Path | None, reading: Reading) -> InMemory:
 
 def forget() -> None:
     """Forget all data that was read: a program may have changed it since its last run."""
-    readers = (own.loaded, table.read_table, table.read_hf, text.loaded)
+    readers = (own.loaded, table.read_table, hf_folder.read_hf, text.loaded)
     for kept in (_about, _check_once, *readers):
         kept.cache_clear()
 
@@ -151,8 +151,8 @@ def _opened(name: str, root: Path | None, reading: Reading) -> Iterator[Source]:
         yield json_lines.loaded(path, reading.options, reading.text, version(path))
     elif text.is_text(name):
         yield text.loaded(text.find_texts(name, root=root), reading.text)
-    elif table.is_hf(name):
-        yield table.read_hf(table.find_hf(name, root=root), reading.options)
+    elif hf_folder.is_hf(name):
+        yield hf_folder.read_hf(hf_folder.find_hf(name, root=root), reading.options)
     else:
         yield own.loaded(name, reading.options)
 

@@ -5,9 +5,6 @@ A table, `PATH.csv`, has a line for each sample, and names in the first line. Op
 target, client, split (`train` or `test` in every line), drop (columns to leave out) and
 task. Every other column is an input: numbers, or words. A column of words becomes one
 column of zeros and ones for each different word.
-
-`hf-data:DIR` is a data set of Hugging Face's `datasets` that was saved to disk. Options
-are input, target, client, train and test for its splits, and classes and vocabulary.
 """
 
 import csv
@@ -21,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed import plugins
 from hpcfed.data.arrays import InMemory, find, held_out, read_text
 from hpcfed.errors import UserError, count, did_you_mean, remark
 from hpcfed.runtime.launcher import launched
@@ -35,9 +31,6 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "client": ("client", "client_id", "user", "user_id", "writer_id", "author"),
 }
 """Usual names of columns, by their role here."""
-SPLITS = ("train", "test")
-SIZES = ("classes", "vocabulary")
-HF_OPTIONS = (*COLUMNS, *SPLITS, *SIZES)
 ENDINGS = (".csv", ".tsv")
 USUAL: dict[str, tuple[str, ...]] = {
     "target": (*COLUMNS["target"], "class"),
@@ -65,17 +58,6 @@ def find_table(name: str, *, root: Path | None) -> Path:
     """Return the file of `PATH.csv`, perhaps after `file:`, as given or below the root."""
     wanted = "the path of a table with a header"
     return find(name, "file:patients.csv", root=root, wanted=wanted)
-
-
-def is_hf(name: str) -> bool:
-    """Tell whether a data set's name refers to a Hugging Face folder."""
-    return name.startswith("hf-data:")
-
-
-def find_hf(name: str, *, root: Path | None) -> Path:
-    """Return the folder of `hf-data:DIR`: as given, or else below the root."""
-    wanted = "one that `save_to_disk` has written"
-    return find(name, "hf-data:femnist", root=root, wanted=wanted)
 
 
 @cache
@@ -161,7 +143,7 @@ def _roles(table: _Table, options: Mapping[str, Any]) -> _Roles:
     lower = {name.lower(): name for name in reversed(table.names)}
     for kind, words in USUAL.items():
         usual = [lower[word] for word in words if word in lower]
-        found[kind] = _column(table.path, table.names, options, kind, usual)
+        found[kind] = column_of(table.path, table.names, options, kind, usual)
     target = found["target"]
     if target is None:
         raise UserError(
@@ -179,7 +161,7 @@ def _roles(table: _Table, options: Mapping[str, Any]) -> _Roles:
     return _Roles(target, found["client"], found["split"], inputs, task)
 
 
-def _column(
+def column_of(
     path: Path,
     names: Sequence[str],
     options: Mapping[str, Any],
@@ -339,82 +321,3 @@ def _for_testing(table: _Table, roles: _Roles) -> np.ndarray:
             "least once"
         )
     return said == "test"
-
-
-@cache
-def read_hf(folder: Path, options: str) -> InMemory:
-    """Return the arrays of a folder; `options` is JSON with the columns' names."""
-    chosen = json.loads(options)
-    for word in chosen:
-        if word not in HF_OPTIONS:
-            guess = did_you_mean(word, HF_OPTIONS)
-            raise UserError(f"hf-data: --dataset-options has no {word}{guess}")
-    arrays = {size: np.array(chosen[size]) for size in SIZES if size in chosen}
-    splits = _splits(folder, chosen)
-    for split, rows in splits.items():
-        names = _names(folder, rows.column_names, chosen)
-        for kind, column in names.items():
-            with plugins.one_line_of(f"{folder}: column {column} cannot be read"):
-                values = np.asarray(rows.with_format("numpy")[column][:])
-            if values.dtype.hasobject:
-                raise UserError(
-                    f"{folder}: samples of column {column} differ in length or are "
-                    "not numbers; pad them first"
-                )
-            arrays[f"{split}_{_ending(kind, values)}"] = values
-    if "test" not in splits and "train_clients" not in arrays:
-        raise UserError(
-            f"{folder}: no split test; name one as in --dataset-options "
-            '\'{"test": "validation"}\', or a column that says whose samples are whose, '
-            'as in \'{"client": "user"}\': then some of each client are for testing'
-        )
-    return InMemory(str(folder), arrays, "the folder", sized_by=" in --dataset-options")
-
-
-def _splits(folder: Path, chosen: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rows for training and, if there are any, for testing."""
-    # Takes a second to import, and is often not installed.
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(
-            "hf-data: needs the package `datasets`; install hpcfed[hf]"
-        ) from None
-    with plugins.one_line_of(f"{folder} is not a data set that `save_to_disk` wrote"):
-        found = datasets.load_from_disk(str(folder))
-    # A `DatasetDict` has splits and is a dict; a `Dataset` is neither.
-    if not isinstance(found, Mapping):
-        return {"train": found}
-    splits = {}
-    for split in SPLITS:
-        name = chosen.get(split, split)
-        if name in found:
-            splits[split] = found[name]
-        elif split in chosen or split == "train":
-            raise UserError(
-                f"{folder}: no split {name}; there are {', '.join(found)}, to be named "
-                f'as in --dataset-options \'{{"{split}": "{next(iter(found))}"}}\''
-            )
-    return splits
-
-
-def _names(
-    folder: Path, columns: Sequence[str], chosen: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the columns by their role: as chosen, or by their usual names."""
-    names = {}
-    for kind, usual in COLUMNS.items():
-        if (found := _column(folder, columns, chosen, kind, usual)) is not None:
-            names[kind] = found
-    if "input" not in names:
-        raise UserError(
-            f"{folder}: which of the columns {', '.join(columns)} is the input? name it "
-            'as in --dataset-options \'{"input": "image", "target": "label"}\''
-        )
-    return names
-
-
-def _ending(kind: str, values: np.ndarray) -> str:
-    """Return the suffix of the array's name for a column."""
-    is_image = kind == "input" and values.dtype == np.uint8
-    return "images" if is_image else f"{kind}s"

@@ -9,9 +9,10 @@ from errno import EDQUOT, EFBIG, EIO, ENOSPC, EROFS, ESTALE
 from functools import partial
 from pathlib import Path
 
+from hpcfed.clients.exits import ExitCalled, without_exits
 from hpcfed.clients.lockstep import Stopped
 from hpcfed.errors import Diverged, UserError, one_line, remark, tell
-from hpcfed.plugins import ExitCalled, line_of_user, without_exits
+from hpcfed.plugins import line_of_user
 from hpcfed.results.folder import leave_failure
 from hpcfed.runtime.stalls import ending_stalls
 from hpcfed.runtime.timer import Timer

@@ -15,7 +15,8 @@ from hpcfed.options.metrics import METRICS, USUAL
 from hpcfed.options.runconfig import with_old_meaning
 from hpcfed.results.as_json import parsed
 from hpcfed.results.format import CLASS_SERIES, EVALUATED, NEW_ROUNDS, SCHEMA, STACKS
-from hpcfed.results.run import DepthSweep, LearningRecord, NewRounds, RunRecord
+from hpcfed.results.learnings import LearningRecord
+from hpcfed.results.run import DepthSweep, NewRounds, RunRecord
 from hpcfed.results.safe import MOST, Reader
 from hpcfed.results.series import METRIC_SERIES, ROUND_SERIES, series_of
 from hpcfed.results.server import OF_MEMORY, PROMISED

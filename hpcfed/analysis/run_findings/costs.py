@@ -25,8 +25,9 @@ from hpcfed.analysis.findings import (
     Table,
 )
 from hpcfed.errors import count
+from hpcfed.results.learnings import LearningRecord
 from hpcfed.results.pace import MS_PER_ROUND, PER_ROUND_MEANS, per_round
-from hpcfed.results.run import LearningRecord, RunRecord
+from hpcfed.results.run import RunRecord
 from hpcfed.results.series import ROUND_SERIES, RoundSeries
 from hpcfed.results.server import PROMISED
 from hpcfed.results.stored import wall_time
