@@ -299,8 +299,9 @@ def test_fisher_information_leaves_the_base_as_it_is(tmp_path: Path) -> None:
 def test_the_head_that_a_folder_lacks_is_no_part_of_its_base(tmp_path: Path) -> None:
     base = network_folder("Llama", tmp_path / "base")
     tokens = np.arange(24).reshape(6, 4)
-    arrays = {"train_inputs": tokens, "train_labels": tokens[:, 0] % 2}
-    arrays |= {"test_inputs": tokens, "test_labels": tokens[:, 0] % 2}
+    labels = np.arange(6) % 2
+    arrays = {"train_inputs": tokens, "train_labels": labels}
+    arrays |= {"test_inputs": tokens, "test_labels": labels}
     np.savez(tmp_path / "data.npz", **arrays)
     data = {"dataset": f"file:{tmp_path / 'data.npz'}", "model": f"hf:{base}"}
     data["model_options"] = '{"pad_token_id": 0}'

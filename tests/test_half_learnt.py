@@ -48,13 +48,15 @@ from tests.pfedgpa_runs import losses
 from tests.runs import SERVER, flags, same, started
 
 SCRIPT = Path(halted_runs.__file__)
+ROOT = SCRIPT.parents[1]
 
 
 @pytest.fixture(scope="module")
 def by_deepspeed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of every way to learn by DeepSpeed, made in one process."""
     folder = tmp_path_factory.mktemp("deepspeed")
-    made = start([sys.executable, str(SCRIPT), str(folder), "cpu", *BY_DEEPSPEED])
+    words = [str(SCRIPT), str(folder), "cpu", *BY_DEEPSPEED]
+    made = start([sys.executable, *words], PYTHONPATH=str(ROOT))
     assert made.returncode == 0, made.stderr
     (folder / "told").write_text(made.stderr)
     return folder
@@ -132,7 +134,8 @@ def test_clients_that_go_on_meanwhile_repeat_their_rounds(tmp_path: Path) -> Non
 )
 def test_a_gpu_goes_on(way: str, tmp_path: Path) -> None:
     """Also in captured steps, whose parameters must stay where they are in memory."""
-    made = start([sys.executable, str(SCRIPT), str(tmp_path), "cuda", way])
+    words = [str(SCRIPT), str(tmp_path), "cuda", way]
+    made = start([sys.executable, *words], PYTHONPATH=str(ROOT))
     assert made.returncode == 0, made.stderr
     there = tmp_path / way
     assert json.loads((there / "seen.json").read_text())

@@ -140,7 +140,8 @@ def test_seconds_to_the_target_are_means_over_repeats() -> None:
     """
     first, slower = run(KEPT), run(KEPT)
     slower.rounds["seconds"][:] = 4.0
-    apart = replace(slower, stacks=np.array([2, 2, 1, 1]))
+    resumed = slower.facts | {"resumed": [2]}
+    apart = replace(slower, stacks=np.array([2, 2, 1, 1]), facts=resumed)
     for second, told in ((slower, "6"), (apart, "–")):
         (group,) = groups([Process((one,), 0, "one") for one in (first, second)])
         section = target_section([group])

@@ -69,11 +69,13 @@ def begun(
     )
 
 
-def add_round(results: ResultsWriter, round: int, *, seconds: float = 2.0) -> None:
+def add_round(
+    results: ResultsWriter, round: int, *, seconds: float = 2.0, together: int = 1
+) -> None:
     """Write a round in which rank 1 trains three times as long as rank 0, and bring it
     to disk.
     """
-    take_down(results, round, seconds=seconds)
+    take_down(results, round, seconds=seconds, together=together)
     results.publish()
 
 
@@ -82,6 +84,7 @@ def take_down(
     round: int,
     *,
     seconds: float = 2.0,
+    together: int = 1,
     elsewhere: bool = False,
     **more: float,
 ) -> None:
@@ -100,7 +103,12 @@ def take_down(
     values = {"seconds": seconds, "train_loss": 1 / (round + 1), "accuracy": accuracy}
     values |= {"cohort": 4, "bytes_up": 512.0, "bytes_down": 512.0, **more}
     results.write_round(
-        round, values, client_accuracy=None, rank_values=ranks, phases=phases
+        round,
+        values,
+        client_accuracy=None,
+        rank_values=ranks,
+        phases=phases,
+        together=together,
     )
 
 
@@ -277,7 +285,7 @@ def test_seeds_are_shown_together_as_far_as_all_have_come(
     for seed, rounds in {3: 4, 11: 2}.items():
         results = begun(tmp_path / f"seed-{seed}", seed=seed, stacked_seeds=2)
         for round in range(rounds):
-            add_round(results, round, seconds=1.0)
+            add_round(results, round, seconds=1.0, together=2)
     said = words(tmp_path, "--once")
     assert "2 seeds at once" in said and "round 2 of 8" in said
     assert "ETA 0:06" in said
