@@ -18,6 +18,7 @@ from benchmarks.simulated.scheduler import Scheduler
 from benchmarks.simulated.told import Told, last, outcome
 from benchmarks.simulated.work import ENVIRONMENT, Length, References, Work
 from hpcfed.results.study import read_gathered
+from hpcfed.runtime.signals import SIGNALS
 
 FILE, OUT = "study.toml", "study"
 KINDS = (
@@ -115,7 +116,10 @@ class StudyStory:
         self._judge_runs()
 
     def _judge_codes(self, jobs: Sequence[Job], struck: faults.Struck) -> None:
-        allowed = {0, *struck.codes, 143, 130} if struck.came else {0}
+        allowed = {0}
+        if struck.came:
+            # A study ends by the signal that it was sent.
+            allowed |= {*struck.codes, *(128 + number for number in SIGNALS)}
         for job in jobs:
             self.told.outcomes[outcome(job.code, job.code == 0)] += 1
             refused = job.code == 2 and "another study is writing" in job.told
