@@ -700,7 +700,7 @@ def test_what_a_stacked_seed_does_besides_its_phases_is_a_wait_for_the_others() 
 
 
 def test_servers_of_stacked_seeds_are_no_wait() -> None:
-    """Of 3 s that a seed spends outside of its phases, 2 s are another's server; the
+    """A seed spends 3 s outside of its phases: 2 s are another's server; the
     other has ended after two of four rounds.
     """
 

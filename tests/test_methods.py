@@ -40,7 +40,7 @@ def test_fedavg_is_the_weighted_mean_of_rows_trained_from_w() -> None:
 
 
 def test_losses_are_means_over_training_data_and_change_nothing() -> None:
-    """Of each member at its own row; what a method asks for is not the round's loss."""
+    """Each member is judged at its own row; what a method asks for is not the round's loss."""
     s = assembled(alpha=0.3, participation=0.5, model="cnn-bn")
     fed = s.federation
     cohort = fed.sample(0)

@@ -353,7 +353,7 @@ def test_an_effect_within_the_noise_is_named_and_no_more() -> None:
 
 
 def test_options_that_change_together_are_told_together() -> None:
-    """Of a variant, a key holds a single option; and fedper has a rate of its own."""
+    """A key of a variant holds a single option; and fedper has a rate of its own."""
     plain, tuned = {"lr": 0.1, "momentum": 0.0}, {"lr": 0.2, "momentum": 0.5}
     processes = []
     for seed, (options, accuracy) in product((0, 1), ((plain, 0.5), (tuned, 0.6))):

@@ -204,7 +204,7 @@ class LearnAndInvert(NewestRequest[LearnedRows]):
     """
 
     every: float = 0.0
-    """As for `Learn`."""
+    """Seconds between two savings, as in `Learn`."""
 
     def handle(self, rank: ServerRank) -> LearnedRows:
         report = Learn(seed=self.seed, every=self.every).handle(rank).report
