@@ -309,6 +309,10 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         ("--devices uniform --oversample 0.9", "--oversample 0.9"),
         ("--devices uniform --dropout-rate 1", "--dropout-rate 1"),
         ("--devices uniform --uplink 5MB", "must be a number with a unit"),
+        ("--devices uniform --uplink 1e-10", "--uplink 1e-10"),
+        ("--devices uniform --downlink 1e16", "--downlink 1e16"),
+        ("--devices uniform --step-seconds 1e10", "--step-seconds 1e10"),
+        ("--devices uniform --deadline 1e16", "--deadline 1e16"),
     ],
 )
 def test_wrong_options_are_one_line(
@@ -998,6 +1002,17 @@ def test_a_table_takes_as_many_members_as_it_has_room_for(tmp_path: Path) -> Non
     folder = late_run(tmp_path / "run", "--rounds", 2, "--sampling", "poisson")
     with h5py.File(folder / "run.h5") as file:
         assert file["clock/client"].shape == (2, 6)
+
+
+@pytest.mark.parametrize("spread", [0, 10])
+def test_the_slowest_devices_leave_times_that_can_be_read(
+    tmp_path: Path, spread: float
+) -> None:
+    slow = ["--uplink", 1e-9, "--downlink", 1e-9, "--step-seconds", 1e9]
+    spreads = ["--speed-spread", spread, "--link-spread", spread]
+    words = ["--devices", "lognormal", "--clients", 4, "--rounds", 2, *slow, *spreads]
+    folder = started(*words, "--out", tmp_path / "run")
+    assert np.isfinite(hpcfed.open(folder).clock["upload"]).all()
 
 
 def test_a_traces_checksum_is_recorded(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from hpcfed.options.units import BytesPerSecond
 
 DISTRIBUTIONS = ("lognormal", "uniform")
 TRACE = "file:"
+LEAST, MOST = 1e-9, 1e15
+"""Bounds of devices' speeds and links: their quotients stay finite."""
 _CLOCK = Need("--devices lognormal", lambda run: run.devices != "none")
 _DRAWN = Need("--devices lognormal", lambda run: run.devices in DISTRIBUTIONS)
 
@@ -51,6 +53,7 @@ class DeviceOptions(CompressionOptions):
         0.1,
         "virtual seconds of a local step on a device of speed 1, as in 0.5",
         gt=0,
+        le=1e9,
         needs=_CLOCK,
     )
     speed_spread: float = option(
@@ -65,14 +68,16 @@ class DeviceOptions(CompressionOptions):
         750_000.0,
         "median bytes per second from the server to a client, or with a unit, as in "
         "6Mb/s",
-        gt=0,
+        ge=LEAST,
+        le=MOST,
         needs=_DRAWN,
     )
     uplink: BytesPerSecond = option(
         250_000.0,
         "median bytes per second from a client to the server, or with a unit, as in "
         "2Mb/s",
-        gt=0,
+        ge=LEAST,
+        le=MOST,
         needs=_DRAWN,
     )
     link_spread: float = option(
@@ -89,6 +94,7 @@ class DeviceOptions(CompressionOptions):
         "are dropped; if none has come by then, the server waits for the first "
         "(default: it waits for all)",
         ge=0,
+        le=MOST,
         also="round_deadline round_timeout timeout",
         needs=_CLOCK,
     )

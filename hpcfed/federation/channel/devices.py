@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcfed.federation.channel.trace import Availability, Trace, read_trace
 from hpcfed.options import RunConfig
+from hpcfed.options.devices import LEAST, MOST
 from hpcfed.runtime import randomness
 
 
@@ -85,9 +86,9 @@ def devices_of(config: RunConfig) -> Devices | None:
     speed, link = factors.T
     # One draw for both directions: with poor reception, both are slow.
     return Devices(
-        speed=speed,
-        downlink=config.downlink * link,
-        uplink=config.uplink * link,
+        speed=speed.clip(LEAST, MOST),
+        downlink=(config.downlink * link).clip(LEAST, MOST),
+        uplink=(config.uplink * link).clip(LEAST, MOST),
         step_seconds=config.step_seconds,
     )
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed.errors import UserError
+from hpcfed.options.devices import LEAST, MOST
 
 # When clients are available: spans of virtual time, once or repeated in every period.
 
@@ -104,8 +105,6 @@ NEEDED = ("client", "speed", "downlink", "uplink")
 OPTIONAL = ("available", "period")
 MOST_BYTES = 256 * 2**20
 """A trace of millions of phones is smaller; anything larger is not a trace."""
-LEAST, MOST = 1e-9, 1e15
-"""Bounds of all numbers except moments: their quotients stay finite."""
 
 
 @dataclass(frozen=True)
