@@ -836,6 +836,10 @@ def test_a_gpu_computes_what_a_cpu_does(
         ("attack idlg --model mlp", "unknown model 'mlp'"),
         ("attack idlg --steps 0", "--steps 0: must be at least 1"),
         ("attack idlg --dataset digts", "did you mean 'digits'?"),
+        (
+            "run --method genefl --clients 2 --rounds 1 --lora 1 --send-frozen",
+            "layers that are not trained, which have no score ξ",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -120,6 +120,11 @@ class Options(_clusters.Options):
 
     def check_layout(self, layout: Layout, network: str) -> None:
         self._check_layers(len(layout.blocks), network)
+        if len(layout.block_spans) < len(layout.blocks):
+            raise UserError(
+                f"model {network} has layers that are not trained, which have no score ξ: "
+                "leave out --send-frozen"
+            )
 
     def _check_layers(self, most: int, network: str) -> None:
         check_layers("gene_layers", self.gene_layers, most, network)
