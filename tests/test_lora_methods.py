@@ -12,6 +12,7 @@ from torch import Tensor
 from hpcfed.clients.network import client_network
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
+from hpcfed.federation.log import RoundLog
 from hpcfed.methods._adapters import adapters
 from hpcfed.methods.flexlora import nearest
 from hpcfed.models.lora import LoraLinear
@@ -62,6 +63,23 @@ def b_alone(s: Setup, row: Tensor, client: int, round: int) -> Tensor:
     data = fed.training.train_data
     trained = naive(network, data, client, usual(s, round, 1), key)
     return fed.layout.row(trained, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("method", ["fedrep", "fedper", "fedbabu", "lg-fedavg"])
+def test_a_head_is_the_same_whether_frozen_weights_travel_or_not(method: str) -> None:
+    """Both factors of the last adapter, though frozen layers stand behind it in a row."""
+    values = {**SMALL, "method": method}
+    if method == "fedrep":
+        values["body_epochs"] = values.pop("epochs")
+    found = []
+    for sent in (False, True):
+        s = assembled(**values, send_frozen=sent)
+        assert s.federation.layout.last(1) == ("head.down", "head.up")
+        logs: list[RoundLog] = []
+        for _ in rounds(s, 2, logs):
+            pass
+        found.append([log.loss_sum for log in logs])
+    assert found[0] == found[1]
 
 
 def test_the_mean_of_factors_is_not_the_mean_of_products() -> None:

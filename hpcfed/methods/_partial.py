@@ -24,7 +24,7 @@ class Options(options.Options):
             self._check_layers(info.layers, config.network())
 
     def check_layout(self, layout: Layout, network: str) -> None:
-        self._check_layers(len(layout.blocks), network)
+        self._check_layers(len(layout.trained_blocks), network)
 
     def _check_layers(self, most: int, network: str) -> None:
         check_layers("head_layers", self.head_layers, most, network)

@@ -235,12 +235,11 @@ class Layout:
         return block_spans(self.blocks, self.entries, self.num_parameters)
 
     def last(self, count: int) -> tuple[str, ...]:
-        """Return the layers of the last `count` blocks."""
-        num_blocks = len(self.blocks)
-        assert count <= num_blocks, f"{count} of {num_blocks} layers"
+        """Return the layers of the last `count` blocks of which something is trained."""
+        blocks = self.trained_blocks
+        assert count <= len(blocks), f"{count} of {len(blocks)} layers"
         # Not [-count:], which would return all of them for 0.
-        last_blocks = self.blocks[num_blocks - count :]
-        return tuple(chain(*last_blocks))
+        return tuple(chain(*blocks[len(blocks) - count :]))
 
     def row(self, network: nn.Module, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the network's tensors as one row."""
