@@ -19,7 +19,7 @@ from torch import Tensor
 from hpcfed.errors import Halted, UserError
 from hpcfed.experiment.run import run_setup
 from hpcfed.results import checkpoints
-from hpcfed.results.folder import HALF_LEARNT
+from hpcfed.results.folder import HALF_LEARNT, checkpoint_folders
 from hpcfed.results.folder import LEARNING as SIGN
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import STOPPED
@@ -155,6 +155,17 @@ def test_without_checkpoints_a_learning_does_not_stop(tmp_path: Path) -> None:
         "run.h5",
         "server.h5",
     }
+
+
+def test_a_checkpoint_that_was_asked_for_outlives_those_for_learnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A complete run has the last two of the former, and none of the latter."""
+    monkeypatch.setattr("hpcfed.runtime.signals.PAUSE", 0)  # as if rounds were long
+    options = {**options_of(**SPAN), "rounds": 5, "checkpoint_every": 2}
+    assert not run_to(tmp_path / "run", options)
+    kept = [int(path.name) for path in checkpoint_folders(tmp_path / "run")]
+    assert kept == [2, 4]
 
 
 WIDTHS = [40, 24]

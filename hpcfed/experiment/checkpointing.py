@@ -6,7 +6,7 @@ the ids of their clients, so the run can resume on any number of ranks.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -56,10 +56,10 @@ class Checkpointer:
         self._told_of_failure = False
         self._newest = done
         """Number of rounds in the newest checkpoint."""
-        self._passing = False
-        """Whether that checkpoint is only kept while new clients make rounds."""
-        self._for_learnings: set[int] = set()
-        """Rounds in checkpoints that were only written because the server learns."""
+        self._passing: set[int] = set()
+        """Rounds in checkpoints that a complete run does not keep: they were only written
+        because the server learns, or new clients make rounds.
+        """
 
     def after_round(self, round: int, state: Any, *, is_last: bool) -> bool:
         """Write a checkpoint if one is due; tell whether all ranks stop after this
@@ -114,17 +114,17 @@ class Checkpointer:
                 with setup.timer.phase("record"), self._stop.checkpoints.writing():
                     # It has a copy of the record.
                     collect_telemetry(setup, self._results)
+                    self._passing.add(round)
                     self._write(round, state, required=False)
-                self._for_learnings.add(round)
         # A run that is stopped in its first round begins anew.
         is_sure = self._newest > 0 or (round == 0 and not options.server_overlap)
         setup.federation.server.saves_every = every if is_sure else 0.0
 
     def after_completion(self) -> None:
-        """Remove checkpoints that were only written because the server learns."""
+        """Remove checkpoints that a complete run does not keep."""
         if self._results is None:
             return
-        for rounds in self._for_learnings:
+        for rounds in self._passing:
             checkpoints.remove(checkpoint_folder(self._folder, rounds))
         with suppress(OSError):
             (self._folder / CHECKPOINTS).rmdir()
@@ -135,15 +135,13 @@ class Checkpointer:
         """
         wanted = self._setup.settings.config.checkpoint_minutes > 0
         if wanted and self._newest < self._done:
-            self._passing = True
+            self._passing.add(self._done)
             self._write(self._done, state, required=False)
 
     def after_new_rounds(self, state: Any, *, stopping: bool) -> None:
-        """Write that checkpoint if all ranks stop and lack it, or else remove it."""
+        """Write that checkpoint if all ranks stop and lack it."""
         if stopping and self._newest < self._done:
             self._write(self._done, state, required=True)
-        elif not stopping and self._passing and self._results is not None:
-            checkpoints.remove(checkpoint_folder(self._folder, self._done))
 
     @property
     def _done(self) -> int:
@@ -174,7 +172,13 @@ class Checkpointer:
         one stays, and the next is tried when it is due.
         """
         failure = save(
-            self._setup, self._folder, rounds, state, self._results, required=required
+            self._setup,
+            self._folder,
+            rounds,
+            state,
+            self._results,
+            required=required,
+            passing=self._passing,
         )
         if failure is None:
             self._newest = rounds
@@ -209,8 +213,10 @@ def save(
     results: ResultsWriter | None,
     *,
     required: bool = True,
+    passing: Collection[int] = (),
 ) -> str | None:
-    """Write a checkpoint after `rounds` rounds; the same call on every worker.
+    """Write a checkpoint after `rounds` rounds; the same call on every worker. Those of
+    `passing` rounds take no other's place.
 
     When it returns, every rank knows that the checkpoint is whole. If the disk refuses
     a `required` checkpoint, the run ends; for any other, every rank gets the reason.
@@ -246,7 +252,7 @@ def save(
     everyones = setup.collectives.gather(written)
     if everyones is not None:
         with _tolerating(refused, required=required):
-            _complete(setup, folder, rounds, everyones)
+            _complete(setup, folder, rounds, everyones, passing)
     # This also holds the other ranks until the marker exists.
     reason: str | None = setup.collectives.bcast(
         one_line(refused[0]) if refused else None
@@ -281,7 +287,11 @@ def _tolerating(refused: list[OSError], *, required: bool) -> Iterator[None]:
 
 
 def _complete(
-    setup: Setup, folder: Path, rounds: int, everyones: Sequence[Sequence[StoredFile]]
+    setup: Setup,
+    folder: Path,
+    rounds: int,
+    everyones: Sequence[Sequence[StoredFile]],
+    passing: Collection[int],
 ) -> None:
     """Write the marker for all ranks' files and a copy of the record."""
     there = checkpoint_folder(folder, rounds)
@@ -292,7 +302,7 @@ def _complete(
     # One seed may be a checkpoint ahead when all are killed. So each keeps one more:
     # a common round is left even if a checkpoint is also damaged.
     keep = checkpoints.KEPT + (setup.stacked > 1)
-    checkpoints.complete(there, rounds, files, keep=keep)
+    checkpoints.complete(there, rounds, files, keep=keep, passing=passing)
 
 
 def _write_state(

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
@@ -157,9 +157,16 @@ def _described(path: Path, stopping: Stopping = lambda: False) -> StoredFile:
 
 
 def complete(
-    folder: Path, rounds: int, files: Sequence[StoredFile], *, keep: int = KEPT
+    folder: Path,
+    rounds: int,
+    files: Sequence[StoredFile],
+    *,
+    keep: int = KEPT,
+    passing: Collection[int] = (),
 ) -> None:
-    """Write the marker, and remove all but the last `keep` finished checkpoints."""
+    """Write the marker, and remove all but the last `keep` finished checkpoints, and the
+    last `keep` of those that are not of `passing` rounds.
+    """
     marker = {
         "format": _FORMAT,
         "schema": _SCHEMA,
@@ -172,7 +179,8 @@ def complete(
     run = folder.parent.parent
     every = checkpoint_folders(run)
     finished = [old for old in every if (old / MARKER).exists()]
-    for old in set(every) - set(finished[-keep:]):
+    staying = [old for old in finished if int(old.name) not in passing]
+    for old in set(every) - {*finished[-keep:], *staying[-keep:]}:
         remove(old)
 
 
