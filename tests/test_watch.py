@@ -696,6 +696,7 @@ def test_log_lines_come_at_first_at_once_and_then_every_ten_seconds(
     monkeypatch.setattr("hpcfed.experiment.progress.time.monotonic", lambda: now[0])
     follows = what_follows(parse_run(["--method", "pfedgpa"]))
     assert not what_follows(parse_run([]))
+    assert not what_follows(parse_run(["--method", "pfedgpa", "--server-every", "1"]))
     progress = RunProgress(100, visible=True, then=follows)
     for round in range(40):
         now[0] += 1.0

@@ -43,8 +43,10 @@ def what_follows(settings: Settings) -> str:
     nothing does.
     """
     options = server_options(settings)
-    learns = options is not None and not options.server_overlap
-    return ", then the server learns" if learns else ""
+    # If it learns in every round, all times have it.
+    if options is None or options.server_overlap or options.server_every == 1:
+        return ""
+    return ", then the server learns"
 
 
 def serve_model(settings: Settings, world: World) -> None:
