@@ -678,6 +678,15 @@ def test_without_a_channel_a_method_may_send_nothing(tmp_path: Path) -> None:
     started(*few, "--out", tmp_path / "run")
 
 
+def test_a_row_may_be_made_in_inference_mode(tmp_path: Path) -> None:
+    """Of such a row, torch does not count writes in place."""
+    path = tmp_path / "inferred.py"
+    made = "import torch\n\n\ndef mean(rows):\n    with torch.inference_mode():\n"
+    made += "        return rows.mean(0)\n"
+    path.write_text(made + ALONE.replace("rows.mean(0)", "mean(rows)"))
+    started(*flags(clients=3, rounds=2, method=path), "--out", tmp_path / "run")
+
+
 @pytest.mark.parametrize("options", [{}, {"seeds": "0..1"}])
 def test_an_exit_in_a_round_is_a_failure(
     options: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

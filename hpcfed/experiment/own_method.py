@@ -116,9 +116,13 @@ class _Watch:
         return first if isinstance(first, Federation) else self._fed
 
     def _version(self, state: Any) -> int:
-        """Return how often the global row has been written in place."""
+        """Return how often the global row has been written in place, as far as torch
+        counts.
+        """
         row = self._method.global_row(state)
-        return row._version if isinstance(row, Tensor) else 0
+        if not isinstance(row, Tensor) or row.is_inference():
+            return 0
+        return row._version
 
     def _refuse_draws(self, hook: str, name: str) -> None:
         raise UserError(
