@@ -459,7 +459,7 @@ def test_a_new_attempt_forgets_how_the_last_one_went(trial: Trial) -> None:
 
 
 def test_an_interrupted_attempt_leaves_its_seconds(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
+    trial: Trial, finished_trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For the one that goes on. What began anew, or was killed, has no earlier ones."""
     trial.folder.parent.mkdir(parents=True)
@@ -487,6 +487,13 @@ def test_an_interrupted_attempt_leaves_its_seconds(
         attempt.attempt_stack(Stack((trial,)), ["x"], path, 60, commands=["run"])
     left = read_outcome(trial.outcome)
     assert left.status == "waiting" and left.seconds >= 0.0
+    # Some come to their ends before the others.
+    stack = Stack((finished_trial,))
+    write_outcome(finished_trial.outcome, Outcome("waiting", seconds=2.0))
+    with pytest.raises(KeyboardInterrupt):
+        attempt.attempt_stack(stack, ["x"], path, 60, commands=["run"])
+    left = read_outcome(finished_trial.outcome)
+    assert left.status == "complete" and left.seconds >= 2.0
 
 
 def test_a_trial_that_another_study_runs_keeps_its_outcome_and_log(

@@ -62,8 +62,7 @@ def attempt(
     try:
         code, seconds = run_logged(words, trial.log, limit)
     except (KeyboardInterrupt, SystemExit):
-        took = before + time.monotonic() - begin
-        write_outcome(trial.outcome, Outcome("waiting", seconds=took))
+        _leave(trial, before + time.monotonic() - begin, command)
         raise
     reason = _error(trial, code, limit)
     status = "failed" if reason else "complete"
@@ -100,8 +99,8 @@ def attempt_stack(
         code, seconds = run_logged(words, log, limit * size)
     except (KeyboardInterrupt, SystemExit):
         took = (time.monotonic() - begin) / size
-        for trial, earlier in zip(stack.trials, before, strict=True):
-            write_outcome(trial.outcome, Outcome("waiting", seconds=earlier + took))
+        for trial, told, earlier in zip(stack.trials, commands, before, strict=True):
+            _leave(trial, earlier + took, told)
         raise
     outcomes: list[Outcome | None] = []
     for trial, command, earlier in zip(stack.trials, commands, before, strict=True):
@@ -116,6 +115,16 @@ def attempt_stack(
         write_outcome(trial.outcome, outcome)
         outcomes.append(outcome)
     return outcomes
+
+
+def _leave(trial: Trial, seconds: float, command: str) -> None:
+    """Record the seconds of a trial whose process was interrupted. It may have come to
+    its end: others of its stack take longer.
+    """
+    outcome = Outcome("waiting", seconds=seconds)
+    if finished(trial) is not None:
+        outcome = replace(outcome, status="complete", command=command)
+    write_outcome(trial.outcome, outcome)
 
 
 def finished(trial: Trial) -> list[RunRecord] | None:
