@@ -37,7 +37,7 @@ from hpcfed.analysis.statistics import (
     of_seeds,
     ratio,
 )
-from hpcfed.errors import remark, say
+from hpcfed.errors import UserError, remark, say
 from hpcfed.results.series import ROUND_SERIES, RoundSeries, agreed
 from hpcfed.results.server import LatentMap
 from hpcfed.results.stored import read_run
@@ -761,3 +761,8 @@ def test_a_folder_of_another_user_is_one_line(
     for words in (["show", theirs], ["run", "--out", theirs]):
         assert f"{theirs}: Permission denied" in mistake(capsys, *words)
     assert find([tmp_path]).unread == [f"{theirs} cannot be read: Permission denied"]
+    # It does not hide that another path holds nothing.
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UserError, match=f"{empty} holds neither a run nor a study"):
+        find([tmp_path, empty])

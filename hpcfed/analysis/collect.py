@@ -46,12 +46,14 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
     found = Found()
     seen = set()
     for path in paths:
-        files = _files(path, found.unread)
-        if not files and not found.unread:
+        unread: list[str] = []
+        files = _files(path, unread)
+        if not files and not unread:
             raise UserError(
                 f"{path} holds neither a run nor a study (it has no {RECORD} and no "
                 f"{STUDY})"
             )
+        found.unread += unread
         for file in files:
             # Paths may overlap, or lead to the same folder through links.
             if file.resolve() not in seen:
