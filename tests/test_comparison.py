@@ -21,7 +21,7 @@ from hpcfed import cli
 from hpcfed.analysis.collect import find
 from hpcfed.analysis.comparison.comparison import Comparison, compare
 from hpcfed.analysis.comparison.conditions import judge_all, read_conditions
-from hpcfed.analysis.comparison.shown import print_comparison
+from hpcfed.analysis.comparison.shown import NOISE, print_comparison
 from hpcfed.analysis.comparison.shown import verdicts as sentences
 from hpcfed.analysis.findings import Cell
 from hpcfed.analysis.groups import Process, groups
@@ -635,6 +635,20 @@ def test_times_of_seeds_are_those_of_the_one_that_was_there_to_the_end() -> None
     large = replace(whole, peak_memory=np.array([2.0**20, 7 * 2.0**20]))
     *_, memory = traffic_and_memory(short, large).charts
     assert [one["y"] for one in memory.spec["data"]["values"]] == [1, 7]
+
+
+def test_of_a_run_that_is_new_on_its_ranks_no_phase_is_told() -> None:
+    """It was resumed on other ranks, and stopped in its first round there."""
+    known = run_of(seconds=[1.0] * 3, rounds=6)
+    new = replace(
+        run_of(seconds=[2.0] * 3, rounds=6), phases=np.full_like(known.phases, np.nan)
+    )
+    ours, theirs = (groups([Process((one,), 1, "")]) for one in (known, new))
+    for before, after, times in ((ours, theirs, "2.000"), (theirs, ours, "0.500")):
+        found = compare(("a", "b"), before, after)
+        assert found is not None
+        told = f"B took {times} times A's seconds per round: {NOISE}."
+        assert told in sentences(found)
 
 
 LEARNING = LearningRecord(

@@ -152,11 +152,11 @@ def point_name(point: PointPair) -> str:
 def _speed(seconds: Figure, phases: Sequence[Figure]) -> str:
     told = f"{change_text(seconds)} A's seconds per round"
     if seconds.told_apart:
-        return f"B is {_share(seconds)}: {told}, mostly {_largest(phases)}."
+        return f"B is {_share(seconds)}: {told}{_largest(phases)}."
     if not seconds.beyond_interval:
         remark = "" if seconds.repeated else f"; {NOISE}"
         return f"Speed is not told apart: B takes {told}{remark}."
-    return f"B took {told}, mostly {_largest(phases)}: {NOISE}."
+    return f"B took {told}{_largest(phases)}: {NOISE}."
 
 
 def _share(figure: Figure) -> str:
@@ -168,10 +168,14 @@ def _share(figure: Figure) -> str:
 
 
 def _largest(phases: Sequence[Figure]) -> str:
-    """Return the phase whose time changed most."""
+    """Return the phase whose time changed most; nothing if none is known, as before the
+    first round on other ranks.
+    """
+    if not phases:
+        return ""
     most = max(phases, key=lambda phase: abs(phase.after - phase.before))
     phase = most.name.removeprefix("phase ")
-    return f"{phase}, {number(most.before)} {ARROW} {number(most.after)} ms"
+    return f", mostly {phase}, {number(most.before)} {ARROW} {number(most.after)} ms"
 
 
 def _other_costs(figures: Sequence[Figure]) -> list[str]:
