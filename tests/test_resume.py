@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,8 @@ import pytest
 import torch
 
 from hpcfed import cli, methods
-from hpcfed.analysis.groups import Process
+from hpcfed.analysis.groups import Process, groups
+from hpcfed.analysis.run_findings import RunFiles, run_findings
 from hpcfed.analysis.run_findings.costs import of_phases
 from hpcfed.clients.balance import MAX_RELOCATIONS, WINDOW, Balance
 from hpcfed.clients.job import TrainingJob
@@ -40,6 +41,7 @@ from hpcfed.results.folder import RECORD, checkpoint_folder
 from hpcfed.results.snapshots import SnapshotWriter
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.signals import STOPPED, Stop
+from hpcfed.words import DASH
 from tests import jobs
 from tests.conftest import Command, mpirun_path
 from tests.federations import assembled
@@ -991,6 +993,25 @@ def snapshots(folder: Path) -> dict[tuple[int, int], np.ndarray]:
                 assert not own.keys() & found.keys(), "nothing is there twice"
                 found |= own
     return found
+
+
+def test_memory_of_ranks_without_a_round_is_unknown(tmp_path: Path) -> None:
+    """After a resume on other ranks that was stopped in its first round."""
+    folder = tmp_path / "run"
+    started(*flags(clients=3, rounds=2), "--out", folder)
+    with h5py.File(folder / "run.h5", "r+") as file:
+        for name in ("peak_memory", "phases"):
+            file[f"timing/{name}"][...] = np.nan
+    run = read_run(folder)
+    assert np.isnan(run.peak_memory).all()
+    (costs,) = run_findings([run], RunFiles())["costs"]
+    assert {str(name): str(cell) for name, cell in costs.rows}[
+        "peak memory of a rank"
+    ] == DASH
+    complete = replace(run, peak_memory=np.ones(1))
+    for runs in ((run, complete), (complete, run)):
+        (group,) = groups([Process(runs, 1, "")])
+        assert group.peak_memory == 1
 
 
 def test_snapshots_of_changing_ranks_hold_every_client_once(tmp_path: Path) -> None:

@@ -168,8 +168,9 @@ class Group:
 
     @property
     def peak_memory(self) -> float:
-        """Bytes of the rank that uses most."""
-        return max(float(run.peak_memory.max(initial=0)) for run in self.runs)
+        """Bytes of the rank that uses most, as far as known."""
+        peaks = [float(run.peak_memory.max(initial=0)) for run in self.runs]
+        return float(np.fmax.reduce(peaks))
 
     @property
     def samples_per_second(self) -> float:

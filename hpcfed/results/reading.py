@@ -84,8 +84,8 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
         phases=file.between("timing/phases", (*shape, len(PHASES)), done),
         wall=file.between("timing/wall", shape, done),
         stacks=stacks,
-        # It never decreases, but is NaN in rounds before a resume.
-        peak_memory=np.fmax.reduce(memory, axis=0, initial=0),
+        # It never decreases, but is unknown in rounds before a resume.
+        peak_memory=np.fmax.reduce(memory, axis=0, initial=np.nan),
         client_accuracy=accuracy,
         evaluated=evaluated,
         client_metrics=_client_metrics(file, of_clients, done),
