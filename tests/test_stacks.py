@@ -26,7 +26,7 @@ from hpcfed.experiment.run import run_stacked
 from hpcfed.methods import fedavg
 from hpcfed.results import checkpoints
 from hpcfed.results.claim import claimed, hold, is_held
-from hpcfed.results.folder import STUDY_CLAIM, check_export
+from hpcfed.results.folder import HALF_LEARNT, STUDY_CLAIM, check_export
 from hpcfed.results.stored import is_complete, read_run
 from hpcfed.results.study import read_gathered, read_outcome
 from hpcfed.runtime.signals import STOPPED, Stop
@@ -538,6 +538,17 @@ def test_a_study_keeps_seeds_that_are_complete(tmp_path: Path, here: Started) ->
     assert read_run(second).facts["resumed"].tolist() == [2]
     cut(second, 0)
     assert begun(every[0]) == Begun(0, complete=1) and begun(every[0]).goes_on
+
+
+def test_a_study_keeps_what_a_server_has_half_learnt(
+    tmp_path: Path, here: Started
+) -> None:
+    """Also in the first round, before any checkpoint."""
+    (trial,) = study(tmp_path, TINY + "[sweep]\nlr = [0.02]\n")
+    cut(trial.folder, 0)
+    assert not begun(trial).goes_on
+    (trial.folder / HALF_LEARNT).touch()
+    assert begun(trial) == Begun(half_learnt=True) and begun(trial).goes_on
 
 
 def test_a_study_never_replaces_a_complete_seed(

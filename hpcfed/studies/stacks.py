@@ -15,6 +15,7 @@ from hpcfed.errors import UserError, count
 from hpcfed.options import Settings, check_unchanged, facts
 from hpcfed.results import checkpoints
 from hpcfed.results.as_json import read_json
+from hpcfed.results.folder import HALF_LEARNT
 from hpcfed.results.publish import publish
 from hpcfed.results.stored import changed_files, read_resumable
 from hpcfed.results.study import writing
@@ -140,11 +141,13 @@ class Begun:
     """Rounds after which all of its unfinished seeds can continue."""
     complete: int = 0
     """Seeds that are complete."""
+    half_learnt: bool = False
+    """Whether a server has stopped in a learning, perhaps of the first round."""
 
     @property
     def goes_on(self) -> bool:
         """Whether the trial is resumed; else it begins anew."""
-        return self.rounds > 0 or self.complete > 0
+        return self.rounds > 0 or self.complete > 0 or self.half_learnt
 
 
 def begun(trial: Trial) -> Begun:
@@ -168,7 +171,8 @@ def begun(trial: Trial) -> Begun:
         else:
             newest.append(checkpoints.newest_rounds(folder))
     # Seeds of a trial continue after the last round that all of them have.
-    return Begun(min(newest, default=0), complete)
+    half_learnt = any((run / HALF_LEARNT).exists() for run in trial.run_folders)
+    return Begun(min(newest, default=0), complete, half_learnt)
 
 
 def options_of(trial: Trial) -> dict[str, Any]:
