@@ -21,6 +21,7 @@ from hpcfed.analysis.groups import groups
 from hpcfed.analysis.outcomes import run_seconds
 from hpcfed.analysis.render.exports import csv_text
 from hpcfed.analysis.run_findings.costs import of_phases
+from hpcfed.clients import initial
 from hpcfed.experiment.run import run
 from hpcfed.models.networks import build
 from hpcfed.results.as_json import run_summary
@@ -261,13 +262,90 @@ def test_a_global_model_is_the_last_snapshots(tmp_path: Path) -> None:
     assert rows(out)
 
 
-def test_a_run_goes_on_only_with_the_weights_that_it_began_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("becomes", ["removed", "changed"])
+@pytest.mark.parametrize("source", ["run", "safetensors", "adapter", "seeds"])
+def test_a_run_goes_on_with_the_weights_that_it_began_with(
+    source: str, becomes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A checkpoint has no frozen weights. A complete run needs neither."""
+    """Bit for bit, whatever has become of the file: the frozen layers below adapters, the
+    adapters, and what clients that join begin with.
+    """
+    from safetensors.torch import save_file
+
+    first: Path = tmp_path / "first"
+    begun = {**SMALL, "lora": 2} if source == "adapter" else SMALL
+    started(*flags(**begun, rounds=1, seed=7, out=first))
+    init = first
+    if source == "safetensors":
+        init = tmp_path / "w.safetensors"
+        with np.load(first / "model.npz") as arrays:
+            save_file({name: torch.from_numpy(arrays[name]) for name in arrays}, init)
+    elif source == "adapter":
+        init = first / "adapter"
+    common = {**SMALL, "new_clients": 1, "new_updates": 1, "init": init}
+    if source != "adapter":
+        common["lora"] = 2
+    if source == "seeds":
+        common["seeds"] = "0..1"
+    long, short = tmp_path / "long", tmp_path / "short"
+    started(*flags(**common, rounds=3, out=long))
+    started(*flags(**common, rounds=2, out=short))
+    file = {"safetensors": init, "adapter": init / "adapter_model.safetensors"}.get(
+        source, first / "model.npz"
+    )
+    if becomes == "removed":
+        # All of it: what else is in PEFT's folder is needed, too.
+        first.rename(tmp_path / "gone")
+        init.unlink() if source == "safetensors" else None
+    else:
+        file.write_bytes(b"another network")
+    capsys.readouterr()
+    started("--resume", short, "--rounds", 3)
+    runs = ["seed-0", "seed-1"] if source == "seeds" else ["."]
+    for run_ in runs:
+        one, other = recorded(short / run_), recorded(long / run_)
+        assert one.keys() == other.keys()
+        for name, numbers in one.items():
+            np.testing.assert_array_equal(numbers, other[name], err_msg=name)
+        models = (np.load(folder / run_ / "model.npz") for folder in (short, long))
+        with next(models) as ours, next(models) as theirs:
+            for name in theirs.files:
+                np.testing.assert_array_equal(ours[name], theirs[name])
+        files = read_run(short / run_).environment["files"]
+        # The record still says which weights these were.
+        assert files == read_run(long / run_).environment["files"] and list(files) == [
+            str(file)
+        ]
+        assert "files_before" not in read_run(short / run_).environment
+    if source == "seeds":
+        # A seed by itself, too: the copy is above its folder.
+        started("--resume", short / "seed-1", "--rounds", 4)
+    assert [path.name for path in tmp_path.glob("**/first-weights")] == [
+        "first-weights"
+    ] * 2
+
+
+def test_first_weights_that_were_not_copied_or_have_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large ones are not copied: then the run needs the file, unless it is complete. A
+    copy of other content is refused.
+    """
     first = started(*flags(**SMALL, rounds=1, out=tmp_path / "first"))
-    options = flags(**SMALL, rounds=2, init=first, checkpoint_every=1)
+    options = flags(**SMALL, rounds=2, init=first)
     out = started(*options, "--out", tmp_path / "run")
+    kept = out / "first-weights/model.npz"
+    whole = kept.read_bytes()
+    assert "too large" not in capsys.readouterr().err
+    kept.write_bytes((first / "run.h5").read_bytes())
+    told = mistake(capsys, "run", "--resume", out, "--rounds", 3)
+    assert f"{kept} has changed since the run began" in told
+    kept.write_bytes(whole)
+    monkeypatch.setattr(initial, "MOST_KEPT", len(whole) - 1)
+    started(*options, "--out", out, "--overwrite")
+    assert not kept.parent.exists()
+    told = f"--init {first}: too large to copy; a stopped run needs it to go on\n"
+    assert told in capsys.readouterr().err
     first.rename(tmp_path / "gone")
     cli.main(["run", "--resume", str(out)])
     assert "there is nothing to go on with" in capsys.readouterr().err
@@ -275,6 +353,18 @@ def test_a_run_goes_on_only_with_the_weights_that_it_began_with(
     assert told.endswith(f"put it back: the run in {out} began with it\n")
     (tmp_path / "gone").rename(first)
     assert read_run(started("--resume", out, "--rounds", 3)).rounds_done == 3
+
+
+def test_a_run_does_not_remove_the_weights_that_it_begins_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = started(*flags(**SMALL, rounds=1, out=tmp_path / "run"))
+    capsys.readouterr()
+    for init in (out, out / "model.npz"):
+        words = flags(**SMALL, rounds=1, init=init, out=out)
+        told = mistake(capsys, "run", *words, "--overwrite")
+        assert "which --overwrite empties; name another --out" in told
+        assert (out / "model.npz").exists()
 
 
 class _Evil:

@@ -2,6 +2,7 @@
 touches another's.
 """
 
+import shutil
 from pathlib import Path
 
 import h5py
@@ -245,3 +246,18 @@ def test_a_job_keeps_seeds_that_are_complete(
         file.attrs["status"] = "running"
     monkeypatch.delenv("SLURM_JOB_ID")
     cli.main(["run", "--resume", str(out), "--overwrite"])
+
+
+def test_a_requeued_job_needs_its_first_weights_no_more(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    """It goes on with its copy, as the same words say that began it."""
+    first = started(*flags(clients=3, rounds=1, out=tmp_path / "first"))
+    slurm.begin(7)
+    stopped_after(2, "--init", first)
+    shutil.rmtree(first)
+    slurm.begin(7, restarts=1)
+    cli.main([*WORDS, "--init", str(first)])
+    record = read_run(Path("runs/slurm-7"))
+    assert (record.status, record.rounds_done) == ("complete", ROUNDS)
+    assert record.config["init"] == str(first)

@@ -9,6 +9,7 @@ from typing import Any
 from hpcfed import methods, plugins
 from hpcfed.errors import UserError, no_checkpoint, remark
 from hpcfed.options import Settings, facts, named, resolve
+from hpcfed.options.first_weights import kept_weights
 from hpcfed.options.rates import RateSchedule
 from hpcfed.results import checkpoints
 from hpcfed.results.claim import begun_by, this_job, was_requeued
@@ -196,7 +197,7 @@ def _check_checkpoints(
 
 def _check_files(folder: Path, record: RunRecord) -> None:
     """Refuse to go on if a file of the user has changed, before it is imported."""
-    for path in changed_files(record):
+    for path in changed_files(record, kept_weights(folder)):
         raise UserError(
             f"--resume {folder}: {path} has changed since the run began, so its "
             "figures may differ; restore it, or add --accept-changes to go on anyway"

@@ -19,13 +19,19 @@ from hpcfed.errors import UserError, did_you_mean, one_line
 from hpcfed.models import peft_files
 from hpcfed.models.layout import Layout
 from hpcfed.models.peft_files import AdapterFiles
+from hpcfed.options.first_weights import INIT
 from hpcfed.results.folder import MODEL, RECORD
-from hpcfed.results.publish import replacing
+from hpcfed.results.publish import make_durably, publish, replacing
 from hpcfed.results.safe import check_file, readable, reading
 from hpcfed.results.sandbox import try_out
 
 Tensors = Mapping[str, Tensor]
-KINDS = ".npz or .safetensors"
+SUFFIXES = (".npz", ".safetensors")
+KINDS = " or ".join(SUFFIXES)
+MOST_KEPT = 2**28
+"""Largest file of first weights, in bytes, that a run copies: a language model has
+gigabytes, and each point of a study would have its own.
+"""
 
 
 @dataclass(frozen=True)
@@ -234,11 +240,32 @@ def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "()"
 
 
-def checksum(path: Path) -> dict[str, str]:
-    """Return the sha256 of the file with the weights, by its path."""
-    source = _source(path)
+def checksum(path: Path, kept: Path) -> dict[str, str]:
+    """Return the sha256 of the weights by the path of the user's file, which may be
+    gone: `kept` is the run's copy, or the same path.
+    """
+    source = _source(kept)
+    is_file = path.suffix in SUFFIXES and not path.is_dir()
+    name = path if is_file else path / source.name
     with open(source, "rb") as file:
-        return {str(source): hashlib.file_digest(file, "sha256").hexdigest()}
+        return {str(name): hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def is_kept(path: Path) -> bool:
+    """Tell whether a run keeps a copy of these weights."""
+    return _source(path).stat().st_size <= MOST_KEPT
+
+
+def keep(path: Path, run: Path) -> None:
+    """Copy weights into a run's folder, where `kept_weights` finds them."""
+    source, there = _source(path), run / INIT
+    of_peft = source != path and source.name == peft_files.WEIGHTS
+    make_durably(there)
+    name = source.name if of_peft else f"model{source.suffix}"
+    publish(source.read_bytes(), there / name)
+    # Last: whoever finds it looks for the weights beside it.
+    if of_peft:
+        publish((path / peft_files.CONFIG).read_bytes(), there / peft_files.CONFIG)
 
 
 def _source(path: Path) -> Path:

@@ -58,7 +58,8 @@ def client_network(
     )
     if double:
         network.double()
-    weights = None if config.init is None else read_weights(config.init)
+    init = config.first_weights
+    weights = None if init is None else read_weights(init)
     # Another run's adapters only fit the adapters here; other weights fit the network.
     of_adapters = False
     if config.lora is not None and weights is not None:
@@ -100,7 +101,7 @@ def base_reference(config: RunConfig) -> BaseReference | None:
     # A classifier's head is drawn: the folder of a language model lacks it.
     if config.data().task != "next-token":
         return None
-    init = config.init
+    init = config.first_weights
     # Weights of --init may have replaced those of the folder.
     if init is not None and not peft_files.is_folder(init) and base_of(init) is None:
         return None
@@ -114,11 +115,12 @@ def base_reference(config: RunConfig) -> BaseReference | None:
 
 def _check_base(config: RunConfig) -> None:
     """Refuse adapters beside weights other than those that they were trained with."""
-    assert config.init is not None
-    theirs, ours = base_of(config.init), base_reference(config)
+    init = config.first_weights
+    assert init is not None
+    theirs, ours = base_of(init), base_reference(config)
     if theirs is None or ours is None:
         return
-    whose = f"--init {config.init}: its adapters belong to "
+    whose = f"--init {init}: its adapters belong to "
     # Older files have no checksum.
     if theirs.weights and ours.weights and theirs.weights != ours.weights:
         raise UserError(
@@ -138,16 +140,17 @@ def _check_base(config: RunConfig) -> None:
 
 def _start(network: nn.Module, weights: Tensors, config: RunConfig) -> None:
     """Load the weights of --init; refuse another network's weights by name."""
-    assert config.init is not None
+    init = config.first_weights
+    assert init is not None
     try:
-        start_from(network, weights, config.init)
+        start_from(network, weights, init)
     except UserError:
-        theirs, ours = model_of(config.init), plugins.label(config.network())
+        theirs, ours = model_of(init), plugins.label(config.network())
         if theirs in (None, ours):
             raise
         add = f"add --model {theirs}" if theirs in MODELS else "give the same --model"
         raise UserError(
-            f"--init {config.init} has model {theirs}, this run has {ours}; {add}"
+            f"--init {init} has model {theirs}, this run has {ours}; {add}"
         ) from None
 
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hpcfed import plugins
+from hpcfed.clients import initial
 from hpcfed.errors import UserError, remark
 from hpcfed.options import RunConfig, Settings
 from hpcfed.results.claim import claimed, sign
@@ -82,6 +83,8 @@ def _take(folder: Path, config: RunConfig, claims: ExitStack) -> bool:
         return _look_again(folder, seeds, config)
     _clear(folder, seeds, claims, overwrite=config.overwrite)
     sign(folder)
+    if config.init is not None and initial.is_kept(config.init):
+        initial.keep(config.init, folder)
     return False
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from hpcfed import plugins
+from hpcfed.clients import initial
 from hpcfed.clients.placement import Clients
 from hpcfed.data.brought import is_brought, notes
 from hpcfed.data.tokeniser import has_tokeniser
@@ -48,6 +49,8 @@ def opening_lines(setup: Setup) -> Iterator[str]:
         and not is_hugging_face(config.model)
     ):
         yield "--lora: adapters beside random weights; --init gives trained ones"
+    if config.first_weights is not None and not initial.is_kept(config.first_weights):
+        yield f"--init {config.init}: too large to copy; a stopped run needs it to go on"
     layout = setup.federation.layout
     yield from setup.settings.options.remarks(layout, config.network())
     yield from _arithmetic(setup)

@@ -310,7 +310,7 @@ def _files(config: RunConfig) -> dict[str, str]:
     """Return the checksums of all user files that influence the figures."""
     files = plugins.checksums([config.method, config.network(), config.dataset])
     if config.init is not None:
-        files |= initial.checksum(config.init)
+        files |= initial.checksum(config.init, config.first_weights or config.init)
     if config.trace is not None:
         with open(config.trace, "rb") as file:
             checksum = hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,6 +11,7 @@ from hpcfed.options.compression import check_compression
 from hpcfed.options.data import check_data
 from hpcfed.options.declare import OptionGroup, facts_of, flag_of, means_off
 from hpcfed.options.devices import check_devices
+from hpcfed.options.first_weights import check_first_weights
 from hpcfed.options.machine import check_server_ranks, check_waiting, check_workers
 from hpcfed.options.malicious import check_flip, check_malicious
 from hpcfed.options.metrics import METRICS, fitting
@@ -38,7 +39,8 @@ def check(settings: Settings, launch: Launch) -> None:
     check_optimiser(config, method)
     check_recording(config)
     check_run(config, method)
-    check_adapters(config, config.init)
+    check_first_weights(config)
+    check_adapters(config, config.first_weights)
     check_newcomers(config, method)
     check_results(config)
     check_synthetic(config, max(1, launch.size - config.server_ranks))

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from hpcfed.errors import UserError, count
 from hpcfed.options.declare import LEFT_OUT, Need, OptionGroup, option
+from hpcfed.options.first_weights import kept_weights
 from hpcfed.options.traits import MethodTraits
 
 # Seeds as a user writes them: `0..4`, `0,3,7`, or a list in a TOML file.
@@ -262,23 +263,26 @@ class RunOptions(OptionGroup):
         return max(1, round(self.participation * clients))
 
     @property
+    def first_weights(self) -> Path | None:
+        """Where the weights of --init are. A resumed run has a copy, so that it goes on
+        with the same, whatever has become of the user's file.
+        """
+        if self.init is None or self.resume is None:
+            return self.init
+        return kept_weights(self.resume) or self.init
+
+    @property
     def num_seeds(self) -> int:
         """The number of seeds that this run advances together."""
         return 1 if self.seeds is None else len(self.seeds)
 
 
 def check_run(config: RunOptions, method: MethodTraits) -> None:
-    """Refuse too large a cohort, missing weights, and early stops with a server."""
+    """Refuse too large a cohort, and early stops with a server."""
     if config.cohort is not None and config.cohort > config.clients:
         raise UserError(
             f"--cohort {config.cohort}, but there are {count(config.clients, 'client')}"
         )
-    if config.init is not None and not config.init.exists():
-        advice = "give a run's folder, or weights as .npz or .safetensors"
-        # A checkpoint lacks frozen weights, and what clients that join begin with.
-        if config.resume is not None:
-            advice = f"put it back: the run in {config.resume} began with it"
-        raise UserError(f"--init {config.init}: no such file or folder; {advice}")
     if not method.has_server:
         return
     for flag, on in (

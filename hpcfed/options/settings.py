@@ -181,7 +181,7 @@ def _fitted(settings: Settings, given: Mapping[str, Any], ranks: int) -> Setting
     settings = _adapted(settings, partition_choices(settings.config), given)
     settings = _adapted(settings, client_choices(settings.config), given)
     # And adapters that the run starts from: methods about adapters read their rank.
-    settings = _adapted(settings, adapter_choices(settings.config.init), given)
+    settings = _adapted(settings, adapter_choices(settings.config.first_weights), given)
     wanted = [
         *malicious_choices(settings.config),
         *privacy_choices(settings.config),

@@ -14,6 +14,7 @@ from pathlib import Path
 from re import fullmatch
 
 from hpcfed.errors import UserError
+from hpcfed.options.first_weights import INIT
 from hpcfed.options.run import seed_folder
 from hpcfed.results.publish import (
     check_folder,
@@ -77,7 +78,9 @@ _ADAPTER = r"adapter_config\.json|adapter_model\.safetensors|\.adapter_.+\.tmp"
 """Files in the folder of the adapters."""
 _CLIENT = r"client-[0-9]{1,19}"
 """Folders there with the adapters of clients."""
-_OF_RUN = rf"{_FILES}|({CHECKPOINTS}|{TENSORBOARD}|{ADAPTER})/.+"
+_INIT = rf"{_ADAPTER}|model\.(npz|safetensors)|\.model\..+\.tmp"
+"""Files in the folder of first weights."""
+_OF_RUN = rf"{_FILES}|({CHECKPOINTS}|{TENSORBOARD}|{ADAPTER}|{INIT})/.+"
 """Every path that a run writes, relative to its folder."""
 _OUTCOME = rf"{POINTS}/[^/]+/repeat-[0-9]+\.(json|log)"
 _OF_STUDY = rf"study\.h5|plan\.json|\.study|slurm-.+\.(log|toml)|{STACKS}/.+|{_OUTCOME}"
@@ -261,7 +264,7 @@ def check_plain(folder: Path) -> None:
         elif path.name == CHECKPOINTS:
             _check_kind(path, stat.S_ISDIR, "folder")
             _check_plain_checkpoints(path)
-        elif path.name in (TENSORBOARD, ADAPTER):
+        elif path.name in (TENSORBOARD, ADAPTER, INIT):
             _check_kind(path, stat.S_ISDIR, "folder")
 
 
@@ -325,7 +328,7 @@ def _is_made_by_run(path: Path) -> bool:
     """Tell whether a run creates such a file or folder, even one killed early."""
     if fullmatch(_SEED, path.name):
         return _is_folder(path) and all(map(_is_made_by_run, _entries(path)))
-    if path.name in (CHECKPOINTS, TENSORBOARD, ADAPTER):
+    if path.name in (CHECKPOINTS, TENSORBOARD, ADAPTER, INIT):
         return True
     return fullmatch(_FILES, path.name) is not None
 
@@ -356,9 +359,10 @@ def empty(folder: Path) -> None:
                 path.unlink()
         for checkpoint in checkpoint_folders(run):
             shutil.rmtree(checkpoint)
-        for events in _entries(run / TENSORBOARD):
-            if fullmatch(_EVENTS, events.name):
-                events.unlink()
+        for name, ours in ((TENSORBOARD, _EVENTS), (INIT, _INIT)):
+            for path in _entries(run / name):
+                if fullmatch(ours, path.name):
+                    path.unlink()
         for folder_of in adapter_folders(run):
             for path in _entries(folder_of):
                 if fullmatch(_ADAPTER, path.name):
@@ -366,7 +370,7 @@ def empty(folder: Path) -> None:
             # These folders stay if the user's own files are in them.
             with suppress(OSError):
                 folder_of.rmdir()
-        for name in (CHECKPOINTS, TENSORBOARD):
+        for name in (CHECKPOINTS, TENSORBOARD, INIT):
             with suppress(OSError):
                 (run / name).rmdir()
 

@@ -244,14 +244,19 @@ def keeps_last(folder: Path) -> bool:
     return True
 
 
-def changed_files(record: RunRecord) -> list[str]:
+def changed_files(record: RunRecord, kept: Path | None = None) -> list[str]:
     """Return the user's files that have changed since a run recorded them.
 
-    A missing file has not changed: the code that needs it reports that.
+    A missing file has not changed: the code that needs it reports that. `kept` is the
+    run's own copy of the weights of --init, if these need not be the same any more.
     """
     changed = []
+    init = record.config.get("init")
     for name, before in (record.environment.get("files") or {}).items():
         path = Path(name)
+        # A run's folder, or PEFT's, is recorded by the file in it.
+        if kept is not None and init in (name, str(path.parent)):
+            path = kept / path.name if kept.is_dir() else kept
         if plugins.is_given(name):
             # It must have been passed in again.
             if plugins.checksums([name])[name] != before:
@@ -260,7 +265,7 @@ def changed_files(record: RunRecord) -> list[str]:
             with open(path, "rb") as file:
                 now = hashlib.file_digest(file, "sha256").hexdigest()
             if now != before:
-                changed.append(name)
+                changed.append(str(path))
     return changed
 
 
