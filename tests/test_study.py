@@ -664,6 +664,96 @@ def test_submitting_makes_an_array_for_every_number_of_ranks(
     assert "--dependency=afterany:" in gather and "--array" not in gather
 
 
+def slurm_commands(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, largest: str, refused: int = 0
+) -> None:
+    """Put an sbatch in front of the path that numbers its jobs from 11 on and refuses
+    one of them, and an scontrol that tells the largest array.
+    """
+    sbatch = f"""#!/bin/sh
+    echo >> {folder}/jobs
+    number=$(wc -l < {folder}/jobs)
+    [ $number = {refused} ] && echo "sbatch: error: too many jobs" >&2 && exit 1
+    echo $((10 + number))
+    """
+    scontrol = f"""#!/bin/sh
+    echo "MaxArraySize            = {largest}"
+    """
+    for name, text in (("sbatch", sbatch), ("scontrol", scontrol)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+@pytest.mark.parametrize("largest", ["16", "17", "1001", "unknown"])
+def test_a_study_larger_than_slurm_s_arrays_is_several(
+    largest: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each point is a job of one array, with a number that Slurm allows, and each job
+    chooses its point.
+    """
+    monkeypatch.setattr(start, "USUAL_ARRAY", 16)
+    slurm_commands(tmp_path, monkeypatch, largest=largest)
+    file = tmp_path / "s.toml"
+    file.write_text(
+        f"[sweep]\nseed = {list(range(17))}\nranks = [1, 2]\n[common]\nmodel = 'mlp'"
+    )
+    words = ["study", str(file), "--out", str(tmp_path / "out"), "--submit"]
+    cli.main(words)
+    *arrays, gather = map(shlex.split, capsys.readouterr().out.splitlines())
+    sizes = [p.processes for p in points(read_study(file), file)]
+    chosen: list[Any] = []
+    monkeypatch.setattr(start, "run_points", lambda order: chosen.extend(order.chosen))
+    found = []
+    for words in arrays:
+        (ntasks,) = (word for word in words if word.startswith("--ntasks="))
+        (array,) = (word for word in words if word.startswith("--array="))
+        numbers = [int(n) for n in array.removeprefix("--array=").split(",")]
+        assert max(numbers) < (16 if largest == "unknown" else int(largest))
+        asked = words[words.index(str(start.shipped.top() / start.SCRIPT)) + 1 :]
+        offset = int(asked[-1]) if "--offset" in asked else 0
+        # As the script does it in a job.
+        cli.main(["study", *asked, "--points", str(numbers[-1])])
+        assert chosen.pop().number == numbers[-1] + offset
+        for number in numbers:
+            assert ntasks == f"--ntasks={sizes[number + offset]}"
+            found.append(number + offset)
+    assert sorted(found) == list(range(34))
+    assert len(arrays) == {"17": 4, "1001": 2}.get(largest, 6)
+    jobs = ":".join(str(11 + number) for number in range(len(arrays)))
+    assert f"--dependency=afterany:{jobs}" in gather and "--offset" not in gather
+
+
+def test_what_slurm_refuses_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the arrays that were submitted already, which nothing would gather."""
+    file = tmp_path / "s.toml"
+    file.write_text("[sweep]\nclients = [4, 8, 12]\n")
+    words = ["study", str(file), "--out", str(tmp_path / "out"), "--submit"]
+
+    def refused() -> str:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    slurm_commands(tmp_path, monkeypatch, largest="1", refused=3)
+    assert refused() == (
+        "hpcfed: sbatch refused: sbatch: error: too many jobs; to withdraw the rest: "
+        "scancel 11 12\n"
+    )
+    slurm_commands(tmp_path, monkeypatch, largest="0")
+    assert "this Slurm has none (MaxArraySize = 0)" in refused()
+    words = [*words[:-1], "--offset", "1001"]
+    assert "--offset adds to the numbers of --points" in refused()
+    words += ["--points", "0"]
+    assert "--points 1001: points are numbered from 0 to 2" in refused()
+
+
 def test_jobs_run_what_was_submitted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

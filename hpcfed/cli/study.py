@@ -34,6 +34,8 @@ BEFORE = """\
   only points whose names match, as in 'ranks=4*'
 --points LIST
   only points with these numbers, as in 0,3; gathers nothing
+--offset N
+  add N to the numbers of --points: those of an array's jobs, which Slurm limits
 """
 AFTER = """\
 --submit
@@ -60,6 +62,8 @@ def command(arguments: list[str]) -> None:
                 f"--stack runs points as one process here, and --{flag} runs none; "
                 "leave one of them out"
             )
+    if options.offset is not None and options.points is None:
+        raise UserError("--offset adds to the numbers of --points; give both")
     try:
         failed = _act(options, for_sbatch)
     except KeyboardInterrupt:
@@ -77,7 +81,7 @@ def _act(options: argparse.Namespace, for_sbatch: list[str]) -> int:
         options.study,
         out=options.out,
         only=options.only,
-        numbers=options.points,
+        numbers=points_of(options),
         starter=options.launcher,
         most=options.stack,
     )
@@ -97,6 +101,13 @@ def _act(options: argparse.Namespace, for_sbatch: list[str]) -> int:
     return start.run_study(order)
 
 
+def points_of(options: argparse.Namespace) -> list[int] | None:
+    """Return the numbers of the points to run; None: all."""
+    if options.points is None:
+        return None
+    return [number + (options.offset or 0) for number in options.points]
+
+
 def _parser() -> CommandParser:
     parser = CommandParser(
         "study",
@@ -111,7 +122,7 @@ def _parser() -> CommandParser:
         metavar="STUDY",
         help="what is swept: a file, or the name of a ready study such as quick",
     )
-    parser.add_flags(BEFORE, DIR=_folder, LIST=_numbers)
+    parser.add_flags(BEFORE, DIR=_folder, LIST=_numbers, N=_number)
     parser.add_argument(
         "--stack",
         type=_stack,
@@ -148,6 +159,12 @@ def _stack(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"must be a number of points from 1 to {MOST_SEEDS}, got '{text}'"
         )
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not fullmatch("[0-9]{1,9}", text):
+        raise ValueError("must be a number of points, as in 1001")
     return int(text)
 
 

@@ -4,6 +4,7 @@ or gather what has run.
 
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -37,6 +38,10 @@ from hpcfed.studies.plan import (
 
 SCRIPT = "slurm/study.sbatch"
 """The script of an array's jobs; it comes with hpcfed."""
+USUAL_ARRAY = 1001
+"""Slurm's MaxArraySize if the site has not set it: all numbers in an array are below."""
+PATIENCE = 30
+"""Seconds to wait for Slurm's configuration."""
 
 
 def order_of(
@@ -114,9 +119,10 @@ def gather_study(order: StudyOrder) -> int:
 
 def submit_study(order: StudyOrder, extra: Sequence[str], *, dry_run: bool) -> None:
     """Submit the chosen points to Slurm: an array for each number of ranks, since all
-    jobs of an array are alike, and a last job that gathers. `extra` are arguments for
-    sbatch.
+    jobs of an array are alike, or several if Slurm allows no such numbers; and a last
+    job that gathers. `extra` are arguments for sbatch.
     """
+    most = _array_size()
     # The jobs may start in another folder, so paths are absolute.
     out = order.out.resolve()
     content = order.text.encode()
@@ -129,18 +135,22 @@ def submit_study(order: StudyOrder, extra: Sequence[str], *, dry_run: bool) -> N
         with writing(file):
             publish(content, file)
     script = [str(shipped.top() / SCRIPT), str(file), "--out", str(out)]
-    jobs = []
+    jobs: list[str] = []
+
+    def array(point: Point) -> tuple[int, int]:
+        return point.processes, point.number // most
+
     # Sorted, because `groupby` only joins neighbours.
-    by_size = sorted(order.chosen, key=_processes)
-    for processes, members in groupby(by_size, key=_processes):
-        numbers = ",".join(str(point.number) for point in members)
+    for (processes, part), members in groupby(sorted(order.chosen, key=array), array):
+        numbers = ",".join(str(point.number % most) for point in members)
         words = [
             f"--ntasks={processes}",
             f"--array={numbers}",
             f"--output={out}/slurm-%A-%a.log",
             *extra,
         ]
-        job = _sbatch([*words, *script], dry_run=dry_run)
+        offset = ["--offset", str(part * most)] if part else []
+        job = _sbatch([*words, *script, *offset], jobs, dry_run=dry_run)
         if job is not None:
             jobs.append(job)
     # `afterany`: finished runs are gathered even if some jobs have failed.
@@ -151,15 +161,32 @@ def submit_study(order: StudyOrder, extra: Sequence[str], *, dry_run: bool) -> N
         f"--output={out}/slurm-%j.log",
         *extra,
     ]
-    _sbatch([*last, *script], dry_run=dry_run)
+    _sbatch([*last, *script], jobs, dry_run=dry_run)
 
 
-def _processes(point: Point) -> int:
-    return point.processes
+def _array_size() -> int:
+    """Return Slurm's MaxArraySize, or the usual one where Slurm does not tell."""
+    ask = ["scontrol", "show", "config"]
+    try:
+        told = subprocess.run(ask, capture_output=True, text=True, timeout=PATIENCE)
+    except (OSError, subprocess.TimeoutExpired):
+        return USUAL_ARRAY
+    found = re.search(r"^MaxArraySize\s*=\s*([0-9]+)", told.stdout, re.MULTILINE)
+    size = int(found[1]) if found else USUAL_ARRAY
+    if not size:
+        raise UserError(
+            "--submit makes arrays, and this Slurm has none (MaxArraySize = 0); start "
+            "hpcfed study within a job"
+        )
+    return size
 
 
-def _sbatch(words: Sequence[str], *, dry_run: bool) -> str | None:
-    """Print and run sbatch; return the job's number, or None if it is only printed."""
+def _sbatch(
+    words: Sequence[str], before: Sequence[str], *, dry_run: bool
+) -> str | None:
+    """Print and run sbatch; return the job's number, or None if it is only printed.
+    `before` are the jobs that have been submitted already.
+    """
     line = ["sbatch", "--parsable", *words]
     say(shlex.join(line))
     if dry_run:
@@ -175,7 +202,9 @@ def _sbatch(words: Sequence[str], *, dry_run: bool) -> str | None:
         ) from None
     if answer.returncode:
         said = answer.stderr.strip().splitlines()
-        raise UserError(f"sbatch refused: {said[-1] if said else 'no reason'}")
+        # They would run, and nothing would gather them.
+        undo = f"; to withdraw the rest: scancel {' '.join(before)}" if before else ""
+        raise UserError(f"sbatch refused: {said[-1] if said else 'no reason'}{undo}")
     # `--parsable` prints `number` or `number;cluster`.
     return answer.stdout.strip().partition(";")[0]
 
