@@ -49,6 +49,7 @@ from hpcfed.kernels.batch import SHIFTS
 from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
+from hpcfed.models.own import Sample
 from hpcfed.models.stack import StackedNetwork
 from hpcfed.runtime import accelerator, randomness
 from tests.naive import (
@@ -317,6 +318,43 @@ def test_a_single_sample_passes_norms_of_images_and_of_one_pixel() -> None:
         trained(mode, network, shard, sgd, keys)[0] for mode in ("batched", "loop")
     )
     torch.testing.assert_close(alone, batched, rtol=1e-9, atol=1e-10)
+
+
+class Norms(nn.Module):
+    """Batch norm over features: a single sample has one value per channel."""
+
+    def __init__(self, *, looks: bool) -> None:
+        super().__init__()
+        self.looks = looks
+        self.a = nn.Linear(4, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.b = nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.a(x.flatten(1)))
+        if self.looks:
+            # Changes nothing, but prevents all ways but one client after another.
+            y = y + 0 * float(y.detach().sum())
+        return self.b(y)
+
+
+def test_batch_norm_takes_a_last_batch_of_one_sample_in_every_way() -> None:
+    torch.manual_seed(0)
+    network, sample = Norms(looks=False), Sample((1, 2, 2), (10,))
+    layout = Layout.of(network)
+    shard, keys = make_shard(sample.shape, (5, 1), torch.float64), torch.arange(2)
+    start = layout.row(network, dtype=torch.float64).repeat(2, 1)
+    job = TrainingJob(start, shard, np.arange(2), SGD, keys=keys)
+    found = {}
+    for looks in (False, True):
+        network.looks = looks
+        engine = Engine(network, layout, shape=sample.shape, trial=sample)
+        found[engine.mode] = engine.train(job)[0]
+    assert found.keys() == {"batched", "loop"}
+    torch.testing.assert_close(found["loop"], found["batched"], rtol=1e-9, atol=1e-10)
+    # The second client's only values have no variance.
+    variance = layout.views(found["loop"])["norm.running_var"][1]
+    torch.testing.assert_close(variance, torch.full_like(variance, 0.9**SGD.epochs))
 
 
 def test_cudnn_tries_kernels_for_full_batches_of_a_lone_client_only(

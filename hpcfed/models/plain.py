@@ -4,11 +4,14 @@ import copy
 import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.models.forward import Forward
+from hpcfed.models.forward import CaughtCalls, Forward
 from hpcfed.models.layout import Changes, Layout, uncounted
 from hpcfed.models.own import answers
 from hpcfed.models.stacked_layer import Batch
@@ -60,7 +63,8 @@ class PlainNetwork(Forward):
         self._changes.forget()
         autocast = self._bf16 and accelerator.is_gpu(x.device)
         autocasting = torch.autocast(x.device.type, torch.bfloat16, enabled=autocast)
-        with self._seeding(x.device), self._catching_drops(), autocasting:
+        single = SingleValues() if len(x) == 1 else nullcontext()
+        with self._seeding(x.device), self._catching_drops(), single, autocasting:
             # Steps gather channels-last images, but a module may want to view them.
             x = x.contiguous()
             y: Tensor = answers(torch.func.functional_call(self._network, own, x))
@@ -79,6 +83,42 @@ class PlainNetwork(Forward):
     def join(self) -> None:
         """Write the buffers that the module has changed into the rows."""
         self._changes.write()
+
+
+class SingleValues(CaughtCalls):
+    """Lets batch norm take one value per channel, which torch refuses: the value is its
+    own mean, its variance is 0, and so is what the running variance is mixed with.
+
+    So it is in a stack, where others have more values at the same time.
+    """
+
+    instead: ClassVar = {F.batch_norm: "_batch_norm"}
+
+    def _batch_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        norm = partial(
+            F.batch_norm,
+            running_mean=running_mean,
+            running_var=running_var,
+            weight=weight,
+            bias=bias,
+            training=training,
+            momentum=momentum,
+            eps=eps,
+        )
+        if not training or input.numel() != input.shape[1]:
+            return norm(input)
+        # Twice the same value has this mean, and these variances.
+        return norm(torch.cat([input, input]))[:1]
 
 
 def _replace_dropout(module: nn.Module, batch: Batch, numbers: Iterator[int]) -> None:
