@@ -5,7 +5,13 @@ each of a fault and an end (`--brief`), and a few whole ones.
 """
 
 import gc
+import os
 import random
+import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +19,7 @@ from pathlib import Path
 import h5py
 import pytest
 
+from benchmarks.launching import environment
 from benchmarks.simulated.disk import Disk
 from benchmarks.simulated.faults import KINDS
 from benchmarks.simulated.machine import Machine
@@ -75,6 +82,54 @@ def test_nothing_is_lost_from_life_to_life(tmp_path: Path) -> None:
         told = teller.tell(seed)
         assert not told.findings, f"--seed {seed}"
         assert told.lives >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_an_interrupted_campaign_tells_what_it_has_and_leaves_no_process(
+    number: signal.Signals,
+) -> None:
+    words = ["--seeds", "0..9999", "--brief", "--trace", "--processes", "2"]
+    campaign = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.simulated", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=environment(),
+    )  # fmt: skip
+    assert campaign.stdout is not None
+    # Once this is there, a story has been told, and both processes are at work.
+    campaign.stdout.readline()
+    # A terminal tells all processes, a batch system the first.
+    to = os.killpg if number == signal.SIGINT else os.kill
+    to(campaign.pid, number)
+    told, said = campaign.communicate(timeout=100)
+    assert campaign.returncode == 128 + number
+    # Beside lines of progress.
+    lines = [line for line in said.splitlines() if " lives, " not in line]
+    assert lines == ["benchmarks.simulated: interrupted"]
+    counted = re.search(r"^seeds +(\d+)$", told, re.M)
+    assert counted is not None and 1 <= int(counted[1]) < 10000
+    # Python's own tracker of resources ends just after the process that it belongs to.
+    until = time.monotonic() + 60
+    while left := living(campaign.pid):
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+
+
+def living(group: int) -> list[str]:
+    """Return the commands of a group's processes that have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, own = (
+                (folder / "stat").read_text().rpartition(") ")[2].split()[:3]
+            )
+            if int(own) == group and state != "Z":
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            pass  # it has ended meanwhile
+    return found
 
 
 def test_a_seed_replays_its_story(tmp_path: Path, stories: Stories) -> None:

@@ -21,6 +21,7 @@ forever; users' files in the folder are as they were; two runs never write to on
 
 Prints a line for each finding, with the seed that replays it, and a table. The exit code
 is 1 after a finding. --plant puts a fault into the program itself, which must be found.
+On Ctrl-C or SIGTERM it prints the table of the stories told so far.
 
 examples:
   python -m benchmarks.simulated --seeds 0..1999 --processes 2
@@ -31,16 +32,18 @@ examples:
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from benchmarks.arguments import parser_of
-from benchmarks.simulated.campaign import told_by
-from benchmarks.simulated.plants import PLANTS
-from benchmarks.simulated.summary import Summary
-from benchmarks.simulated.work import BRIEF, WHOLE
+
+if TYPE_CHECKING:
+    from benchmarks.simulated.summary import Summary
 
 EVERY = 10.0
 """Seconds between lines of progress."""
@@ -49,22 +52,56 @@ MEMORY = Path("/dev/shm")
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, _end)
+    # A script's background job starts with Ctrl-C ignored, and must keep ignoring it.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+    # Importing takes a while, so wait until the handlers are in place.
+    from benchmarks.simulated.summary import Summary
+
     options = _options()
-    plant = options.plant
     begin = time.monotonic()
     summary = Summary()
-    next_line = begin + EVERY
-    with tempfile.TemporaryDirectory(
-        prefix="hpcfed-simulated-", dir=_disk()
-    ) as scratch:
-        stories = told_by(
-            Path(scratch),
-            options.seeds,
-            processes=options.processes,
-            plant=plant,
-            keep_trace=options.trace,
-            length=BRIEF if options.brief else WHOLE,
-        )
+    interrupted: SystemExit | None = None
+    try:
+        _tell(options, summary)
+    except SystemExit as ending:
+        interrupted = ending
+    print(summary.table(time.monotonic() - begin))
+    if interrupted is not None:
+        raise interrupted
+    sys.exit(1 if summary.findings else 0)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    """End after a signal, with the exit code that shells expect."""
+    # A second one would leave processes and the disk.
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
+    os.write(2, b"benchmarks.simulated: interrupted\n")
+    sys.exit(128 + number)
+
+
+def _tell(options: argparse.Namespace, summary: "Summary") -> None:
+    """Tell the stories of all seeds, add them up, and print what is found."""
+    from benchmarks.simulated.campaign import told_by
+    from benchmarks.simulated.work import BRIEF, WHOLE
+
+    plant = options.plant
+    next_line = time.monotonic() + EVERY
+    with (
+        tempfile.TemporaryDirectory(prefix="hpcfed-simulated-", dir=_disk()) as scratch,
+        closing(
+            told_by(
+                Path(scratch),
+                options.seeds,
+                processes=options.processes,
+                plant=plant,
+                keep_trace=options.trace,
+                length=BRIEF if options.brief else WHOLE,
+            )
+        ) as stories,
+    ):
         for told in stories:
             summary.add(told)
             for what in told.findings:
@@ -78,8 +115,6 @@ def main() -> None:
                 next_line = time.monotonic() + EVERY
             if options.first and told.findings:
                 break
-    print(summary.table(time.monotonic() - begin))
-    sys.exit(1 if summary.findings else 0)
 
 
 def _disk() -> Path | None:
@@ -87,6 +122,8 @@ def _disk() -> Path | None:
 
 
 def _options() -> argparse.Namespace:
+    from benchmarks.simulated.plants import PLANTS
+
     parser = parser_of(__doc__)
     add = parser.add_argument
     add(

@@ -1,10 +1,13 @@
-"""Tells the stories of many seeds, in this process or in several."""
+"""Tells the stories of many seeds, in processes of their own."""
 
 import os
-from collections.abc import Iterator, Sequence
+import signal
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from benchmarks.simulated.stories import Teller
@@ -23,20 +26,35 @@ def told_by(
     plant: str | None,
     keep_trace: bool,
     length: Length = WHOLE,
-) -> Iterator[Told]:
-    """Tell the stories of all seeds, in their order."""
+) -> Generator[Told]:
+    """Tell the stories of all seeds, in their order; end the processes if the caller
+    asks for no more.
+    """
     begin = partial(_begin, scratch, plant, keep_trace, length)
-    if processes == 1:
-        begin()
-        yield from map(_tell, seeds)
-        return
     # Not forked: each begins as a replay does.
     context = get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=begin) as pool:
+        with _ignoring_interrupts():
+            stories = deque(pool.submit(_tell, seed) for seed in seeds)
         try:
-            yield from pool.map(_tell, seeds)
+            while stories:
+                yield stories.popleft().result()
         finally:
-            pool.shutdown(cancel_futures=True)
+            # Without cancelling those that wait: then the pool's thread would fail.
+            for child in active_children():
+                child.terminate()
+
+
+@contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C, also in processes that start meanwhile: the terminal tells them,
+    too, but it is for the first process to end them.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _begin(scratch: Path, plant: str | None, keep_trace: bool, length: Length) -> None:
