@@ -273,7 +273,7 @@ def test_new_clients_go_on_after_a_stop_as_if_there_was_none(
     assert len(record.rounds["bytes_up"]) == 2
     (table,) = (one for one in learning_of_run(record) if "new clients" in one.columns)
     assert table.rows[-1][0] == "mean of the last 6", "there are no ten"
-    costs = {str(name): str(cell) for name, cell in of_costs(record, record).rows}
+    costs = {str(name): str(cell) for name, cell in of_costs([record]).rows}
     assert costs["sent to new clients in their rounds"] == "225.47 KiB"
     # Two clients get all 4810 columns of the cluster's row.
     assert new.bytes_down.tolist() == [2 * 4 * 4810] * 6

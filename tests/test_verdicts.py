@@ -19,7 +19,10 @@ from hpcfed.analysis.render.exports import csv_text, points_csv_text
 from hpcfed.analysis.render.run_page import verdict
 from hpcfed.analysis.render.run_page.learning import clients as clients_section
 from hpcfed.analysis.render.sections import sections
+from hpcfed.analysis.render.sections.server import SERVER_COLUMNS, server
+from hpcfed.analysis.run_findings.costs import of_costs
 from hpcfed.analysis.scaling import growths, limits
+from hpcfed.analysis.server_costs import server_costs
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.analysis.swept import (
     Swept,
@@ -33,6 +36,7 @@ from hpcfed.analysis.swept import (
 )
 from hpcfed.analysis.verdicts import verdicts
 from hpcfed.results.learnings import LearningRecord
+from hpcfed.results.stored import most_memory
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import times_as
 from tests.points import process_of, run_of
@@ -141,12 +145,55 @@ def test_the_frontier_has_what_nobody_beats() -> None:
     for unit in ("s", "J"):
         best = [point.group.options["lr"] for point in found[unit].best]
         assert best == [0.01, 0.03], "0.02 is dearer and worse, 0.04 no better"
-    # All send the same: one of the best is left.
-    assert len(found["MiB"].best) == 1
-    assert found["MiB"].best[0].score.centre == pytest.approx(70)
+    # All send the same: two have the best score, and nothing tells them apart.
+    best = [point.group.options["lr"] for point in found["MiB"].best]
+    assert sorted(best) == [0.03, 0.04]
+    # The same choice on other ranks is not another one.
+    more = process_of(lr=0.03, accuracy=0.7, seconds=3.0, ranks=2)
+    every = groups([*processes, more])
+    of_bytes = [one for one in frontiers(every, swept(every)) if one.cost.unit == "MiB"]
+    assert [len(one.best) for one in of_bytes] == [2]
     other_data = [*processes, process_of(alpha=9.0, accuracy=0.9, seconds=0.5)]
     every = groups(other_data)
     assert len(frontiers(every, swept(every))) == 3, "another problem does not compete"
+
+
+def test_cohort_and_steps_of_a_point_are_means_over_its_seeds() -> None:
+    # The second seed's clients were less often there, and had more samples.
+    seeds = [
+        process_of(seed=0, series={"cohort": [4, 8], "longest_steps": [2, 2]}, seconds=[1, 1]),
+        process_of(seed=1, series={"cohort": [2, 4], "longest_steps": [5, 7]}, seconds=[1, 1]),
+    ]  # fmt: skip
+    (group,) = groups(seeds)
+    assert (group.cohort, group.steps) == (4.5, 4.0)
+    unknown = {"cohort": [np.nan] * 2, "longest_steps": [np.nan] * 2}
+    older = process_of(seed=2, series=unknown, seconds=[1, 1])
+    (group,) = groups([*seeds, older])
+    assert (group.cohort, group.steps) == (4.5, 4.0)
+    (group,) = groups([older])
+    assert group.cohort == group.clients and isnan(group.steps)
+
+
+def test_memory_of_a_server_is_the_most_of_all_learnings_and_seeds() -> None:
+    def learning(*mebibytes: float) -> LearningRecord:
+        peaks = np.array(mebibytes) * 2.0**20
+        parts: dict[str, float] = {"denoiser": 1.0}
+        return LearningRecord(3, 4, parts, parts, {"denoiser": 7}, parts, parts, peaks)
+
+    first = replace(run_of(seed=0), learnings=(learning(3, 9), learning(5, 2)))
+    second = replace(run_of(seed=1), learnings=(learning(8, 1), learning(4, 4)))
+    assert most_memory([first, second]).tolist() == [8 * 2.0**20, 9 * 2.0**20]
+    rows = {str(name): str(cell) for name, cell in of_costs([first, second]).rows}
+    assert rows["peak memory of a server rank"] == "9.00 MiB"
+    rows = {str(name): str(cell) for name, cell in of_costs([second, first]).rows}
+    assert rows["peak memory of a server rank"] == "9.00 MiB"
+    every = groups([Process((first, second), 0, "both")])
+    (cost,) = server_costs(every)
+    assert cost.memory == (8 * 2.0**20, 9 * 2.0**20)
+    *_, table = server(every, swept(every)).tables
+    (row,) = table.rows
+    cells = dict(zip(SERVER_COLUMNS, map(str, row), strict=True))
+    assert cells["peak memory, MiB"] == "9"
 
 
 def test_ranks_are_limited_by_the_phase_that_shrinks_least() -> None:

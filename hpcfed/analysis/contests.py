@@ -126,7 +126,9 @@ class Frontier:
     points: list[Weighed]
     """All points, cheapest first."""
     best: list[Weighed]
-    """Points on the frontier, cheapest first: each is better than all cheaper ones."""
+    """Points on the frontier, cheapest first: each is better than all cheaper ones. Those
+    with the same cost and score are all there.
+    """
 
 
 def frontiers(every: Sequence[Group], options: Sequence[Swept]) -> list[Frontier]:
@@ -165,15 +167,22 @@ def _weighed(members: Sequence[Group], judged: Measure, cost: RunCost) -> list[W
 def _frontier(points: Sequence[Weighed], judged: Measure) -> list[Weighed]:
     best: list[Weighed] = []
     for point in points:
-        if not best:
-            best.append(point)
-            continue
-        last = best[-1]
         # Points come cheapest first, so only the best one so far has to be beaten.
-        if not judged.better(point.score.centre, last.score.centre):
-            continue
-        # Of two with the same cost, keep the better one.
-        if point.cost.centre == last.cost.centre:
-            best.pop()
-        best.append(point)
+        if not best or judged.better(point.score.centre, best[-1].score.centre):
+            # Of those with the same cost, keep the better ones.
+            best = [one for one in best if one.cost.centre < point.cost.centre]
+            best.append(point)
+        elif _equal(point, best[-1]) and not _is_among(best, point.group):
+            best.append(point)
     return best
+
+
+def _equal(one: Weighed, other: Weighed) -> bool:
+    """Tell whether two points have the same cost and score."""
+    costs, scores = (one.cost, other.cost), (one.score, other.score)
+    return all(mine.centre == theirs.centre for mine, theirs in (costs, scores))
+
+
+def _is_among(points: Sequence[Weighed], group: Group) -> bool:
+    """Tell whether one of these points is the same choice, on other ranks."""
+    return any(point.group.key == group.key for point in points)

@@ -124,17 +124,16 @@ class Group:
     @property
     def steps(self) -> float:
         """Mean local steps of a round's busiest client; NaN in older records."""
-        counted = self.first.rounds["longest_steps"]
-        return float(counted.mean()) if len(counted) else nan
+        return self.per_round("longest_steps")
 
     @property
     def cohort(self) -> float:
         """Mean number of a round's participants; all clients in older records."""
-        counted = self.first.rounds["cohort"]
-        if np.isnan(counted).all():
+        counted = self.per_round("cohort")
+        if isnan(counted):
             return float(self.clients)
         # Reports divide by it, even if no round had a client with data.
-        return float(np.nanmean(counted)) or 1.0
+        return counted or 1.0
 
     @cached_property
     def seconds(self) -> Estimate:
@@ -180,8 +179,10 @@ class Group:
         return of_runs(rates).centre if min(rates) > 0 else median(rates)
 
     def per_round(self, name: str) -> float:
-        """Mean of a series, over rounds and seeds."""
-        return fmean(float(np.nanmean(run.rounds[name])) for run in self.seeds)
+        """Mean of a series, over rounds and seeds; NaN if none has recorded it."""
+        series = [run.rounds[name] for run in self.seeds]
+        known = [each for each in series if not np.isnan(each).all()]
+        return fmean(float(np.nanmean(each)) for each in known) if known else nan
 
 
 def _over_processes(found: Sequence[dict[str, float]]) -> dict[str, float]:

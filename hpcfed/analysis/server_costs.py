@@ -25,8 +25,8 @@ from hpcfed.analysis.scaling import power
 from hpcfed.analysis.statistics import Estimate
 from hpcfed.errors import count
 from hpcfed.options import facts
-from hpcfed.results.learnings import LearningRecord
 from hpcfed.results.run import RunRecord, mean_accuracy
+from hpcfed.results.stored import most_memory
 from hpcfed.results.study import StudyRecord, TrialRecord
 
 NOT_CLIENTS = ("server", "evaluate", "record")
@@ -139,8 +139,8 @@ def _measured(group: Group) -> ServerCost:
         # Stacked seeds share the rounds' time, but each had the server for itself.
         between=every * working / stacked,
         waited=fmean(one.waited for one in last),
-        memory=_by_rank(last, lambda one: one.peak_memory),
-        bank=_by_rank(last, lambda one: one.bank_bytes),
+        memory=tuple(most_memory(group.runs).tolist()),
+        bank=tuple(np.max([one.bank_bytes for one in last], axis=0).tolist()),
         own=fmean(one.own for one in last),
         own_uploads=fmean(one.own_uploads for one in last),
         before=_accuracy(group, BEFORE),
@@ -150,13 +150,6 @@ def _measured(group: Group) -> ServerCost:
 
 def _columns(run: RunRecord) -> float:
     return float(run.facts.get("generated_columns", nan))
-
-
-def _by_rank(
-    learnings: Sequence[LearningRecord], of: Callable[[LearningRecord], np.ndarray]
-) -> tuple[float, ...]:
-    """Return the largest figure of each server rank, over all learnings."""
-    return tuple(np.max([of(one) for one in learnings], axis=0).tolist())
 
 
 def _accuracy(group: Group, name: str) -> float:

@@ -89,6 +89,12 @@ def wall_time(runs: Sequence[RunRecord]) -> float:
     return total
 
 
+def most_memory(runs: Sequence[RunRecord]) -> np.ndarray:
+    """Return the most bytes of each server rank, over all learnings of these runs."""
+    peaks = [learning.peak_memory for run in runs for learning in run.learnings]
+    return np.fmax.reduce(peaks)
+
+
 def check_start(settings: Settings, launch: Launch) -> None:
     """Refuse settings that cannot start, and a folder that may not be written to."""
     check(settings, launch)

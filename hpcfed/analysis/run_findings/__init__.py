@@ -71,7 +71,7 @@ def run_findings(runs: Runs, files: RunFiles) -> Findings:
         "time": [costs.of_phases(timed)],
         "server": list(costs.of_server(runs)),
         "depths": list(depths.of_depths(runs)),
-        "costs": [costs.of_costs(first, timed)],
+        "costs": [costs.of_costs(runs)],
         "machine": list(machine.of_machine(timed, files.details.telemetry)),
     }
 

@@ -30,7 +30,7 @@ from hpcfed.results.pace import MS_PER_ROUND, PER_ROUND_MEANS, per_round
 from hpcfed.results.run import RunRecord
 from hpcfed.results.series import ROUND_SERIES, RoundSeries
 from hpcfed.results.server import PROMISED
-from hpcfed.results.stored import wall_time
+from hpcfed.results.stored import most_memory, timed_run, wall_time
 from hpcfed.runtime.timer import PHASES
 from hpcfed.words import formatted
 
@@ -181,11 +181,11 @@ def _network(last: LearningRecord, name: str) -> Row:
 Costs = Iterator[tuple[str, str | Cell]]
 
 
-def of_costs(record: RunRecord, timed: RunRecord) -> Table:
-    """Return everything that adds up over a run, and its peak values. `timed` has the
-    times, memory and energy of the process: the run itself, or a seed beside it.
+def of_costs(runs: Sequence[RunRecord]) -> Table:
+    """Return everything that adds up over the first of these runs, and its peak values.
+    Times, memory and energy belong to the process, and so to all of them.
     """
-    return Table(("cost", ""), list(_costs(record, timed)))
+    return Table(("cost", ""), list(_costs(runs[0], runs)))
 
 
 def _whose(last: LearningRecord) -> Costs:
@@ -200,7 +200,8 @@ def _whose(last: LearningRecord) -> Costs:
             yield name, WHOLE_PERCENT(share)
 
 
-def _costs(record: RunRecord, timed: RunRecord) -> Costs:
+def _costs(record: RunRecord, runs: Sequence[RunRecord]) -> Costs:
+    timed = timed_run(runs)
     totals = [series for series in ROUND_SERIES.values() if series.total]
     for series in totals:
         if series.unit == "bytes":
@@ -228,7 +229,7 @@ def _costs(record: RunRecord, timed: RunRecord) -> Costs:
     if record.learnings:
         last = record.learnings[-1]
         yield "uploads that the server learnt from", COUNT(last.rows)
-        yield "peak memory of a server rank", BYTES(float(last.peak_memory.max()))
+        yield "peak memory of a server rank", BYTES(float(most_memory(runs).max()))
         yield from _whose(last)
     reached = record.rounds_to(0.95)
     if reached is not None:

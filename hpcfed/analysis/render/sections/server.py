@@ -29,7 +29,7 @@ from hpcfed.analysis.server_costs import (
 )
 from hpcfed.analysis.server_findings import server_tables
 from hpcfed.analysis.swept import Swept
-from hpcfed.results.stored import wall_time
+from hpcfed.results.stored import most_memory, wall_time
 from hpcfed.results.study import StudyRecord
 from hpcfed.words import MIB
 
@@ -148,7 +148,7 @@ def _network_rows(group: Group, phases: Sequence[str]) -> list[Row]:
                 PER_CENT_OF(last.utilisation[network]),
                 # These two belong to the server as a whole, so they are the same for
                 # all its networks.
-                MEBIBYTES(float(last.peak_memory.max())),
+                MEBIBYTES(float(most_memory(group.runs).max())),
                 PER_CENT_OF(seconds / whole),
             ]
         )
