@@ -81,6 +81,7 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], Sample, str]] = {
     "warming": (networks.Warming, IMAGES, "loop"),
     "remembering": (networks.Remembering, IMAGES, "vmap"),
     "cumulative": (networks.Cumulative, IMAGES, "loop"),
+    "momentary": (networks.Momentary, IMAGES, "loop"),
     "temperature": (networks.Temperature, IMAGES, "vmap"),
     "following": (networks.Following, IMAGES, "vmap"),
     "belated": (partial(networks.Belated, told=True), IMAGES, "loop"),

@@ -20,6 +20,7 @@ from hpcfed.models.frozen import (
     without_values,
 )
 from hpcfed.models.own import Sample, answers
+from hpcfed.models.plain import SingleValues
 
 Weighted = nn.Conv1d | nn.Conv2d | nn.ConvTranspose1d | nn.Linear
 """Layers that do nearly all of a network's arithmetic."""
@@ -99,7 +100,8 @@ def cost(network: nn.Module, sample: Sample) -> Cost:
 
 
 def _counted(network: nn.Module, x: Tensor) -> Cost:
-    # So batch norm takes one sample.
+    # So batch norm takes one sample. Without running statistics it does so within
+    # `SingleValues` alone.
     network.eval()
     activations = 0
     layers: list[LayerCost] = []
@@ -138,7 +140,7 @@ def _counted(network: nn.Module, x: Tensor) -> Cost:
             module.register_forward_hook(count)
         elif module._parameters:
             module.register_forward_pre_hook(enter)
-    with torch.no_grad():
+    with torch.no_grad(), SingleValues():
         outputs = answers(network(x)).numel()
     training = _training(layers, frozenset(names.values()))
     return Cost(training, max(1, activations), tuple(layers), outputs)
