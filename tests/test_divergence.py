@@ -50,6 +50,14 @@ def test_a_model_that_diverges_at_the_end_is_none(
     assert not (tmp_path / "run/model.npz").exists()
 
 
+def test_the_record_of_a_run_that_diverges_can_be_read(tmp_path: Path) -> None:
+    """In float64 an update is finite long after its norm has lost any meaning."""
+    words = ["--method", "fedavgm", "--server-lr", 1e35, "--precision", "fp64"]
+    common = flags(clients=3, rounds=2, epochs=1, model="mlp", out=tmp_path / "run")
+    started(*common, *words)
+    assert read_run(tmp_path / "run").rounds["update_norm"][1] > 1e30
+
+
 def test_a_lost_connection_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -476,6 +476,8 @@ def test_sampling_can_be_switched_off(
     capsys.readouterr()
     said = mistake(capsys, "run", "--telemetry", "0.01")
     assert "--telemetry 0.01: from 0.1 seconds on, or 0" in said
+    # No clock waits for so long.
+    assert "--telemetry 1e37" in mistake(capsys, "run", "--telemetry", "1e37")
 
 
 def _sampling_threads() -> list[str]:

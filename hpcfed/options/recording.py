@@ -109,6 +109,7 @@ class RecordingOptions(RunOptions):
         "seconds between samples of GPUs, cores, memory and network, which the record "
         "and the run's page show over time; 0: none",
         ge=0,
+        le=1e6,
         changes="nothing",
         beside_resume=True,
         calibration=0.0,

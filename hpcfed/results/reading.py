@@ -193,8 +193,9 @@ def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
         values = file.numbers(where, (rounds,), done)
         return values.astype(np.float64, copy=False)
     high = 1.0 if series.unit == "fraction" else MOST
-    if name == "epsilon":
-        high = inf  # a run without noise has spent this much
+    # A run without noise has spent an infinite ε, and one that diverges has any norm.
+    if name in ("epsilon", "update_norm", "update_norm_max", "clip_norm"):
+        high = inf
     return file.between(where, (rounds,), done, high=high)
 
 
