@@ -12,10 +12,11 @@ from hpcfed import cli
 from hpcfed.cli.resume import requeued
 from hpcfed.experiment.run import run
 from hpcfed.results.claim import claimed
-from hpcfed.results.folder import JOB
+from hpcfed.results.folder import CHECKPOINTS, HALF_LEARNT, JOB
 from hpcfed.results.stored import read_run
 from hpcfed.runtime.launcher import ENDED
 from hpcfed.runtime.signals import STOPPED
+from tests.halted_runs import TOKENS, StopWhileLearning, options_of
 from tests.runs import flags, mistake, started
 from tests.stopped_run import StopAfter
 
@@ -261,3 +262,20 @@ def test_a_requeued_job_needs_its_first_weights_no_more(
     record = read_run(Path("runs/slurm-7"))
     assert (record.status, record.rounds_done) == ("complete", ROUNDS)
     assert record.config["init"] == str(first)
+
+
+def test_a_job_goes_on_with_a_learning_of_its_first_round(
+    slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is no checkpoint then."""
+    out = Path("mine")
+    words = [*flags(**options_of(**TOKENS, rounds=1)), "--requeue", "--out", str(out)]
+    slurm.begin(7)
+    with pytest.raises(SystemExit) as ended:
+        run(requeued(cli.parse_run(words)), StopWhileLearning(out))
+    assert ended.value.code == STOPPED and (out / HALF_LEARNT).exists()
+    assert not (out / CHECKPOINTS).exists()
+    slurm.begin(7, restarts=1)
+    run(requeued(cli.parse_run(words)))
+    assert "learning resumed at step" in capsys.readouterr().err
+    assert read_run(out).status == "complete"

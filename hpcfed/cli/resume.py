@@ -221,7 +221,7 @@ def requeued(settings: Settings) -> Settings:
     out = config.out or RUNS / f"slurm-{job.split()[0]}"
     # Two clusters may use the same job number: `begun_by` compares the cluster, too.
     ours = was_requeued() and begun_by(out) == job
-    if ours and any(checkpoints.exist(run) or complete(run) for run in runs_of(out)):
+    if ours and any(map(_goes_on, runs_of(out))):
         # A job may overwrite what it began itself, and sends to the same trackers.
         given = {"overwrite": True}
         for name in named(package=True, from_record=False):
@@ -230,6 +230,13 @@ def requeued(settings: Settings) -> Settings:
         return resumed(out, given)
     changes = {"out": out, "overwrite": config.overwrite or ours}
     return replace(settings, config=config.model_copy(update=changes))
+
+
+def _goes_on(run: Path) -> bool:
+    """Tell whether a run need not begin anew. A server may have stopped in a learning of
+    the first round.
+    """
+    return checkpoints.exist(run) or (run / HALF_LEARNT).exists() or complete(run)
 
 
 def complete(folder: Path, rounds: Any = None) -> bool:
