@@ -748,7 +748,8 @@ def test_a_study_goes_on_without_its_reader(
         words = ["--out", tmp_path / "out", "--submit"]
         monkeypatch.setattr("subprocess.run", partial(_submitted, done))
         assert ending("study", file, *words) == 0
-    assert done[2:] == ["sbatch", "sbatch"], "the array, and the job that gathers"
+    # How large an array may be, the array, and the job that gathers.
+    assert done[2:] == ["scontrol", "sbatch", "sbatch"]
 
 
 def _submitted(done: list[str], words: list[str], **_: object) -> SimpleNamespace:

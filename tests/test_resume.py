@@ -430,7 +430,9 @@ def test_which_rounds_have_a_checkpoint(
     """
     saved: list[tuple[int, bool]] = []
 
-    def save(_setup: Any, _folder: Any, rounds: int, *_: Any, required: bool) -> None:
+    def save(
+        _setup: Any, _folder: Any, rounds: int, *_: Any, required: bool, **__: Any
+    ) -> None:
         saved.append((rounds, required))
 
     def rounds(stop: Stop | None = None, **options: Any) -> list[tuple[int, bool]]:
