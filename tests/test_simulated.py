@@ -184,6 +184,24 @@ def test_ranks_that_wait_for_each_other_are_told(scratch: Path) -> None:
     )
 
 
+def test_a_signal_ends_a_rank_that_has_not_begun(scratch: Path) -> None:
+    """As it ends a Python that has not come to its first line."""
+    begun: list[int] = []
+
+    def program(words: object) -> None:
+        begun.append(1)
+
+    machine, scheduler, _ = _cluster(scratch)
+    cluster = Cluster(scheduler, Disk(scratch), program)
+    machine.take(cluster)
+    with machine.installed():
+        job = cluster.start("job", [], ranks=2, environment=ENVIRONMENT)
+        for process in job.processes:
+            process.receive(signal.SIGINT)
+        machine.run()
+    assert job.code == 128 + signal.SIGINT and not begun and not job.told
+
+
 def test_different_collectives_are_told(scratch: Path) -> None:
     def program(words: object) -> None:
         world = machine._all_ranks(launched())

@@ -39,6 +39,8 @@ class Process:
         self.stderr = io.StringIO()
         self.handlers: dict[int, Handler] = {signal.SIGINT: signal.default_int_handler}
         self.pending: list[int] = []
+        self.begun = False
+        """Whether it has had a turn: a signal ends a Python that has not begun."""
         self.group: Any = None
         """The default process group."""
         self.code: int | None = None
@@ -62,6 +64,7 @@ class Process:
 
     def _live(self, function: Callable[[], None]) -> None:
         code: int = 0
+        self.begun = True
         try:
             function()
         except SystemExit as ending:
@@ -102,7 +105,9 @@ class Process:
             # Others may wait for what it answers.
             self.cluster.scheduler.changed()
         else:
-            handler = self.handlers.get(number, signal.SIG_DFL)
+            handler: Handler = signal.SIG_DFL
+            if self.begun:
+                handler = self.handlers.get(number, handler)
             if handler is signal.SIG_DFL:
                 self.die(-number)
             elif handler is not signal.SIG_IGN:
