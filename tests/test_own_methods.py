@@ -679,7 +679,7 @@ def test_without_a_channel_a_method_may_send_nothing(tmp_path: Path) -> None:
 
 
 def test_a_row_may_be_made_in_inference_mode(tmp_path: Path) -> None:
-    """Of such a row, torch does not count writes in place."""
+    """torch does not count writes in place to such a row."""
     path = tmp_path / "inferred.py"
     made = "import torch\n\n\ndef mean(rows):\n    with torch.inference_mode():\n"
     made += "        return rows.mean(0)\n"
