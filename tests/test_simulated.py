@@ -185,7 +185,7 @@ def test_ranks_that_wait_for_each_other_are_told(scratch: Path) -> None:
 
 
 def test_a_signal_ends_a_rank_that_has_not_begun(scratch: Path) -> None:
-    """As it ends a Python that has not come to its first line."""
+    """A Python that has not come to its first line ends so, too."""
     begun: list[int] = []
 
     def program(words: object) -> None:
